@@ -42,11 +42,14 @@ from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed, located_size, next_provable
 from rmqctl.scan.source import Source
 
+_FIRST_BLOCK = 64 << 10
 _BLOCK = 1 << 20
 _NO_TEXT = np.array([byte < 32 and byte not in b"\1\2\t\n\r" for byte in range(256)])
 _START = layout.reader(Message, "sys_flag")
 MOST_NAMED = 10_000
 """Frames that are named one by one; the others are counted."""
+_PAIR = b"\1"
+"""Between name and value of a property."""
 _SHORT_TOPIC = longest_topic(MAGIC_V1)
 _LONGEST_TOPIC = 512
 _MOST_BREAKS = 1000
@@ -58,34 +61,40 @@ class Chain:
 
     ``sure``: from this position on they are records of the log, or it is the anchor; None where
     there is no anchor. ``unsure``: (position, size) of the first frames before it, ``count`` how
-    many there are.
+    many there are. ``odd``: the end of the last frame with which a body may end, too.
     """
 
     end: int
     sure: int | None = None
     unsure: list[tuple[int, int]] = field(default_factory=list)
     count: int = 0
+    odd: int | None = None
 
 
 def follow(source: Source, start: int, origin: int, stop: int | None,
-           own_end: Callable[[int], int | None]) -> Chain:
+           own_end: Callable[[int], int | None],
+           is_end: Callable[[int], bool] | None = None) -> Chain:
     """The chain from ``start`` on, behind a damaged record at ``origin``.
 
     ``stop``: a position where a record of the log begins, beyond doubt. ``own_end``: where a
-    damaged record at a position ends, if that is beyond doubt. StoreIOError.
+    damaged record at a position ends, if that is beyond doubt. ``is_end``: whether a position
+    without a frame is an anchor; unless given, only a blank is that `closes` its file.
+    StoreIOError.
     """
     at = sure = start
     frames: list[tuple[int, int]] = []
     count = breaks = 0
-    anchored = False
+    anchored, block = False, _FIRST_BLOCK
     while True:
         if (stop is not None and at == stop) or at - origin > MAX_RECORD:
             anchored = True
             break
         if at >= source.size or (stop is not None and at > stop):
-            anchored = stop is None and at == source.size and closes(source, at)
+            anchored = stop is None and at == source.size and (
+                closes(source, at) if is_end is None else is_end(at))
             break
-        starts, ends, odd = _block(source, at)
+        starts, ends, odd = _block(source, at, block)
+        block = _BLOCK
         if len(starts):
             inside = len(starts) if stop is None else int(np.searchsorted(starts, stop))
             starts, ends, odd = starts[:inside], ends[:inside], odd[:inside]
@@ -100,19 +109,21 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
             continue
         # No frame: the file's end, or one more damaged record, of an extent beyond doubt.
         if is_blank(source, at):
-            anchored = stop is None and closes(source, at)
+            anchored = stop is None and (closes(source, at) if is_end is None else is_end(at))
             break
         behind = own_end(at) if breaks < _MOST_BREAKS else None
         if behind is None:
+            anchored = is_end is not None and is_end(at)
             break
         breaks += 1
         if _is_odd(source, at, behind):
             sure = behind
         at = behind
+    odd_end = sure if sure > start else None
     if not anchored:
-        return Chain(at, None, frames, count)
+        return Chain(at, None, frames, count, odd_end)
     unsure = [one for one in frames if one[0] < sure]
-    return Chain(at, sure, unsure, len(unsure) if count == len(frames) else count)
+    return Chain(at, sure, unsure, len(unsure) if count == len(frames) else count, odd_end)
 
 
 def closes(source: Source, at: int) -> bool:
@@ -127,7 +138,7 @@ def closes(source: Source, at: int) -> bool:
         source.base + source.size)
 
 
-def _block(source: Source, at: int) -> tuple[Array, Array, Array]:
+def _block(source: Source, at: int, block: int) -> tuple[Array, Array, Array]:
     """(start, end, whether something is odd) of frames from a position on, as many as are read.
 
     Positions of the source. None of them where no frame begins.
@@ -136,7 +147,7 @@ def _block(source: Source, at: int) -> tuple[Array, Array, Array]:
     if located_size(source, at) is None:
         return nothing
     head = source.read(at, START_SIZE)
-    raw = source.read(at, max(_BLOCK, total_size_at(head)))
+    raw = source.read(at, max(block, total_size_at(head)))
     data = np.frombuffer(raw, np.uint8)
     batch = records_from(data, source.base + at, 0, len(raw))
     if not len(batch):
@@ -236,3 +247,16 @@ def tails_of(data: bytes) -> set[int]:
         return set()
     span = np.zeros(1, np.int64), np.array([len(array)], np.int64)
     return {topic for _, place in _tails(array, *span) for topic in _topics(array, 0, place)}
+
+
+def ends_record(data: bytes) -> bool:
+    """Whether these bytes may be the last of a record: they end with a topic and properties."""
+    array = np.frombuffer(data, np.uint8)
+    if len(array) < 2 * PROPERTIES_LENGTH_SIZE:
+        return False
+    span = np.zeros(1, np.int64), np.array([len(array)], np.int64)
+    for _, place in _tails(array, *span):
+        properties = data[place + PROPERTIES_LENGTH_SIZE:]
+        if (not properties or _PAIR in properties) and _topics(array, 0, place):
+            return True
+    return False

@@ -17,7 +17,7 @@ from rmqctl.formats.local.message import (
     decode,
     is_magic,
 )
-from rmqctl.scan.extents import judge
+from rmqctl.scan.extents import closes, judge
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
 from rmqctl.scan.resync import MAX_RECORD, used_windows
 from rmqctl.scan.source import Source
@@ -35,7 +35,7 @@ def classify(source: Source, position: int) -> list[Span]:
     head = source.read(position, BLANK_SIZE)
     if len(head) == BLANK_SIZE:
         total, magic = _BLANK.unpack(head)
-        if magic == MAGIC_BLANK and total == size - position:
+        if magic == MAGIC_BLANK and total == size - position and closes(source, position):
             return [Span(BLANK, base + position, size - position)]
     search = position + 1
     if not any(head):
@@ -59,6 +59,8 @@ def _diagnose(source: Source, position: int) -> tuple[str, str]:
     if len(head) < START_SIZE:
         return "fewer bytes are left than a record head needs", "total_size"
     total, magic, physical, _ = _LOCATED.unpack_from(head)
+    if magic == MAGIC_BLANK and total == source.size - position:
+        return "a blank record, but the log goes on behind it", "magic"
     if magic == MAGIC_BLANK:
         return f"blank record says {total} bytes to the end, there are {source.size - position}", \
             "total_size"

@@ -14,13 +14,15 @@ or an entry of the index. So, from the strongest proof to none:
    that `rmqctl.scan.chains` proves. All others are left out; where their own queue does not deny
    them either they are *doubtful*, and said to be. (In a file that belongs to no store the first
    frame is taken that lies behind the end which the damaged record itself claims, or whose
-   followers reach over it: they were written over a torn record.)
+   followers reach over it: they were written over a torn record. Where it claims nothing that can
+   be, `rmqctl.scan.alone` decides.)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -42,7 +44,9 @@ from rmqctl.formats.local.message import (
     is_magic,
     variant,
 )
-from rmqctl.scan.chains import MOST_NAMED, closes, follow, tails_of
+from rmqctl.scan.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
+from rmqctl.scan.chains import MOST_NAMED, follow, tails_of
+from rmqctl.scan.chains import closes as closes_store
 from rmqctl.scan.frames import Array, Doubtful
 from rmqctl.scan.resync import (
     MAX_RECORD,
@@ -58,10 +62,10 @@ from rmqctl.scan.source import Source
 _WINDOW = 16 << 20
 _MOST_BODY = 32 << 20
 """Bytes of a body whose CRC is looked at to prove a size."""
-_LONGEST_TAIL = (1 << 15) + 1024
-_LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
+_SEEN: WeakKeyDictionary[Source, Seen] = WeakKeyDictionary()
+"""Of sources that belong to no store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +143,16 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     bound = limit if stop is None else stop
     doubtful: list[tuple[int, int]] = []
     claimed = claimed_end(source, at)
+    if source.witness is None and not at < claimed < source.size:
+        resume, _ = ahead(source).behind(at, search)
+        before = limit if resume is None else min(resume, limit)
+        return Verdict(resume, doubtful=frames_between(source, search, before))
     position = search
     while position < bound:
         candidate = next_provable(source, position, bound)
         if candidate is None:
             break
-        if candidate - at < _LEAST_HEAD and not is_blank(source, candidate):
+        if candidate - at < LEAST_HEAD and not is_blank(source, candidate):
             return Verdict(candidate)  # no body begins so near to where a record does
         if source.witness is None:  # a file by itself: what the damaged record says, no more
             frames, reaches_over = _frames_up_to(source, candidate, claimed)
@@ -155,7 +163,7 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
             position = max([candidate + 1, *(place + size for place, size in frames)])
             continue
         if is_blank(source, candidate):
-            if stop is None and closes(source, candidate):
+            if stop is None and closes_store(source, candidate):
                 return Verdict(candidate, doubtful=tuple(doubtful))
             position = candidate + 1
             continue
@@ -168,6 +176,21 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
             return Verdict(chain.sure, doubtful=tuple(doubtful))
         position = max(chain.end, candidate + 1)
     return Verdict(stop, doubtful=tuple(doubtful))
+
+
+def ahead(source: Source) -> Ahead:
+    """What lies ahead in a source that belongs to no store."""
+    known = Known(source)
+    return Ahead(source, _SEEN.setdefault(source, Seen()),
+                 lambda place: _proven_end(source, place, known))
+
+
+def closes(source: Source, at: int) -> bool:
+    """Whether the blank at a position closes its file. Behind damage in a file that belongs to no
+    store, one may lie in a body: nothing follows the true one. Elsewhere nothing is asked for.
+    """
+    seen = _SEEN.get(source) if source.witness is None else None
+    return seen is None or at >= seen.end or ahead(source).closes(at)
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
@@ -194,16 +217,18 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
         return at
     total, magic, _, physical, _ = _START.unpack_from(head)
     is_there = bool(physical == source.base + at)
-    if not MIN_SIZE <= total <= MAX_RECORD or not (is_there or is_magic(magic)):
-        return at
     version = magic if is_magic(magic) else next(iter(VERSIONS))
+    summed = extent(source, at, version) if is_there or is_magic(magic) else None
+    if not MIN_SIZE <= total <= MAX_RECORD or not (is_there or is_magic(magic)):
+        # Its size cannot be; its lengths still lead to something.
+        return at + summed if (summed is not None and is_there and is_magic(magic)
+                               and is_placed(source, at + summed)) else at
     start, length = _body(source, at, version)
-    summed = extent(source, at, version)
     if summed is not None and summed != total and is_placed(source, at + summed) and (
             not is_placed(source, at + total)):
         return at + int(summed)
     # Behind the body there is no more than a topic and properties.
-    if strict and not (is_there and 0 <= length < total - start <= length + _LONGEST_TAIL):
+    if strict and not (is_there and 0 <= length < total - start <= length + LONGEST_TAIL):
         return at
     return min(at + int(total), source.size)
 
@@ -294,13 +319,13 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
         found = {size} if size is not None and _has_topic(
             source, at + start + length, magic) else set()
         if total is not None and start + length + 3 < total <= (
-                start + length + _LONGEST_TAIL):
+                start + length + LONGEST_TAIL):
             found.add(total)
         return found
     if total is None or total > _MOST_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
-    first = max(start, total - _LONGEST_TAIL)
+    first = max(start, total - LONGEST_TAIL)
     tail = source.read(at + first, total - first)
     width = variant(0, magic).topic_length.size
     for place in sorted(tails_of(tail)):

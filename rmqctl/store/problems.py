@@ -40,12 +40,13 @@ def damage(span: Span) -> Problem:
                    span.length)
 
 
-def ambiguity(doubtful: Sequence[tuple[int, int]]) -> str:
+def ambiguity(doubtful: Sequence[tuple[int, int]],
+              why: str = "neither consumequeue nor index tells") -> str:
     """What is said of frames that may be messages or lie in a damaged message's body."""
     count = len(doubtful)
     return (f"{count} whole record{'s' if count > 1 else ''} from physical offset "
             f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or lie in the "
-            "body of a damaged one: neither consumequeue nor index tells")
+            f"body of a damaged one: {why}")
 
 
 def unread(base: int, lost: Unread) -> Problem:

@@ -121,7 +121,10 @@ def test_damaged_logs(data: st.DataObject) -> None:
            if place == start or is_head(raw, place)]
     proven = {frame for frame in expected if frame[0] != "other" and not any(
         start < frame[1] < end for start, end in own)}
-    assert proven <= set(found)
+    # What may lie in one record with the damage around it is said to be doubtful.
+    unclear = {place - BASE for batch in Walk(BytesSource(bytes(raw), BASE), chunk=chunk)
+               for span in batch.spans for place, _ in span.doubtful}
+    assert {one for one in proven if one[1] not in unclear} <= set(found)
     # Where a damaged record still tells its size, the walk goes on right behind it and may
     # find a record there which the reference, searching blindly, does not dare to believe.
     for kind, start, end in set(found) - proven:

@@ -14,11 +14,13 @@ from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.dump.fields import CHUNK, Row, Target, shown_hex
 from rmqctl.store.objects import message_object
+from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
 """Bytes searched for a first record that says where a file without a telling name begins."""
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
+_NOTHING_TELLS = "the file by itself does not tell (`rmqctl carve --embedded` shows them)"
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
@@ -83,7 +85,8 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
     position = span.offset - base
     row = {**target.place(position, number), "type": span.kind, "size": span.length}
     if span.kind == DAMAGED:
-        row["error"] = target.fault(span.reason, position, span.field)
+        also = f"; {ambiguity(span.doubtful, _NOTHING_TELLS)}" if span.doubtful else ""
+        row["error"] = target.fault(span.reason + also, position, span.field)
     if span.kind == BLANK:
         target.add_fields(row, message.Blank, target.read(position, message.BLANK_SIZE), position)
     elif span.kind == DAMAGED and target.options.hex:

@@ -1,0 +1,98 @@
+"""Logs with nothing around them, files by themselves and images: no frame of a body is given as a
+message, and no message is lost to the fear of that.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.hostile import BODIES, FILE_SIZE, PLACES, Case, Hostile, build
+from tests.adversary.writer import Layout, Writer, frame
+from tests.support.cli import run
+from tests.support.share import sample
+
+
+def alone(store: Path, folder: Path) -> list[Path]:
+    """The log's files without their store."""
+    shutil.copytree(store / "commitlog", folder)
+    return sorted(folder.iterdir())
+
+
+def dumped(files: list[Path]) -> list[dict[str, Any]]:
+    return [row for one in files for row in run("dump", one, "-o", "jsonl").jsonl()]
+
+
+def check_dump(store: Hostile, files: list[Path]) -> None:
+    rows = dumped(files)
+    given = {row["physical_offset"] for row in rows if row["type"] == "message"}
+    assert given <= {one.physical for one in store.puts}
+    assert {one.physical for one in store.intact} <= given
+
+
+@pytest.mark.parametrize(("body", "place"), sample(product(BODIES, PLACES), 9, "zeroed heads",
+                                                   always=lambda one: one == ("blank", "middle")))
+def test_nothing_is_left_of_the_head(body: str, place: str, tmp_path: Path) -> None:
+    store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
+    check_dump(store, alone(store.folder, tmp_path / "alone"))
+
+
+def test_dump_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    store = build(tmp_path / "store", Case("chain", "middle", "zeros", "nothing"))
+    rows = dumped(alone(store.folder, tmp_path / "alone"))
+    said = [row["error"]["reason"] for row in rows if row["type"] == "damaged"]
+    assert len(said) == 1
+    assert "3 whole records from physical offset" in said[0]
+    assert "carve --embedded" in said[0]
+
+
+def several(damage: str, folder: Path, *, torn: bool = False) -> Hostile:
+    """Messages of which every tenth is damaged, the others intact."""
+    writer = Writer(Layout(log_file_size=FILE_SIZE, with_queues=False, with_index=False), seed=3)
+    puts = [writer.put("orders", b"message %d " % number * 9, queue_id=number % 4,
+                       keys=f"k{number}") for number in range(90)]
+    chance, hit = random.Random(5), puts[7::10]
+    for one in hit:
+        if damage == "zeros":
+            writer.patch(one.physical, bytes(one.size))
+        elif damage == "noise":
+            writer.patch(one.physical, chance.randbytes(one.size))
+        elif damage == "body":
+            writer.flip(one.body_at, 3)
+        else:
+            writer.flip(one.physical + {"size": 2, "magic": 5, "place": 34}[damage], 2)
+    damaged = {one.physical for one in hit}
+    if torn:
+        writer.tear(puts[-1].physical + 60)
+        damaged.add(puts[-1].physical)
+    writer.write(folder)
+    return Hostile(folder, tuple(puts), hit[0], frozenset(damaged))
+
+
+@pytest.mark.parametrize("damage", ["zeros", "noise", "body", "size", "magic", "place"])
+def test_messages_between_damaged_ones_are_kept(damage: str, tmp_path: Path) -> None:
+    store = several(damage, tmp_path / "store")
+    check_dump(store, alone(store.folder, tmp_path / "alone"))
+
+
+def test_much_damage_costs_no_time_of_its_own(tmp_path: Path) -> None:
+    """Frames with other bytes between them: each is a run, and all between them damage."""
+    def seconds(count: int) -> float:
+        file = tmp_path / f"{count}" / "00000000000000000000"
+        file.parent.mkdir()
+        raw = bytearray(b"\1" * 100)
+        for number in range(count):
+            raw += b"\1" * 120 + frame("t", b"body", number).at(len(raw) + 120)
+        file.write_bytes(raw)
+        begin = time.process_time()
+        run("dump", file, "--kind", "commitlog", "-o", "jsonl").expect(0, 1)
+        return time.process_time() - begin
+
+    few, many = seconds(150), seconds(1200)
+    assert many < 24 * few + 1
