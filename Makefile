@@ -4,6 +4,7 @@
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
 # make lint    ruff and mypy
 # make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
+# make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
 # make docs    docs/reference.md and the table of docs/verify.md from the program
 # make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
 # make clean   everything made here
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-exhaustive lint kernel-asan docs bench clean
+.PHONY: help venv demo test quick test-exhaustive lint kernel-asan wheel docs bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -74,7 +75,12 @@ kernel-asan: venv
 	$(BIN)/python hatch_build.py --sanitize build/asan/rmqctl/kernel
 	cd build/asan && RMQCTL_KERNEL=compiled ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" $(abspath $(BIN))/python -m pytest \
-	  tests/kernel/test_equal.py tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)
+	  tests/kernel/test_equal.py tests/kernel/test_encode.py tests/engine_write/test_per_message.py \
+	  tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)
+
+wheel: $(VENV)/.made
+	@$(PIP) build
+	$(BIN)/python -m build --outdir dist
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py

@@ -8,7 +8,8 @@ comes before. Lengths read from a record are at most 32 bits wide and are added 
 sum of them overflows.
 """
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport (INT32_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t,
+                          uint64_t)
 
 from libc.string cimport memcpy, memset
 

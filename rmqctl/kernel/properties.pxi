@@ -265,8 +265,9 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
             stop += at
             while at < stop:
                 begin = at
-                mark = NULL if whole else <const uint8_t *>memchr(
-                    first + at, SPACE, <size_t>(stop - at))
+                mark = NULL
+                if not whole:
+                    mark = <const uint8_t *>memchr(first + at, SPACE, <size_t>(stop - at))
                 end = mark - first if mark != NULL else stop
                 hashed = <uint32_t>sharp[topic[message]]
                 if at < end:
@@ -277,7 +278,7 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
                         value = <int32_t>hashed
                         out[0, count] = message
                         # Java's abs of the least number is negative, and counts as 0.
-                        out[1, count] = 0 if value == -0x80000000 else (
+                        out[1, count] = 0 if value == INT32_MIN else (
                             -value if value < 0 else value)
                         out[2, count] = at - begin
                     count += 1

@@ -51,8 +51,34 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
 _FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/timercheck",
                "batchconsumequeue")
 MAX_QUEUE_ID = (1 << 31) - 1
+_MOST_LOOKED_AT, _MOST_NAMED = 32, 3
+"""Entries of a folder among which a store is looked for, and how many are named."""
 _INDEX_VOTERS = 3
 """Index files of a size that are asked for the shape which all of that size have."""
+
+
+def _near(root: str) -> str:
+    """Where a store lies instead: around a folder that is none, or up to two levels below it."""
+    around = os.path.normpath(os.path.join(root, os.pardir))
+    if os.path.isdir(os.path.join(around, _MARKS[0])):
+        return f"; it lies in the store {around}"
+    stores: list[str] = []
+    folders = [root]
+    for _ in range(2):
+        folders = [os.path.join(folder, name) for folder in folders[:_MOST_LOOKED_AT]
+                   for name in _names(folder)]
+        stores += [folder for folder in folders if os.path.isdir(os.path.join(folder, _MARKS[0]))]
+    if not stores:
+        return ""
+    more = f" and {len(stores) - _MOST_NAMED} more" if len(stores) > _MOST_NAMED else ""
+    return f"; did you mean {', '.join(sorted(stores)[:_MOST_NAMED])}{more}?"
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))[:_MOST_LOOKED_AT]
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +154,8 @@ class Store(Closing):
         store = cls(root, folders, sizes or Sizes())
         if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and log_layout(root, folders)[0] == "plain"):
-            raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)")
+            raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"
+                                 f"{_near(root)}")
         return store
 
     def path(self, *parts: str) -> str:

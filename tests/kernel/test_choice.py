@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -113,3 +114,12 @@ def test_it_installs_without_a_compiler_and_with_one(tmp_path: Path) -> None:
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
         assert f"-{tag}-{tag}-" in compiled.name
         assert [each for each in zipfile.ZipFile(compiled).namelist() if each.endswith(".so")]
+
+
+def test_wheels_of_other_platforms_are_tested_with_what_is_there() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert settings["environment"] == {kernel.VARIABLE: "compiled"}
+    suites = [word for word in settings["test-command"].split() if word.endswith(".py")]
+    assert suites
+    for name in (*suites, *settings["test-sources"]):
+        assert (ROOT / name).exists(), name

@@ -272,3 +272,32 @@ def test_several_fields_of_one_head(tmp_path: Path) -> None:
     writer.patch(writer.puts[13].physical + 68, struct.pack(">i", 10911 | 1 << 20))
     action, = checked(tmp_path, writer, exact=False)
     assert len(action["reason"].split("; ")) >= 3
+
+
+HOURS_AHEAD = 400 * 3600 * 1000
+
+
+def with_a_clock_set_back(folder: Path) -> tuple[Path, list[Path]]:
+    """A store whose first index file is named by a clock that went wrong before the second."""
+    store = filled(times={0: EPOCH + HOURS_AHEAD}, count=40).write(folder / "s")
+    files = sorted((store / "index").iterdir())
+    first, last = (int.from_bytes(file.read_bytes()[16:24], "big") for file in files)
+    assert first > last
+    return store, files
+
+
+def test_index_files_out_of_order_by_name_are_right(tmp_path: Path) -> None:
+    store, _ = with_a_clock_set_back(tmp_path)
+    assert categories(store, *SIZES) == set()
+    assert mended(store, *SIZES) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_of_index_files_out_of_order_the_damaged_one_is_made_anew(tmp_path: Path,
+                                                                  number: int) -> None:
+    store, files = with_a_clock_set_back(tmp_path)
+    damage = bytearray(files[number].read_bytes())
+    damage[40 + 16 * 4 + 20 + 6] ^= 1
+    files[number].write_bytes(damage)
+    assert mended(store, *SIZES)
+    assert categories(store, *SIZES) == set()

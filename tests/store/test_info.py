@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rmqctl.broker.view import view_of
+from rmqctl.errors import NotAStoreError
 from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
 from rmqctl.store.info import collect, inventory
@@ -279,3 +280,15 @@ def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [one["messages"] for one in found] == [200, 200]
     assert [one["troubles"] for one in found] == [[], []]
+
+
+def test_a_folder_that_is_no_store_says_where_one_is(tmp_path: Path) -> None:
+    (tmp_path / "copies" / "a" / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "b" / "commitlog").mkdir(parents=True)
+    (tmp_path / "b" / "notes").mkdir()
+    with pytest.raises(NotAStoreError, match=r"did you mean \S+/copies/a/store\?$"):
+        Store.open(tmp_path / "copies")
+    with pytest.raises(NotAStoreError, match=r"did you mean \S+/b\?$"):
+        Store.open(tmp_path)  # the other one lies too deep
+    with pytest.raises(NotAStoreError, match=r"it lies in the store \S+/b$"):
+        Store.open(tmp_path / "b" / "notes")

@@ -7,6 +7,7 @@ index.md §5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,16 @@ class Further:
     message: Array
     name: Array
     offset: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[Further]) -> Further:
+        """Parts in log order, not none, as one."""
+        first = np.cumsum([0, *(len(part.names) for part in parts)])
+        return cls([name for part in parts for name in part.names],
+                   np.concatenate([part.message for part in parts]),
+                   np.concatenate([part.name + number
+                                   for part, number in zip(parts, first, strict=False)]),
+                   np.concatenate([part.offset for part in parts]))
 
 
 @dataclass(slots=True)
@@ -61,6 +72,31 @@ class Derived:
 
     def __len__(self) -> int:
         return len(self.physical)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Derived]) -> Derived:
+        """Parts of one deriver in log order, not none, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        begin = np.cumsum([0, *(len(part) for part in parts)])
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in (
+            "topic", "queue_id", "queue_offset", "physical", "size", "store_timestamp", "tags",
+            "rowed")}
+        key_row = key_hash = inner = None
+        if parts[0].key_row is not None:
+            key_row = np.concatenate([
+                part.key_row + first for part, first in zip(parts, begin, strict=False)])
+            key_hash = np.concatenate([part.key_hash for part in parts])
+        if any(part.inner is not None for part in parts):
+            each = [part.inner or (part.queue_offset, np.ones(len(part), np.int64))
+                    for part in parts]
+            inner = (np.concatenate([first for first, _ in each]),
+                     np.concatenate([count for _, count in each]))
+        further = [Further(part.further.names, part.further.message + first, part.further.name,
+                           part.further.offset)
+                   for part, first in zip(parts, begin, strict=False) if part.further is not None]
+        return cls(topics=parts[-1].topics, **columns, key_row=key_row, key_hash=key_hash,
+                   further=Further.joined(further) if further else None, inner=inner)
 
 
 class Deriver:

@@ -16,6 +16,7 @@ import numpy as np
 
 from rmqctl.engine.dispatch.index import Header, header_of, name_at, next_name, write_whole
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
@@ -139,34 +140,56 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
     """The name each made file gets in the store (both oldest first), ascending, behind ``after``.
 
     A file that begins with the same message keeps its name; others take the next name of a file
-    there, or their own one, if it lies between those of their neighbours.
+    there, or their own one, if it lies between those of their neighbours. A file that is right as
+    it is keeps its name in any order: a broker names them by its clock, which may be set back.
     """
-    begins: dict[int, str] = {}
+    begins: dict[int, StoreFile] = {}
     for file in existing:
         try:
             header = header_of(file.path)
         except StoreIOError:
             continue
         if header.index_count > 1:
-            begins.setdefault(header.begin_phy_offset, file.name)
+            begins.setdefault(header.begin_phy_offset, file)
+    same = [begins.get(header_of(file.path).begin_phy_offset) for file in built]
+    ordered = _ascending(built, same, after, right_ones=False)
+    tried: list[list[str | None]] = [ordered, [None] * len(built)]
+    # The last: no room between two names, all of them by order.
+    in_any_order = _ascending(built, same, after, right_ones=True)
+    if in_any_order != ordered:
+        tried.insert(0, in_any_order)
+    for sure in tried:
+        free = sorted({file.name for file in existing} - {name for name in sure if name})
+        chosen = _fill(built, sure, free, after)
+        if chosen is not None:
+            return chosen
+    raise RefusedError("index: there are no names left for new files between those there are")
+
+
+def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
+               right_ones: bool) -> list[str | None]:
+    """The names of the files that begin with the ``same`` messages, where they ascend; with
+    ``right_ones`` of those with the same content in any order.
+    """
     sure: list[str | None] = []
     low = after
-    for file in built:
-        name = begins.get(header_of(file.path).begin_phy_offset)
-        sure.append(name if name is not None and name > low else None)
-        low = sure[-1] or low
-    free = sorted({file.name for file in existing} - {name for name in sure if name})
-    chosen = _fill(built, sure, free, after)
-    if chosen is None:  # no room between two names: all of them by order
-        chosen = _fill(built, [None] * len(built), sorted(file.name for file in existing), after)
-    if chosen is None:
-        raise RefusedError("index: there are no names left for new files between those there are")
-    return chosen
+    for file, old in zip(built, same, strict=True):
+        name = None if old is None else old.name
+        if name is not None and name <= low and not (
+                right_ones and old is not None and same_content(file.path, old.path)):
+            name = None
+        sure.append(name)
+        low = name or low
+    return sure
 
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
+    """``sure`` with a name between those of its neighbours for each file that has none; None where
+    there is no room for one.
+    """
     out: list[str] = []
+    taken = {name for name in sure if name}
     low = after
     for number, file in enumerate(built):
         name = sure[number]
@@ -174,10 +197,11 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
             high = next((later for later in sure[number:] if later), None)
             place = bisect_right(free, low)
             choices = [*free[place:place + 1], _own(file), next_name(low)]
-            name = next((each for each in choices
-                         if each > low and (high is None or each < high)), None)
+            name = next((each for each in choices if each > low and each not in taken
+                         and (high is None or each < high)), None)
             if name is None:
                 return None
+            taken.add(name)
         out.append(name)
         low = name
     return out

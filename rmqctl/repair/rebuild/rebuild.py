@@ -29,6 +29,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
+from rmqctl.engine.dispatch.derive import Derived
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
@@ -44,6 +45,7 @@ from rmqctl.repair.rebuild.derived_range import (
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import DERIVED, Scratch
+from rmqctl.scan import malloc_tuning
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Span
 from rmqctl.scan.overlay import LogPart
@@ -54,6 +56,7 @@ from rmqctl.store.log import ranges
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MOST_PENDING = 1 << 25
+_LONGER = 4
 SAVE_EVERY = 5.0
 """Seconds after which a run that is killed has to be done again, at most."""
 NAME = "rebuild.json"
@@ -200,6 +203,7 @@ class _Job:
 
     def run(self, jobs: int, progress: Callable[[int], None] | None,
             save_every: float) -> Rebuilt:
+        malloc_tuning.keep_freed_memory()
         # Begin, or go on where an interrupted run stopped.
         reached = self._state.load()
         if reached is None:
@@ -254,7 +258,8 @@ class _Job:
             with contextlib.closing(self._results(reached.done, jobs)) as results:
                 for part, part_range in results:
                     complete = False
-                    for derived in part_range.derived:
+                    if part_range.derived:
+                        derived = Derived.joined(part_range.derived)
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
                     reached.append(part_range)
@@ -279,7 +284,9 @@ class _Job:
 
     def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
-        parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
+        # Rows of many messages make long writes; results of threads lie in memory, many at a time.
+        size = derived_range.RANGE_SIZE * (_LONGER if jobs <= 1 else 1)
+        parts = ranges.split(self._parts, size, done, self._log_end)
         return ranges.in_order(work, parts, jobs)
 
 
