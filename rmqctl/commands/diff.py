@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import LayoutOptions, Out, complete_folders
 from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
@@ -175,7 +175,7 @@ def _next(run: Diff) -> str | None:
     said = run.summary
     suspect = max(("b", "a"), key=lambda name: (
         said[name]["damaged_spans"], said[f"missing_in_{name}"]))
-    return f"rmqctl verify {shlex.quote(said[suspect]['store'])}"
+    return typed.other("verify", said[suspect]["store"], second=suspect == "b")
 
 
 def _config(counts: dict[str, Any]) -> str:

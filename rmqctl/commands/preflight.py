@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
@@ -73,8 +73,8 @@ def _next(prediction: Prediction, root: str) -> str | None:
     done.
     """
     if prediction.not_judged:  # `recover` plans nothing for such a store
-        return f"rmqctl verify {shlex.quote(root)}"
-    return None if prediction.harmless else f"rmqctl recover {shlex.quote(root)}"
+        return typed.other("verify", root)
+    return None if prediction.harmless else typed.other("recover", root)
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmqctl.commands.app import typed
 from tests.conftest import GoldenFolder, Runner
 
 DAMAGED = "5.3.3/crash-crc/before"
@@ -63,6 +65,49 @@ def test_what_says_how_to_read_the_store_stays(damaged: Path, rmqctl: Runner,
     assert applied["next"] == (f"rmqctl verify {damaged} --broker-conf={conf} "
                                "--commitlog-file-size 32KiB")
     rmqctl(*shlex.split(applied["next"])[1:]).expect(0)
+
+
+@pytest.mark.parametrize("command", ["verify", "preflight", "diff"])
+def test_so_it_does_after_a_verdict(command: str, damaged: Path, golden: GoldenFolder,
+                                    rmqctl: Runner, tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("enableLmq=false\n")
+    elsewhere = tmp_path / "log"
+    shutil.move(damaged / "commitlog", elsewhere)
+    if command == "diff":
+        stores = (golden(DAMAGED.replace("/before", "/after")), damaged)
+        typed = ("--commitlog-dir", "commitlog", "--commitlog-dir-b", str(elsewhere))
+    else:
+        stores, typed = (damaged,), ("--commitlog-dir", str(elsewhere))
+    said = rmqctl(command, *stores, *typed, f"--broker-conf={conf}", "-o", "json").expect(1).json()
+    following = shlex.split(said["next"])
+    assert following[-3:] == ["--commitlog-dir", str(elsewhere), f"--broker-conf={conf}"]
+    rmqctl(*following[1:]).expect(1)
+    page = rmqctl(command, *stores, *typed, f"--broker-conf={conf}").out
+    assert said["next"] in page
+    for finding in said.get("findings", ())[:3]:
+        if finding["next"]:
+            rmqctl(*shlex.split(finding["next"])[1:])
+
+
+def test_only_options_that_the_next_command_has(damaged: Path, rmqctl: Runner) -> None:
+    said = rmqctl("verify", damaged, "--index-slots", "16", "--index-max", "64", "-o",
+                  "json").json()
+    looks = [finding["next"] for finding in said["findings"] if finding["next"]]
+    for command in set(looks):
+        assert ("--index-max" in command) == (" dump " not in command)
+        assert "--index-slots 16" in command
+        assert rmqctl(*shlex.split(command)[1:]).code != 2, command
+
+
+def test_what_a_tier_needs_stays() -> None:
+    with_typed = typed.words.set(("tiered", "verify", "T", "--metadata", "m", "--broker=b"))
+    try:
+        assert typed.completed("rmqctl tiered recover T") == (
+            "rmqctl tiered recover T --metadata m --broker=b")
+        assert typed.completed("rmqctl recover S") == "rmqctl recover S"
+    finally:
+        typed.words.reset(with_typed)
 
 
 def test_a_broker_that_does_not_start_leaves_salvage(damaged: Path, rmqctl: Runner) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
@@ -82,9 +83,12 @@ def _show(out: Output, judged: list[Judged]) -> None:
         elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
             more = store.verdict.total - len(store.verdict.findings)
             out.warn(f"{store.root}: {more} more findings are counted, not listed (--max-findings)")
-    out.listing(
-        document(judged), lambda page: _page(page, judged), columns=("store", *COLUMNS),
-        rows=(row for store in judged for row in store.findings()))
+    verdicts = document(judged)
+    for row in (*verdicts["findings"], *verdicts["stores"]):
+        if "next" in row:
+            row["next"] = typed.completed(row["next"])
+    out.listing(verdicts, lambda page: _page(page, judged), columns=("store", *COLUMNS),
+                rows=verdicts["findings"])
 
 
 def _reason(store: Judged) -> str:
@@ -117,4 +121,4 @@ def _page(page: Human, judged: list[Judged]) -> None:
     bad = [store.root for store in judged if store.verdict is not None and not store.verdict.ok]
     if bad:
         page.heading("What next")
-        page.text("\n".join(f"rmqctl verify {root}" for root in bad[:6]))
+        page.text("\n".join(typed.other("verify", root) for root in bad[:6]))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmqctl.commands.app import typed
 from rmqctl.errors import NotAStoreError, UsageError
 
 if TYPE_CHECKING:
@@ -46,10 +47,17 @@ def show(out: Output, verdict: Verdict[C],
     if verdict.total > len(verdict.findings):
         out.warn(f"{verdict.total - len(verdict.findings)} more findings are counted, not listed "
                  "(--max-findings)")
-    document = verdict.as_dict()
+    document = completed(verdict.as_dict())
     rows = document["findings"]
     out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,
                 columns=COLUMNS)
+
+
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a verdict, whose commands read the store as this one was told to."""
+    for row in (document, *document["findings"]):
+        row["next"] = typed.completed(row["next"])
+    return document
 
 
 def show_page(page: Human, verdict: Verdict[C],
@@ -72,7 +80,7 @@ def show_page(page: Human, verdict: Verdict[C],
                    styles={"severity": _STYLES.get})
         if verdict.next:
             page.heading("What next")
-            page.text(verdict.next)
+            page.text(typed.completed(verdict.next) or "")
     page.heading("Coverage")
     page.pairs({**covered(verdict),
                 "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
