@@ -190,12 +190,12 @@ def learn(const uint8_t[::1] known, const int64_t[::1] start, const int64_t[::1]
 def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
            const uint8_t[::1] known, const int64_t[::1] known_start,
            const int64_t[::1] known_length, const int32_t[::1] cells, Py_ssize_t number,
-           int64_t[::1] out):
+           int64_t missing, int64_t[::1] out):
     """The numbers of the texts data[start:start + length], from a given one on, into ``out``.
 
-    They are the places among the known texts, whose table `learn` has filled. Ends before the first
-    text that is not known, and gives its number (else how many texts there are). IndexError where
-    a text is not inside of data.
+    They are the places among the known texts, whose table `learn` has filled. Any other text is
+    ``missing``, or if that is negative ends it: gives the number of the text before which it has
+    ended, else how many texts there are. IndexError where a text is not inside of data.
     """
     cdef int64_t size = data.shape[0], known_size = known.shape[0], mask = cells.shape[0] - 1
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -222,9 +222,9 @@ def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
                         break
                 place = -1
                 cell = (cell + 1) & <uint64_t>mask
-            if place < 0:
+            if place < 0 and missing < 0:
                 break
-            out[number] = place
+            out[number] = place if place >= 0 else missing
             number += 1
     return number
 

@@ -14,7 +14,16 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1
 from rmqctl.scan.frames import Array, Batch, gather, shape
-from rmqctl.scan.text import Dictionary, KnownTexts, Properties, Texts, hashes, split, topics
+from rmqctl.scan.text import (
+    Dictionary,
+    FixedTexts,
+    KnownTexts,
+    Properties,
+    Texts,
+    hashes,
+    split,
+    topics,
+)
 
 OTHER = "(other)"
 """The key of all groups that are not kept apart."""
@@ -39,6 +48,11 @@ class Keys:
         self._numbers: dict[Hashable, int] = {key: number for number, key in enumerate(self.found)}
         self._open = only is None
         self._known = KnownTexts()
+        self._fixed: FixedTexts | None = None
+        if only is not None:
+            texts = {number: key for number, key in enumerate(only) if isinstance(key, bytes)}
+            self._fixed = FixedTexts(list(texts.values()))
+            self._numbers_of_fixed = np.array([*texts, len(only)], np.int64)
 
     def number(self, key: Key) -> int:
         known = self._numbers.get(key)
@@ -66,6 +80,10 @@ class Keys:
 
     def of_texts(self, texts: Texts) -> Array:
         """The number of each text, which is its own key."""
+        if self._fixed is not None:
+            places = self._fixed.encode(texts, len(self._numbers_of_fixed) - 1)
+            numbers: Array = self._numbers_of_fixed[places]
+            return numbers
         return self._known.encode(texts, self.number)
 
 

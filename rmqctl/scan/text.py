@@ -372,7 +372,7 @@ class KnownTexts:
         assert kernel is not None
         columns = contiguous(texts.start, texts.length)
         places: Array = np.empty(len(texts), np.int64)
-        row = kernel.lookup(texts.data, *columns, *self._table, 0, places)
+        row = kernel.lookup(texts.data, *columns, *self._table, 0, -1, places)
         while row < len(texts):
             # New texts get their numbers in the order in which they appear.
             known = set(self._texts)
@@ -384,7 +384,7 @@ class KnownTexts:
             self._texts += new
             self._numbers = np.append(self._numbers, np.array([*map(number, new)], np.int64))
             self._table = _table(self._texts)
-            row = kernel.lookup(texts.data, *columns, *self._table, row, places)
+            row = kernel.lookup(texts.data, *columns, *self._table, row, -1, places)
         return self._numbers[places]
 
     def _place(self, code: Array) -> Array:
@@ -401,6 +401,32 @@ class KnownTexts:
         self._numbers = np.concatenate([self._numbers, numbers])[order]
         self._lengths = np.concatenate([self._lengths, texts.length])[order]
         self._words = np.concatenate([self._words, rows])[order]
+
+
+class FixedTexts:
+    """The places of texts in a list that does not grow; ``missing`` for all that are not there."""
+
+    def __init__(self, known: Sequence[bytes]) -> None:
+        self._known = list(known)
+        self._table: tuple[Array, ...] | None = None
+        self._places: dict[bytes, int] = {}
+
+    def __reduce__(self) -> Any:
+        return FixedTexts, (self._known,)
+
+    def encode(self, texts: Texts, missing: int) -> Array:
+        """The place of each text (int64)."""
+        kernel = active()
+        if kernel is None:
+            if not self._places:
+                self._places = {raw: place for place, raw in enumerate(self._known)}
+            return np.array([self._places.get(raw, missing) for raw in texts.tolist()], np.int64)
+        if self._table is None:
+            self._table = _table(self._known)
+        places: Array = np.empty(len(texts), np.int64)
+        kernel.lookup(texts.data, *contiguous(texts.start, texts.length), *self._table, 0, missing,
+                      places)
+        return places
 
 
 def _table(known: Sequence[bytes]) -> tuple[Array, ...]:

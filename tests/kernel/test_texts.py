@@ -105,7 +105,9 @@ def test_numbers_of_recurring_texts(seed: int) -> None:
 
         def numbered(batches: Sequence[text.Texts] = batches) -> Any:
             known = text.Dictionary()
-            return [known.encode(batch).tolist() for batch in batches], known.texts
+            numbers = [known.encode(batch).tolist() for batch in batches]
+            fixed = text.FixedTexts(known.texts[::2])
+            return numbers, known.texts, [fixed.encode(batch, 99).tolist() for batch in batches]
 
         first, second = on_both(numbered)
         assert first == second, (seed, number)
