@@ -50,9 +50,10 @@ class Keys:
         self._known = KnownTexts()
         self._fixed: FixedTexts | None = None
         if only is not None:
-            texts = {number: key for number, key in enumerate(only) if isinstance(key, bytes)}
+            texts = {number: key for number, key in enumerate(self.found[:-1])
+                     if isinstance(key, bytes)}
             self._fixed = FixedTexts(list(texts.values()))
-            self._numbers_of_fixed = np.array([*texts, len(only)], np.int64)
+            self._numbers_of_fixed = np.array([*texts, len(self.found) - 1], np.int64)
 
     def number(self, key: Key) -> int:
         known = self._numbers.get(key)
