@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": LIBRARY | {"kernel", "files", "broker"},
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "checks", "engine"},
-    "tiered": LIBRARY | {"files", "broker", "checks", "engine", "repair"},
+    "tiered": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair"},
     "pipeline": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
     "commands": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered", "pipeline",

@@ -14,6 +14,7 @@ from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import consume_queue, index_file, message
 from rmqctl.formats.local.message import Message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.formats.tiered import index as tier_index
 
 PXI = Path(__file__).with_name("layout.pxi")
 
@@ -41,7 +42,8 @@ def values() -> dict[str, int]:
         "INDEX_HEADER_SIZE": index_file.HEADER.size,
     }
     units: dict[str, Fixed[Any]] = {
-        "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT}
+        "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT,
+        "ITEM": tier_index.ITEM, "COMPACTED_ITEM": tier_index.COMPACTED_ITEM}
     for prefix, unit in units.items():
         found[f"{prefix}_SIZE"] = unit.size
         found |= {f"{prefix}_{name.upper()}_AT": unit.field(name).offset

@@ -218,3 +218,104 @@ def link_entries(const int64_t[::1] key_hash, const int64_t[::1] key_row,
             write_u32(entry + ENTRY_PREVIOUS_AT, <uint32_t>previous)
             count += 1
     return fresh
+
+
+# -- index files of a tier (tiered.md §5.2 and §5.3) ----------------------------------------------
+# A pair is the slot of an item and, in the 32 bits below it, its depth there: 1 for the oldest.
+
+
+def chain_pairs(const uint8_t[::1] items, int64_t number, int64_t slots, int64_t[::1] pair):
+    """The pairs of the items of an open file from one with this number on, into pair[number:].
+
+    By their links, of items whose predecessors have theirs. Gives whether each link leads to an
+    older item of the same slot, or to none.
+    """
+    cdef Py_ssize_t row, count = items.shape[0] // ITEM_SIZE
+    cdef const uint8_t *item
+    cdef int64_t previous, slot, before
+    cdef uint32_t next_link
+    cdef bint sound = 0 < slots <= 0x7FFFFFFF
+    if number < 1 or number > pair.shape[0] or count > pair.shape[0] - number:
+        raise ValueError("columns have another shape")
+    with nogil:
+        for row in range(count if sound else 0):
+            item = &items[row * ITEM_SIZE]  # below a count of whole ones
+            if row + AHEAD < count:
+                next_link = read_u32(item + AHEAD * ITEM_SIZE + ITEM_PREVIOUS_AT)
+                if next_link < <uint64_t>pair.shape[0]:
+                    rmqctl_soon(&pair[next_link])
+            previous = read_i32(item + ITEM_PREVIOUS_AT)
+            slot = read_i32(item + ITEM_KEY_HASH_AT) % slots
+            if slot < 0:
+                slot += slots
+            if previous < 0 or previous >= number + row:
+                sound = False
+                break
+            before = pair[previous] if previous else slot << 32
+            if before >> 32 != slot:
+                sound = False
+                break
+            pair[number + row] = before + 1
+    return sound
+
+
+def chain_counts(const int32_t[::1] heads, const int64_t[::1] pair, int32_t[::1] counts):
+    """The items of each slot, from the newest one of each (0: none) and the pairs by number.
+
+    Gives whether the slots lead to chains that are theirs and have, taken together, all items.
+    """
+    cdef Py_ssize_t slot
+    cdef int64_t total = 0, newest
+    cdef bint sound = True
+    if not pair.shape[0]:
+        raise ValueError("columns have another shape")
+    with nogil:
+        for slot in range(heads.shape[0]):
+            if slot + AHEAD < heads.shape[0] and 0 <= heads[slot + AHEAD] < pair.shape[0]:
+                rmqctl_soon(&pair[heads[slot + AHEAD]])
+            counts[slot] = 0
+            if not heads[slot]:
+                continue
+            if heads[slot] < 0 or heads[slot] >= pair.shape[0]:
+                sound = False
+                break
+            newest = pair[heads[slot]]
+            if newest >> 32 != slot:
+                sound = False
+                break
+            counts[slot] = <int32_t>(newest & 0x7FFFFFFF)
+            total += counts[slot]
+    return sound and total == pair.shape[0] - 1
+
+
+def item_places(const int64_t[::1] pair, const int32_t[::1] ends, int32_t[::1] place):
+    """The place of each item where those of a slot end before ``ends``: the newest comes first."""
+    cdef Py_ssize_t row, slot
+    with nogil:
+        for row in range(pair.shape[0]):
+            if row + AHEAD < pair.shape[0] and 0 <= pair[row + AHEAD] >> 32 < ends.shape[0]:
+                rmqctl_soon(&ends[pair[row + AHEAD] >> 32])
+            slot = pair[row] >> 32
+            place[row] = <int32_t>(ends[slot] - (pair[row] & 0x7FFFFFFF))
+
+
+def place_items(const uint8_t[::1] items, const int32_t[::1] place, int64_t begin,
+                uint8_t[::1] out):
+    """Puts items of an open file, without their links, where they belong: the one with the place
+    ``begin`` at the start of ``out``. Those that lie elsewhere are left out.
+    """
+    cdef Py_ssize_t row
+    cdef int64_t room = out.shape[0] // COMPACTED_ITEM_SIZE, to
+    cdef uint8_t *first = &out[0] if room else NULL
+    if items.shape[0] // ITEM_SIZE != place.shape[0]:
+        raise ValueError("columns have another shape")
+    with nogil:
+        for row in range(place.shape[0]):
+            if row + AHEAD < place.shape[0]:
+                to = place[row + AHEAD] - begin
+                if 0 <= to < room:
+                    rmqctl_soon(first + to * COMPACTED_ITEM_SIZE)
+            to = place[row] - begin
+            if 0 <= to < room:  # the range test for the copy; the items are as many as places
+                memcpy(first + to * COMPACTED_ITEM_SIZE, &items[row * ITEM_SIZE],
+                       COMPACTED_ITEM_SIZE)

@@ -18,8 +18,11 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, Record, build, size_of
 from rmqctl.kernel import active
 from rmqctl.scan.frames import records_from
+from rmqctl.tiered.index import compacted_form, index_file
+from rmqctl.tiered.index.index_file import IndexFile
 from tests.kernel.test_equal import on_both, rounds
 from tests.support.kernels import compiled_only, using
+from tests.tiered.test_compact_form import damaged, file_of, model, written
 
 pytestmark = compiled_only
 
@@ -169,6 +172,31 @@ def test_rows_and_entries(seed: int, tmp_path: Path) -> None:
     assert rolled > 5
 
 
+def rearranged(file: IndexFile) -> Any:
+    """The rearranged form and how it was come by."""
+    compacted = compacted_form.compact(file)
+    return compacted.sound, compacted.items, written(compacted)
+
+
+def test_index_files_of_a_tier(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(seed)
+    sound = 0
+    for number in rounds()[:len(rounds()) // 10]:
+        monkeypatch.setattr(compacted_form, "PART_ITEMS", source.choice((1 << 24, 7)))
+        monkeypatch.setattr(index_file, "BLOCK_ITEMS", source.choice((1 << 16, 5, 40)))
+        slots, most = source.randrange(1, 20), source.randrange(4, 200)
+        made = model(source, slots, most, source.randrange(1, most), source.choice((1 << 31, 20)))
+        if source.random() < 0.6:
+            made.data[:] = damaged(source, made)
+        if source.random() < 0.3:
+            made.data[28 + 8 * slots + source.randrange(32 * most)] = source.randrange(256)
+        file = file_of(bytes(made.data), slots, most)
+        first, second = on_both(lambda file=file: rearranged(file))
+        assert first == second, (seed, number)
+        sound += first[0]
+    assert 10 < sound < 90
+
+
 def test_what_is_given_to_the_kernel_is_tested() -> None:
     with using("compiled"):
         kernel = active()
@@ -203,6 +231,21 @@ def test_what_is_given_to_the_kernel_is_tested() -> None:
     for row, dirty in ((1, 1), (-1, 1), (0, 0)):
         with pytest.raises(IndexError):
             linked(row=row, dirty=dirty)
+    items, pair = np.zeros(64, np.uint8), np.zeros(3, np.int64)
+    assert kernel.chain_pairs(items, 1, 5, pair)
+    assert kernel.chain_counts(np.array([2], np.int32), pair, np.zeros(1, np.int32)) == 0
+    for first in (0, 2, 4, -1, 1 << 62):
+        with pytest.raises(ValueError, match="shape"):
+            kernel.chain_pairs(items, first, 5, pair)
+    with pytest.raises(ValueError, match="shape"):
+        kernel.place_items(items, np.zeros(1, np.int32), 0, np.empty(28, np.uint8))
+    out = np.full(29, 7, np.uint8)
+    for at in (-(1 << 31), -1, 1, (1 << 31) - 1):
+        kernel.place_items(items, np.full(2, at, np.int32), 0, out)
+    assert (out == 7).all()
+    with pytest.raises(IndexError):
+        kernel.item_places(np.array([-1], np.int64), np.zeros(2, np.int32), np.zeros(1, np.int32))
+
     def led(start: int = 0, length: int = 7, topic: int = 0, name: bytes = b"KEYS\x01") -> Any:
         data = np.frombuffer(b"KEYS\x01ab" + bytes(1 << 16), np.uint8)
         names = [np.frombuffer(raw, np.uint8) for raw in (b"T\x01", b"U\x01", name, b"I_")]

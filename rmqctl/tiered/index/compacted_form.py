@@ -26,6 +26,7 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.files import durable
 from rmqctl.files.odirect import DirectWriter
 from rmqctl.formats.tiered import index as fmt
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile, examine
@@ -163,13 +164,17 @@ def _counted_items(file: IndexFile, place: Array, items: int) -> Iterator[memory
         def put(number: int, block: Array, part: Array = part, start: int = start,
                 end: int = end) -> None:
             to = place[number - 1:number - 1 + len(block)]
+            kernel = active()
+            if kernel is not None:
+                kernel.place_items(block.view(np.uint8), to, start, part.view(np.uint8))
+                return
             short_items = _shortened(block)
             if start or end < items:
                 inside = (to >= start) & (to < end)
                 to, short_items = to[inside], short_items[inside]
             part[to - start if start else to] = short_items
 
-        # No two items have one place, and numpy copies without holding the interpreter's lock.
+        # No two items have one place, and they are copied without holding the interpreter's lock.
         with ThreadPoolExecutor(_THREADS) as pool:
             under_way: deque[Future[None]] = deque()
             for number, block in blocks_of(file):
@@ -238,6 +243,13 @@ def proven(file: IndexFile, heads: Array) -> tuple[Array, Array] | None:
     """
     slots, count = file.shape.slots, file.items
     pair: Array = np.zeros(count + 1, np.int64)
+    kernel = active()
+    if kernel is not None:
+        if not all(kernel.chain_pairs(items.view(np.uint8), number, slots, pair)
+                   for number, items in blocks_of(file)):
+            return None
+        lengths: Array = np.empty(slots, np.int32)
+        return (lengths, pair[1:]) if kernel.chain_counts(heads, pair, lengths) else None
     for number, items in blocks_of(file):
         previous = items["previous"].astype(np.intp)
         end = number + len(items)
@@ -299,6 +311,10 @@ def places(counts: Array, pair: Array) -> Array:
     """The place of each item in the result (int32): in its slot the newest comes first."""
     end = np.cumsum(counts, dtype=np.int32)
     place: Array = np.empty(len(pair), np.int32)
+    kernel = active()
+    if kernel is not None:
+        kernel.item_places(pair, end, place)
+        return place
     for first in range(0, len(pair), AT_ONCE):
         some = pair[first:first + AT_ONCE]
         place[first:first + len(some)] = end[some >> _PAIR] - (some & _DEPTH)
