@@ -28,10 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "checks", "engine"},
     "tiered": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair"},
-    "pipeline": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered"},
+    "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
-    "commands": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered", "pipeline",
-                           "output"},
+    "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",
+                           "pipeline", "output"},
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }

@@ -7,17 +7,28 @@ both give the same answers. What is to be compiled is `compiled.pyx`.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from rmqctl.errors import UnsupportedError, UsageError
 
+if TYPE_CHECKING:
+    import zipfile
+
 VARIABLE = "RMQCTL_KERNEL"
 """Environment variable: ``python`` leaves the compiled kernel alone, ``compiled`` demands it."""
 _CHOICES = ("", "python", "compiled")
+
+_ARCHIVE = Path(__file__).parents[2]
+if _ARCHIVE.is_file():
+    # The package as Spark's workers get it. Nothing compiled is loaded from an archive; one for
+    # this Python and platform may lie beside it, as it was sent, or in an installation.
+    __path__ += [str(_ARCHIVE.parent), *(os.path.join(at, "rmqctl", "kernel") for at in sys.path)]
 
 
 @cache
@@ -52,21 +63,30 @@ def chosen() -> ModuleType | None:
         return None
 
 
-def source_digest(folder: Path) -> int:
+def source_digest(folder: Path | zipfile.Path) -> int:
     """A number for the kernel's source, which the compiled module remembers."""
     return crc32(b"".join(source.read_bytes() for source in sources(folder)))
 
 
-def sources(folder: Path) -> list[Path]:
+def sources(folder: Path | zipfile.Path) -> list[Path | zipfile.Path]:
     """The files that the kernel is compiled from."""
-    return sorted((*folder.glob("*.pyx"), *folder.glob("*.pxi")))
+    return sorted((file for file in folder.iterdir() if file.name.endswith((".pyx", ".pxi"))),
+                  key=lambda file: file.name)
+
+
+def _folder() -> Path | zipfile.Path:
+    if not _ARCHIVE.is_file():
+        return Path(__file__).parent
+    import zipfile
+
+    return zipfile.Path(str(_ARCHIVE), "rmqctl/kernel/")
 
 
 def _compiled() -> ModuleType:
     """UnsupportedError where there is no compiled module, or it was made from another source."""
     try:
         module = import_module("rmqctl.kernel.compiled")
-        is_current = module.SOURCE == source_digest(Path(__file__).parent)
+        is_current = module.SOURCE == source_digest(_folder())
     except (ImportError, OSError) as exc:
         raise UnsupportedError(
             f"{VARIABLE}=compiled, but this installation has no compiled kernel ({exc}): "

@@ -2,7 +2,7 @@
 
 One Spark task for each task; a result is one pickled value, which the Java side passes on without
 looking at it. The function and the tasks are sent once (broadcast). Spark tries a task again that
-failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same kernel and the
+failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same work in the
 same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer to start.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmqctl import kernel
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.pipeline.session import log_of
 
@@ -45,12 +46,14 @@ class SparkPool:
     """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
     ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
+    ``kernels``: those that tasks were worked on with so far (`rmqctl.kernel.name`).
     """
 
     def __init__(self, spark: SparkSession, jobs: int | None = None,
                  watch: Watch | None = None) -> None:
         self.spark, self.watch = spark, watch
         self.jobs = jobs or max(1, spark.sparkContext.defaultParallelism)
+        self.kernels: set[str] = set()
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """See `Pool.run`. Interrupted, the Spark job is cancelled."""
@@ -58,7 +61,8 @@ class SparkPool:
         if not known:
             return
         for task, pickled in zip(known, self._results(work, known), strict=True):
-            value = pickle.loads(pickled)  # noqa: S301  # it comes from this program's workers
+            used, value = pickle.loads(pickled)  # noqa: S301  # from this program's workers
+            self.kernels.add(used)
             if isinstance(value, _Failed):
                 raise value.error
             yield task, value
@@ -119,7 +123,7 @@ class _Failed:
 
 
 class _Worker:
-    """What runs on an executor: the number of a task in, its pickled result out.
+    """What runs on an executor: the number of a task in, pickled its kernel and result out.
 
     Relative paths mean there what they mean at the driver, if its folder is there, too.
     """
@@ -130,14 +134,16 @@ class _Worker:
     def __call__(self, number: int) -> bytes:
         work, tasks = self._sent.value
         do, task = pickle.loads(work), pickle.loads(tasks[number])  # noqa: S301
+        used = ""
         with ExitStack() as held:
             with suppress(OSError):
                 held.enter_context(chdir(self._folder))
             try:
+                used = kernel.name()  # demanded and missing, it is an error of the task
                 answer = do(task)
             except RmqctlError as error:
                 answer = _Failed(error)
-        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
 
 
 def failure(error: BaseException, log: str | None) -> BaseException:

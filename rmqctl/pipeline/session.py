@@ -1,8 +1,8 @@
 """A quiet Spark session: on this machine, or on a cluster that is there already.
 
 Spark's own words go into a file, which is named when something fails and removed when all is
-well. Workers get the package (``rmqctl``) from the driver; what it needs (numpy, pyarrow, isal,
-construct) has to be installed for the Python that runs them.
+well. Workers get the package (``rmqctl``) and its kernel from the driver; what it needs (numpy,
+pyarrow, isal, construct) has to be installed for the Python that runs them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmqctl import kernel
 from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError, require
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _COMPANION = "pyspark_rocketmq"
+_SOURCES = (".py", ".pyx", ".pxi")
 _TRIES = 4
 """Times a task is tried, on one machine as on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
@@ -83,6 +85,9 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
                            name, held)
             if workers is None:
                 spark.sparkContext.addPyFile(package_zip(folder))
+                module = kernel.chosen()
+                if module is not None:  # beside the archive, from which it cannot be loaded
+                    spark.sparkContext.addFile(str(module.__file__))
             spark.rmqctl_log = file  # type: ignore[attr-defined]  # for whoever reports a failure
             yield spark
         except BaseException as error:
@@ -116,12 +121,16 @@ def log_of(spark: Any) -> str | None:
 
 
 def package_zip(folder: str) -> str:
-    """This package as one archive, for workers which have not installed it."""
+    """This package as one archive, for workers which have not installed it.
+
+    With the source of the kernel, by which a compiled one is known to be of this package.
+    """
     target = os.path.join(folder, "rmqctl.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for top in (PACKAGE, PACKAGE.parent / _COMPANION):
-            for file in sorted(top.rglob("*.py")):
-                archive.write(file, file.relative_to(PACKAGE.parent))
+            for file in sorted(top.rglob("*")):
+                if file.suffix in _SOURCES:
+                    archive.write(file, file.relative_to(PACKAGE.parent))
     return target
 
 
@@ -147,6 +156,8 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.task.maxFailures": str(_TRIES),
     }
+    if kernel.VARIABLE in os.environ:
+        settings[f"spark.executorEnv.{kernel.VARIABLE}"] = os.environ[kernel.VARIABLE]
     if workers is not None:
         # The work is done in Python: a small heap and a compiler that starts fast are enough.
         java += " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:NewRatio=1 -Xss4m"

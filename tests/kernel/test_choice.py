@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 from rmqctl import kernel
 from rmqctl.errors import UnsupportedError, UsageError
 from rmqctl.kernel import constants
+from rmqctl.pipeline.session import package_zip
 from tests.support.kernels import compiled_only, using
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +94,42 @@ def test_both_builds_give_the_same_answers_to_commands(rmqctl_process, golden) -
         first, second = (rmqctl_process(*command, env={"RMQCTL_KERNEL": each})
                          for each in ("python", ""))
         assert (first.code, first.out) == (second.code, second.out), command
+
+
+def kernel_of(archive: Path, *more: Path) -> str:
+    """Which kernel the package in an archive has, as a worker of Spark's would load it."""
+    places = [f"./{archive.name}", *map(str, more)]
+    words = (f"import os, sys; sys.path[:0] = {places!r}; import rmqctl; os.chdir('/'); "
+             "from rmqctl import kernel; print(kernel.name(), kernel.__file__)")
+    name, file = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", words], text=True, check=True, capture_output=True,
+        cwd=archive.parent, env={}).stdout.split(maxsplit=1)
+    assert file.startswith(str(archive))
+    return name
+
+
+@compiled_only
+def test_a_package_in_an_archive_takes_the_kernel_from_beside_it(tmp_path: Path) -> None:
+    archive = Path(package_zip(str(tmp_path)))
+    assert kernel_of(archive) == "python"
+    module = kernel.chosen()
+    assert module is not None
+    shutil.copy(str(module.__file__), tmp_path)
+    assert kernel_of(archive) == "compiled"
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr("rmqctl/kernel/another.pxi", "\n")
+    assert kernel_of(archive) == "python"
+
+
+@compiled_only
+def test_a_package_in_an_archive_takes_the_kernel_of_an_installation(tmp_path: Path) -> None:
+    module = kernel.chosen()
+    assert module is not None
+    installed = tmp_path / "site" / "rmqctl" / "kernel"
+    installed.mkdir(parents=True)
+    shutil.copy(str(module.__file__), installed)
+    archive = Path(package_zip(str(tmp_path)))
+    assert kernel_of(archive, tmp_path / "site") == "compiled"
 
 
 @pytest.mark.exhaustive

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl import kernel
 from rmqctl.checks.verify.verdict import verdict
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.pipeline.verify import verify_stores
@@ -24,6 +25,7 @@ from rmqctl.store.store import Store
 pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.exhaustive]
 _URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _READY = 240
+ROOT = Path(__file__).parents[2]
 SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms",
                "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5",
                "spark.speculation.minTaskRuntime": "300ms"}
@@ -101,6 +103,18 @@ def test_the_package_comes_from_the_driver(pool):
     found = [result for _, result in pool.run(where, range(8))]
     assert len({worker for worker, _ in found}) >= 2
     assert all("rmqctl.zip" in file for _, file in found), found
+
+
+def test_the_kernel_comes_from_the_driver(pool):
+    def where(_):
+        from rmqctl import kernel
+
+        return getattr(kernel.chosen(), "__file__", None)
+
+    files = {result for _, result in pool.run(where, range(4))}
+    assert pool.kernels == {kernel.name()}
+    if kernel.name() == "compiled":
+        assert not {file for file in files if Path(file).is_relative_to(ROOT)}
 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic/store", "5.3.3/crash-crc/before",
@@ -182,7 +196,7 @@ def test_the_command_works_on_it(golden, master):
     done = {engine: subprocess.run(
         [sys.executable, "-m", "rmqctl", "pipeline", "verify", str(root), "-o", "json",
          "--engine", engine, "--master", master, *conf], text=True, capture_output=True,
-        cwd=Path(__file__).parents[2], timeout=500) for engine in ("spark", "local")}
+        cwd=ROOT, timeout=500) for engine in ("spark", "local")}
     assert {one.returncode for one in done.values()} == {1}, done["spark"].stderr
     assert done["spark"].stdout == done["local"].stdout
     assert done["spark"].stderr == ""

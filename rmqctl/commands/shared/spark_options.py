@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rmqctl import kernel
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
@@ -84,7 +85,17 @@ class SparkOptions(OptionGroup):
 
         with self.session(out) as spark, out.progress(
                 f"Spark ({self.master})", None, unit="tasks") as progress:
-            yield SparkPool(spark, watch=tasks_shown(progress))
+            pool = SparkPool(spark, watch=tasks_shown(progress))
+            yield pool
+            _show_kernels(out, pool.kernels)
+
+
+def _show_kernels(out: Output, used: set[str]) -> None:
+    """Says what the workers' loops were; unasked if some had no kernel, where this machine has."""
+    is_slower = "python" in used and kernel.name() == "compiled"
+    which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else
+             f"{next(iter(used), 'not used')} on the workers{' (slower)' if is_slower else ''}")
+    (out.note if is_slower else out.debug)(f"kernel: {which}")
 
 
 def named_stores(names: list[str] | None) -> list[str]:
