@@ -286,6 +286,8 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
         if least:
             claims |= {one for one in (total, least) if max(least, MIN_SIZE) <= one <= room}
     landed = _landing(source, at, {max(claims)}, known) if claims else set()
+    if claims and not landed and is_there and _is_torn_tail(source, at + max(claims)):
+        landed = {max(claims)}
     return Extent(at + max(landed), firm=False, proven=False) if landed else None
 
 
@@ -341,6 +343,16 @@ def _has_topic(source: Source, at: int, magic: int) -> bool:
     length = int.from_bytes(source.read(at, width), "big")
     topic = source.read(at + width, min(length, 1 << 10))
     return length > 0 and all(32 < byte < 127 for byte in topic)
+
+
+def _is_torn_tail(source: Source, at: int) -> bool:
+    """Whether a position holds the first bytes of a topic and properties, and then nothing."""
+    raw = source.read(at, LONGEST_TAIL + START_SIZE)
+    end = raw.find(bytes(START_SIZE))
+    if end <= 0:
+        return False
+    topic = raw[1:min(1 + raw[0], end)]
+    return all(32 < byte < 127 for byte in topic)
 
 
 def _crc(body: bytes) -> int:

@@ -227,7 +227,9 @@ class Scan:
         no message of the same log. None where there is no head.
         """
         log = AsLog(self._window, shift, None)
-        end = min(claimed_end(log, position, strict=True), position + _LAST_RECORD)
+        own = own_extent(log, position, Known(log))
+        claimed = claimed_end(log, position, strict=True) if own is None else own.end
+        end = min(claimed, position + _LAST_RECORD)
         return self._inside(position, end, shift, of_any=False) if end > position else None
 
     def _mend(self) -> None:
