@@ -24,6 +24,7 @@ MAX_SIZE = 1 << 20
 _SPLITTER = ","
 """Between the folders of a multi-path log (the JVM property rocketmq.broker.multiPathSplitter)."""
 _INT_MAX = (1 << 31) - 1
+TIER_METADATA = os.path.join("config", "tieredStoreMetadata.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,18 @@ class BrokerConf:
     """messageIndexEnable."""
     message_index_safe: bool | None = None
     """messageIndexSafe: the index is counted in where a recovery starts."""
+    tier: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What decides about a tier, by the names of the options of commands on tiers."""
+    tier_path: str | None = None
+    """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> str | None:
+        """The broker's tieredStoreMetadata.json below storePathRootDir; None where that is not
+        set (spec: tiered.md §1).
+        """
+        return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
         """The log's folders for a store at ``root``: () where the file names none that is there.
@@ -137,7 +149,11 @@ class _Reading:
             self._flag("rocksdbCQDoubleWriteEnable"), self._text("configManagerVersion"),
             self._flag("enableDLegerCommitLog"), self._text("dLegerSelfId"),
             self._folders("storePathDLedgerCommitLog"), self._flag("messageIndexEnable"),
-            self._flag("messageIndexSafe"), tuple(self._notes))
+            self._flag("messageIndexSafe"),
+            {name: value for key, (name, read) in _TIER_SETTINGS.items()
+             if (value := read(self, key)) is not None},
+            self._text("tieredStoreFilePath") or self._text("tieredStoreFilepath"),
+            tuple(self._notes))
 
     def _text(self, key: str) -> str | None:
         value = self._texts.get(key, "").strip()
@@ -213,7 +229,17 @@ _SETTINGS: dict[str, tuple[str, _Read]] = {
 }
 """Names in the file -> the name in `Settings`, and how Java reads the value."""
 
-_KNOWN = frozenset(_SETTINGS) | {
+_TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
+    "brokerName": ("broker", _Reading._text),
+    "brokerClusterName": ("cluster", _Reading._text),
+    "tieredStoreIndexFileMaxHashSlotNum": ("index_slots", _Reading._count),
+    "tieredStoreIndexFileMaxIndexNum": ("index_max", _Reading._count),
+    "tieredStoreConsumeQueueMaxSize": ("consumequeue_max_size", _Reading._count),
+}
+"""The same for tiers, by the names of their options."""
+
+_KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | {
+    "tieredStoreFilePath", "tieredStoreFilepath",
     "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
     "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",
     "storePathDLedgerCommitLog", "messageIndexSafe"}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup, pick
-from rmqctl.commands.shared.options import complete_folders
+from rmqctl.commands.shared.options import complete_folders, parse_conf
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
+    from rmqctl.store.broker_conf import BrokerConf
     from rmqctl.tiered.as_broker.router import Router
     from rmqctl.tiered.tier import Tier
+else:
+    BrokerConf = object
 
 _TIER = "Where and how the tier lies"
 _BOTH = "Together with a local store"
@@ -42,6 +46,10 @@ TieredIndexSlots = Annotated[int | None, typer.Option(
 TieredIndexMax = Annotated[int | None, typer.Option(
     "--index-max", metavar="N", min=2, rich_help_panel=_TIER,
     help="tieredStoreIndexFileMaxIndexNum (default 20000000).")]
+TieredConf = Annotated[BrokerConf | None, typer.Option(
+    "--broker-conf", metavar="FILE", parser=parse_conf, rich_help_panel=_TIER,
+    help="The broker's own configuration (broker.conf): its names and sizes, and where its "
+    "metadata lies if DIR is its tieredStoreFilePath; where no option says otherwise.")]
 AsBroker = Annotated[bool, typer.Option(
     "--as-broker", help="Exactly what a 5.3.3 broker answers, with what it misses and mixes up.")]
 
@@ -56,6 +64,36 @@ class TierOptions(OptionGroup):
     broker: Broker = None
     index_slots: TieredIndexSlots = None
     index_max: TieredIndexMax = None
+    broker_conf: TieredConf = None
+
+    def value(self) -> TierOptions:
+        """With what the broker's configuration file says where no option does."""
+        conf = self.broker_conf
+        if conf is None:
+            return self
+        said: dict[str, Any] = {**conf.tier, "metadata": conf.metadata if self._is_own else None}
+        taken: dict[str, Any] = {
+            name: said.get(name) for name in ("metadata", "cluster", "broker", "index_slots",
+                                              "index_max") if getattr(self, name) is None}
+        return replace(self, **taken)
+
+    def warnings(self) -> Iterator[str]:
+        """What the broker's configuration file does not say clearly, or of another tier."""
+        conf = self.broker_conf
+        if conf is None:
+            return
+        yield from (f"{conf.path}: {text}" for text in conf.notes)
+        if self.metadata is None and not self._is_own and conf.tier_path is not None:
+            yield (f"{conf.path} is of the tier in {conf.tier_path}, not of {self.root}: where its "
+                   "metadata lies is not taken from it (--metadata says it)")
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the configuration file is that of this very tier, not of one it was copied
+        from: what lies elsewhere is never written to on the word of a copied file.
+        """
+        path = None if self.broker_conf is None else self.broker_conf.tier_path
+        return path is not None and os.path.realpath(path) == os.path.realpath(self.root)
 
     def open(self) -> Tier:
         """The tier, to be read: a context manager. NotAStoreError.
@@ -75,8 +113,8 @@ class TierOptions(OptionGroup):
         return tier
 
 
-TierBroker = Annotated[TierOptions, pick("metadata broker")]
-TierIndex = Annotated[TierOptions, pick("metadata broker index_slots index_max")]
+TierBroker = Annotated[TierOptions, pick("metadata broker broker_conf")]
+TierIndex = Annotated[TierOptions, pick("metadata broker index_slots index_max broker_conf")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ _COLUMNS = ("broker", "topic", "queue_id", "units_added", "bytes_cut", "entries_
 
 def command(
     *,
-    tier: Annotated[TierOptions, pick("metadata")],
+    tier: Annotated[TierOptions, pick("metadata broker_conf")],
     dry_run: DryRun = False,
     out: Out,
 ) -> int:

@@ -11,8 +11,10 @@ from rmqctl.commands.shared.options import DryRun, Out, complete_folders
 from rmqctl.commands.shared.tiered_options import (
     Broker,
     MetadataFile,
+    TieredConf,
     TieredIndexMax,
     TieredIndexSlots,
+    TierOptions,
 )
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text, time_text
@@ -49,6 +51,7 @@ def command(
         help="The broker's cluster (brokerClusterName), where the tier has several.")] = None,
     index_slots: TieredIndexSlots = None,
     index_max: TieredIndexMax = None,
+    broker_conf: TieredConf = None,
     file: Annotated[str | None, typer.Option(
         "--file", metavar="FILE", rich_help_panel=_ONE,
         help="Only rearrange this open index file; no tier is needed or changed.")] = None,
@@ -70,16 +73,22 @@ def command(
 
         rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
     """
+    tier = TierOptions(root=root or "", metadata=metadata, cluster=cluster, broker=broker,
+                       index_slots=index_slots, index_max=index_max, broker_conf=broker_conf)
+    for text in tier.warnings() if root is not None else ():
+        out.warn(text)
+    tier = tier.value()
     if file is not None or to is not None:
         if file is None or to is None or root is not None:
             raise UsageError("--file and --out belong together, and need no DIR")
-        _one(out, file, to, index_slots, index_max, dry_run=dry_run)
+        _one(out, file, to, tier.index_slots, tier.index_max, dry_run=dry_run)
         return
     if root is None:
         raise UsageError("name the tier root DIR, or --file and --out")
     from rmqctl.tiered.index.compaction import CompactRequest
 
-    request = CompactRequest(root, metadata, cluster, broker, everything, index_slots, index_max)
+    request = CompactRequest(root, tier.metadata, tier.cluster, tier.broker, everything,
+                             tier.index_slots, tier.index_max)
     out.rows(_rows(out, request, dry_run=dry_run), _COLUMNS,
              brief=_BRIEF, empty="no index files to upload",
              render={"timestamp": time_text, "items": count_text, "bytes": size_text})

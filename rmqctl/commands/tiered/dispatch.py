@@ -128,11 +128,15 @@ def command(
     def clock() -> int:
         return now_ms() if fixed is None else fixed
 
+    conf = {} if store.broker_conf is None else store.broker_conf.tier
     request = Request(
-        store.root, root, metadata, cluster, broker, tuple(topic or ()), _start(start, clock),
+        store.root, root, metadata, cluster or conf.get("cluster"), broker or conf.get("broker"),
+        tuple(topic or ()), _start(start, clock),
         only_due, restart_queue, not no_index, seal_index, verify_after,
-        {"commit_log_max": commit_log_max, "consume_queue_max": consume_queue_max,
-         "index_slots": index_slots, "index_max": index_max,
+        {"commit_log_max": commit_log_max,
+         "consume_queue_max": consume_queue_max or conf.get("consumequeue_max_size"),
+         "index_slots": index_slots or conf.get("index_slots"),
+         "index_max": index_max or conf.get("index_max"),
          "group_commit_count": group_commit_count, "group_commit_size": group_commit_size,
          "group_commit_timeout": group_commit_timeout, "rolling_interval": rolling_interval,
          "rolling_min_size": rolling_min_size},

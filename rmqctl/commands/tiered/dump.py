@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
-from rmqctl.commands.shared.tiered_options import TieredIndexSlots
+from rmqctl.commands.shared.tiered_options import TieredConf, TieredIndexSlots
 from rmqctl.parse_values import parse_offset
 
 NAME = ("tiered", "dump")
@@ -38,6 +38,7 @@ def command(
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,
+    broker_conf: TieredConf = None,
     tz: Zone = UTC,
     out: Out,
 ) -> None:
@@ -55,6 +56,8 @@ def command(
     from rmqctl.commands.dump import command as dump
     from rmqctl.tiered.read.ls import TYPES, kind_of
 
+    if index_slots is None and broker_conf is not None:
+        index_slots = broker_conf.tier.get("index_slots")
     kind = kind_of(file) if type_ is None else TYPES[type_]
     dump(file=file, kind=kind, hex_=hex_, start=start, count=count, at=at, every=every, body=body,
          layout=LayoutOptions(index_slots=index_slots), tz=tz, out=out)

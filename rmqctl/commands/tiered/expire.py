@@ -31,7 +31,7 @@ def command(
     now: Annotated[int | None, typer.Option(
         "--now", metavar="TIME", parser=parse_time, show_default=False,
         help="The time from which ages count back; now, unless given.")] = None,
-    tier: Annotated[TierOptions, pick("metadata cluster broker")],
+    tier: Annotated[TierOptions, pick("metadata cluster broker broker_conf")],
     apply: ApplyOptions,
     out: Out,
 ) -> None:

@@ -59,6 +59,8 @@ def command(
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     parts = check_parts(only) if only is not None else frozenset(PARTS)
+    if consumequeue_max_size is None and tier.broker_conf is not None:
+        consumequeue_max_size = tier.broker_conf.tier.get("consumequeue_max_size")
     options = RecoverOptions(parts, drop_orphans, ambiguous == "keep", consumequeue_max_size,
                              tier.index_slots, tier.index_max, all_index=parts == {"index"})
     with open_tier(tier.root, tier.metadata) as opened:
