@@ -18,9 +18,10 @@ class Action:
 
     ``before`` and ``after`` (JSON: ``from``, ``to``) are what is there and what will be, as data.
     ``unit`` is what they count (``byte``, ``entry``); "": they are offsets (of the end of a queue,
-    or of the log), or names. ``offset`` and ``length``: the bytes of the log it is about, None for
-    all of the target. ``reason`` says why, in words. ``action`` is a verb of two or three words at
-    most: ``truncate``, ``move aside``, ``rebuild``, ``fill`` …
+    or of the log), names, or a byte (``0x41``). ``offset`` and ``length``: the bytes of the log it
+    is about, None for all of the target. ``reason`` says why, in words; ``proof`` is what speaks
+    for it, as data. ``action`` is a verb of two or three words at most: ``truncate``,
+    ``move aside``, ``rebuild``, ``fill`` …
     """
 
     action: str
@@ -31,17 +32,20 @@ class Action:
     unit: str = ""
     offset: int | None = None
     length: int | None = None
+    proof: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {"action": self.action, "target": self.target, "from": self.before,
                 "to": self.after, "unit": self.unit or None, "offset": self.offset,
-                "length": self.length, "reason": self.reason}
+                "length": self.length, "reason": self.reason,
+                "proof": None if self.proof is None else dict(self.proof)}
 
     def in_words(self) -> dict[str, str | int]:
         """The row of a table for people: action, target, from, to, reason."""
         before = self._cell(self.before)
         if self.offset is not None:
-            before = f"{self.length} bytes from {self.offset}"
+            before = (f"{self.length} bytes from {self.offset}" if self.before is None
+                      else f"{before} at {self.offset}")
         return {"action": self.action, "target": self.target, "from": before,
                 "to": self._cell(self.after), "reason": self.reason}
 

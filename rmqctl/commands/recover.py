@@ -41,6 +41,10 @@ def command(
         "--ambiguous", help="Whole records beyond damage that may be messages, or lie in a damaged "
         "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
         "them messages.")] = "leave-out",
+    correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
+        "--correct", help="A message that its CRC disproves, and that one changed bit or byte "
+        "explains: the one that does is set right, if there is just one, and less than 1 chance in "
+        "10,000 that it is a wrong one. off: it becomes a filler.")] = "bit",
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -60,6 +64,8 @@ def command(
 
         rmqctl recover STORE --apply
 
+        rmqctl recover STORE --correct byte
+
         rmqctl recover STORE --only consumequeue --topic TopicTest --queue 3 --apply
 
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
@@ -71,7 +77,7 @@ def command(
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
-                            worker_count(jobs), store.folders, store.sizes, given)
+                            worker_count(jobs), store.folders, store.sizes, given, correct)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands import recover_table
 

@@ -26,6 +26,7 @@ from rmqctl.repair.rebuild.foreign_files import (
 )
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
+from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.salvage import Ambiguous, MissingFile, Salvage, salvage
 from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
@@ -60,6 +61,7 @@ class RecoverOptions:
     commitlog_dirs: Sequence[str] = ()
     sizes: Sizes = field(default_factory=Sizes)
     given: Mapping[str, Any] = field(default_factory=dict)
+    correct: Correct = "bit"
 
     @property
     def whole(self) -> bool:
@@ -147,7 +149,7 @@ class _Planner:
                             missing_file=self._options.missing_file,
                             ambiguous=self._options.ambiguous,
                             batch_topics=self._known.batch_topics, progress=done,
-                            scratch=self._scratch)
+                            scratch=self._scratch, correct=self._options.correct)
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes

@@ -35,6 +35,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
+from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explained_by_body
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.mend_header import mend_headers
 from rmqctl.repair.salvage.records import (
@@ -69,7 +70,8 @@ class Mending:
 
     ``rejected``: physical offsets of records that contradict their queues and cannot be mended.
     ``confirmed``: sizes of records in damaged bytes that are whole (or will be), by place.
-    ``moved``: the pieces are bytes from elsewhere.
+    ``moved``: the pieces are bytes from elsewhere. ``corrected``: places of records that are whole
+    with a changed byte; ``refused``: why others are not, by place.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
@@ -78,15 +80,19 @@ class Mending:
     rejected: set[int] = field(default_factory=set)
     confirmed: dict[int, int] = field(default_factory=dict)
     moved: bool = False
+    corrected: set[int] = field(default_factory=set)
+    refused: dict[int, str] = field(default_factory=dict)
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, rejected: Collection[int] = ()) -> Mending:
+         evidence: Evidence, rejected: Collection[int] = (),
+         correct: Correct = "bit") -> Mending:
     """One round of mending where records stand. StoreIOError.
 
-    ``rejected``: places of records which count as damaged, whatever they look like.
+    ``rejected``: places of records which count as damaged, whatever they look like. ``correct``:
+    what may be changed where a CRC says how.
     """
-    return _Round(store, parts, survey, gatherer, evidence, rejected).run()
+    return _Round(store, parts, survey, gatherer, evidence, rejected, correct).run()
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
@@ -98,7 +104,8 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 
 def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int,
-          verb: str, why: str, reasons: Mapping[int, str] | None = None) -> Mending:
+          verb: str, why: str, reasons: Mapping[int, str] | None = None,
+          corrections: Mapping[int, Correction] | None = None) -> Mending:
     mending = Mending(messages=count)
     for number, some in pieces.items():
         ordered: list[Piece] = []
@@ -109,21 +116,29 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
                 ordered.insert(index, piece)
         mending.pieces[number] = tuple(ordered)
         for piece in ordered:
-            place = parts[number].base + piece.at
+            place, target = parts[number].base + piece.at, part_target(store, parts[number])
+            correction = (corrections or {}).get(place)
             mending.actions.append(Action(
-                verb, part_target(store, parts[number]), None, None,
-                (reasons or {}).get(place, why), offset=place, length=piece.size))
+                verb, target, None, None, (reasons or {}).get(place, why), offset=place,
+                length=piece.size) if correction is None else Action(
+                "correct", target, f"0x{correction.before:02x}", f"0x{correction.after:02x}",
+                correction.in_words(), offset=place, length=1, proof=correction.proof))
     return mending
 
 
 class _Round:
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
-                 gatherer: Gatherer, evidence: Evidence, rejected: Collection[int]) -> None:
+                 gatherer: Gatherer, evidence: Evidence, rejected: Collection[int],
+                 correct: Correct) -> None:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
         self._records, self._refused = Records(parts), rejected
         self._budget = _BUDGET
         self._confirmed: dict[int, int] = {}
+        self._correct = correct
+        self._corrections: dict[int, Correction] = {}
+        self._corrected: set[int] = set()
+        self._not_corrected: dict[int, str] = {}
 
     def run(self) -> Mending:
         # In damaged regions: wherever a row or the log itself says that a record starts. What a
@@ -157,8 +172,10 @@ class _Round:
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record",
-                        "what is damaged of it is known from elsewhere", self._records.reasons)
+                        "what is damaged of it is known from elsewhere", self._records.reasons,
+                        self._corrections)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
+        mending.corrected, mending.refused = self._corrected, self._not_corrected
         return mending
 
     # -- in damaged regions -----------------------------------------------------------------------
@@ -170,8 +187,10 @@ class _Round:
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
         head = source.read(position, min(room, 1 << 16))
         size = self._parts[region.file].size
-        if min(room, len(head)) < max(MIN_SIZE, START_SIZE) or start in self._refused:
+        if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
+        if start in self._refused:
+            return self._by_crc(source, start, room, rows)
         for raw in self._candidates(source, position, head, room, sizes):
             record = whole_record(raw, start, self._survey.has_crcs)
             if record is None or not self._supported(
@@ -181,6 +200,30 @@ class _Round:
             if source.read(position, len(raw)) != raw:
                 self._records.replace(start, raw)
             return len(raw)
+        return self._by_crc(source, start, room, rows)
+
+    def _by_crc(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
+        """The size of a record whose CRC says which byte of it is wrong; 0 without one."""
+        position = start - source.base
+        size = total_size_at(source.read(position, START_SIZE))
+        if self._correct == "off" or not MIN_SIZE <= size <= min(room, MOST_BODY):
+            return 0
+        raw = source.read(position, size)
+        try:
+            record = decode(raw)
+        except FormatError:
+            return 0
+        if record.physical_offset != start:
+            return 0
+        correction = corrected(raw, record, self._correct, self._survey.has_crcs)
+        if isinstance(correction, str):
+            self._not_corrected[start] = correction
+        elif correction is not None and self._supported(correction.record, rows, False):
+            place = start + correction.change.position
+            self._corrections[place] = correction
+            self._corrected.add(start)
+            self._records.replace(place, bytes([correction.after]))
+            return size
         return 0
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool) -> bool:
@@ -241,7 +284,7 @@ class _Round:
                 except FormatError:
                     continue
                 crc = body_crc(record.body)
-                if (crc ^ record.body_crc).bit_count() == 1:
+                if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
 
 

@@ -148,6 +148,16 @@ def with_fields(raw: bytes, **values: int) -> bytes:
     return bytes(changed)
 
 
+def body_at(record: Record) -> int:
+    """Where the body of a record starts, counted from the record's start."""
+    return variant(record.sys_flag & HOST_BITS, record.magic).head_size
+
+
+def body_crc_at() -> int:
+    """Where a record's body CRC stands, counted from the record's start."""
+    return _HEAD["body_crc"].offset
+
+
 def body_crc(body: bytes) -> int:
     """The CRC that a record of this body has in its head."""
     return zlib.crc32(body) & CRC_MASK

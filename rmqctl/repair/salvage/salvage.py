@@ -19,6 +19,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
@@ -70,7 +71,7 @@ def salvage(store: Store, generation: int | None = None, *,
             missing_file: MissingFile = "fillers", ambiguous: Ambiguous = "leave-out",
             batch_topics: Iterable[str] | None = None,
             progress: Callable[[int], None] | None = None,
-            scratch: Scratch | None = None) -> Salvage:
+            scratch: Scratch | None = None, correct: Correct = "bit") -> Salvage:
     """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
 
     With ``scratch`` missing files of very many messages are made there, instead of in memory; it
@@ -78,13 +79,14 @@ def salvage(store: Store, generation: int | None = None, *,
 
     ``missing_file``: what stands for a file that is missing between others, fillers of what
     is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
-    behind damage that may be messages or lie in a body. ``progress`` hears of the bytes walked.
+    behind damage that may be messages or lie in a body. ``correct``: how much of a record may be
+    changed where its CRC says how. ``progress`` hears of the bytes walked.
     RefusedError for files whose names or sizes no broker can have written; StoreIOError.
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
     return _Job(store, generation or store.generation, missing_file, ambiguous, topics, progress,
-                scratch).run()
+                scratch, correct).run()
 
 
 @dataclass(slots=True)
@@ -96,11 +98,13 @@ class _Job:
     batch_topics: set[str]
     progress: Callable[[int], None] | None
     scratch: Scratch | None
+    correct: Correct
     rejected: set[int] = field(default_factory=set)
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     left_out: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
 
     def run(self) -> Salvage:
         parts = log_parts(self.store)
@@ -133,7 +137,9 @@ class _Job:
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
-            mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected)
+            mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected,
+                           self.correct)
+            self.refused = mending.refused
             if not self._is_news(mending):
                 if looked_elsewhere:
                     break
@@ -146,7 +152,7 @@ class _Job:
             before = parts, dict(self.confirmed), set(self.rejected)
             parts = laid_over(parts, mending.pieces)
             self.confirmed.update(mending.confirmed)
-            self.rejected |= mending.rejected
+            self.rejected = self.rejected - mending.corrected | mending.rejected
             seen = self._survey(parts)
             if mending.moved and seen.messages <= survey.messages:
                 parts, self.confirmed, self.rejected = before  # they were no moved bytes
@@ -211,6 +217,11 @@ class _Job:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
                             "a broker from 5.0.0 on writes, and nothing else in the store is of "
                             "5.x: with --broker-version 5.3.3 their queues are batch queues")
+        if self.refused:
+            place, why = min(self.refused.items())
+            oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
+                            f"{self.correct} explains, but not beyond doubt, the first at physical "
+                            f"offset {place}: {why}; not corrected")
         if survey.undated:
             oddities.append(f"messages with the store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not begin its recovery in a file "
