@@ -144,6 +144,8 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     doubtful: list[tuple[int, int]] = []
     claimed = claimed_end(source, at)
     if source.witness is None and not at < claimed < source.size:
+        claimed = _lengths_end(source, at)
+    if source.witness is None and not at < claimed:
         resume, _ = ahead(source).behind(at, search)
         before = limit if resume is None else min(resume, limit)
         return Verdict(resume, doubtful=frames_between(source, search, before))
@@ -231,6 +233,24 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
     if strict and not (is_there and 0 <= length < total - start <= length + LONGEST_TAIL):
         return at
     return min(at + int(total), source.size)
+
+
+def _lengths_end(source: Source, at: int) -> int:
+    """Where a record ends of whose head only the length of its body is left, if the lengths lead
+    to another record; else ``at``. StoreIOError.
+    """
+    for version in VERSIONS:
+        for bits in {0, *_HOSTS}:
+            shape = variant(bits, version)
+            head = source.read(at, shape.head_size)
+            if len(head) < shape.head_size:
+                continue
+            length = shape.head.unpack(head)[-1]
+            size = extent(source, at, version, bits) if length > 0 else None
+            if size is not None and is_placed(source, at + size) and _has_topic(
+                    source, at + shape.head_size + length, version):
+                return at + int(size)
+    return at
 
 
 def _proven_end(source: Source, at: int, known: Known) -> int | None:

@@ -63,6 +63,8 @@ def several(damage: str, folder: Path, *, torn: bool = False) -> Hostile:
             writer.patch(one.physical, bytes(one.size))
         elif damage == "noise":
             writer.patch(one.physical, chance.randbytes(one.size))
+        elif damage == "head":  # all before the length of the body
+            writer.patch(one.physical, bytes(84))
         elif damage == "body":
             writer.flip(one.body_at, 3)
         else:
@@ -75,7 +77,7 @@ def several(damage: str, folder: Path, *, torn: bool = False) -> Hostile:
     return Hostile(folder, tuple(puts), hit[0], frozenset(damaged))
 
 
-@pytest.mark.parametrize("damage", ["zeros", "noise", "body", "size", "magic", "place"])
+@pytest.mark.parametrize("damage", ["zeros", "noise", "head", "body", "size", "magic", "place"])
 def test_messages_between_damaged_ones_are_kept(damage: str, tmp_path: Path) -> None:
     store = several(damage, tmp_path / "store")
     check_dump(store, alone(store.folder, tmp_path / "alone"))
