@@ -21,6 +21,8 @@ _COMPACT = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(", ", ": "), default=plain_value
 )
 
+_FEW = 256
+"""Rows for which it is not worth while to load another encoder."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
 
@@ -145,7 +147,7 @@ def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: 
             sink.flush()
             pending, size, flushed = [], 0, clock()
             continue
-        text = _encode_row(row)
+        text = (_encode if count < _FEW else _encode_row)(row)
         if terminal:
             text = json_visible(text)
         text = f"{comma if count else ''}{lead}{text}{ending}"
