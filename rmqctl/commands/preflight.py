@@ -45,7 +45,8 @@ def command(
     already, though consumequeues, index or group offsets know it, and which groups would stand
     beyond the end of their queue. `rmqctl recover --strategy broker` does the same things. Exit
     code 1 when the broker would not start, or anything readable would be or is lost; 3 where the
-    consumequeues are in a form that is not read (RocksDB): then the log is judged, not they.
+    consumequeues are in a form that is not read (RocksDB): then the log is judged, not they; also
+    where only the configuration is, and nothing else is wrong.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
@@ -63,8 +64,10 @@ def command(
             out.note(text)
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
-    predicted.require_judged(store.root)
-    if not (predicted.start_is_harmless if start_only else predicted.harmless):
+    harmless = predicted.start_is_harmless if start_only else predicted.harmless
+    if harmless or set(predicted.not_judged) != {"config"}:  # what queues tell is no less true
+        predicted.require_judged(store.root)
+    if not harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 

@@ -287,6 +287,28 @@ def test_a_store_that_went_over_to_rocksdb(tmp_path: Path) -> None:
     nothing_is_planned(store)
 
 
+def test_preflight_of_a_configuration_that_is_not_read(tmp_path: Path) -> None:
+    """Queues in files, offsets of groups in RocksDB: what these would tell is not judged."""
+    whole = Writer(Layout(), seed=3)
+    for number in range(20):
+        whole.put("orders", b"body %d" % number)
+    store = whole.write(tmp_path / "s")
+    run("preflight", store).expect(0)
+    database(store / "config/rdb")
+    judged = run("preflight", store, "-o", "json").expect(3)
+    assert [one["structure"] for one in judged.json()["not_judged"]] == ["config"]
+    assert "not judged: config" in judged.err
+    assert "as far as can be judged" in run("preflight", store).expect(3).out
+    # What queues tell of lost messages is no less true.
+    for file in (store / "commitlog").iterdir():
+        with file.open("r+b") as log:
+            log.seek(whole.puts[15].physical)
+            log.write(bytes(file.stat().st_size - whole.puts[15].physical))
+    lost = run("preflight", store, "-o", "json").expect(1).json()
+    assert lost["messages_already_lost"] == 5
+    assert [one["structure"] for one in lost["not_judged"]] == ["config"]
+
+
 def test_files_that_lag_beside_a_data_base(tmp_path: Path) -> None:
     """A double-writing broker that was killed reads its files; without topics nothing says so."""
     lagging = older_queues(tmp_path / "s")

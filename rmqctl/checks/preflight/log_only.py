@@ -26,6 +26,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
 QUEUES = "consumequeue"
+CONFIG = "config"
 
 
 class End(NamedTuple):
@@ -46,8 +47,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
         QUEUES: reason,
         "index": "which keys are indexed again follows from where recovery begins, which the "
                  "consumequeues tell"}
-    if not store.layout.reads("config"):
-        predicted.not_judged["config"] = store.layout.unread["config"]
+    if not store.layout.reads(CONFIG):
+        predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     predicted.unreachable = None
     with closing(loaded_log(store, version)) as log:
         damage = _look(predicted, log)

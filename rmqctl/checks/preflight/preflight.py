@@ -27,7 +27,7 @@ from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
-from rmqctl.checks.preflight.log_only import QUEUES, judge_log
+from rmqctl.checks.preflight.log_only import CONFIG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
@@ -46,7 +46,8 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     """What a broker of ``broker_version`` does when it starts.
 
     None: the version the store was made for, else that of its generation. Of a store whose
-    consumequeues lie in a form that is not read only the log is judged (``not_judged``).
+    consumequeues lie in a form that is not read only the log is judged (``not_judged``), of one
+    whose configuration does all but that.
 
     ``full``: messages without a row are looked for in all of the log, else only in the part
     which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
@@ -71,6 +72,8 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     if not store.layout.reads(QUEUES):
         judge_log(store, version, predicted, loading)
         return predicted
+    if not store.layout.reads(CONFIG):  # offsets of groups: which stand beyond the end
+        predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     if loading.refusals:
         predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
