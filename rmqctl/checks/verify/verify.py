@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
@@ -19,7 +20,7 @@ from rmqctl.checks.verify.index import findings as index_structure
 from rmqctl.checks.verify.index.findings import index_findings
 from rmqctl.checks.verify.index.keys import Entries
 from rmqctl.checks.verify.log import ranges
-from rmqctl.checks.verify.log.findings import log_findings
+from rmqctl.checks.verify.log.findings import log_findings, with_earlier_start
 from rmqctl.checks.verify.queue.batch_rows import batch_forward
 from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
@@ -227,9 +228,9 @@ class Verification:
         store, result, cover = self.store, context.result, self.coverage
         reconcilers = self._reconcilers(context, ends) if self._judges("consumequeue") else []
         queue_findings = [finding for each in reconcilers for finding in each.findings()]
-        if self.options.wants("commitlog"):
-            yield from log_findings(context, self.log_end, queue_findings)
-        yield from queue_findings
+        of_log = (log_findings(context, self.log_end, queue_findings)
+                  if self.options.wants("commitlog") else ())
+        yield from with_earlier_start(context, self.log_end, chain(of_log, queue_findings))
         yield from self._unreadable.values()
         if self._judges("consumequeue"):
             cover.consumequeue_rows = sum(

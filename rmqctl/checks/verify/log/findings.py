@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from rmqctl.store.problems import ambiguity
 _NAMED = 3
 _EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
             "off then, unless this is newer than that start")
+_OF_THE_END = frozenset({"log-cut", "cq-ahead"})
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
 
 
@@ -30,10 +31,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
                 *_fillers(context)]
-    ended = _ended_by_a_start(context)
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
-        if finding.is_trouble and finding.offset is not None and finding.offset == ended:
-            finding = replace(finding, detail=finding.detail + _EARLIER)  # noqa: PLW2901
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
             yield replace(finding, detail=f"{finding.detail}; {gone} rows of the consumequeues "
@@ -50,9 +48,25 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
-            f"{queues} consumequeues lead beyond it: their messages are gone"
-            f"{_EARLIER if ended == log_end else ''}",
+            f"{queues} consumequeues lead beyond it: their messages are gone",
             **_place(context, log_end), count=gone)
+
+
+def with_earlier_start(context: Context, log_end: int, findings: Iterable[Finding]) -> Iterator[
+        Finding]:
+    """The findings; the first about the end of the log says so where a broker's last start may have
+    ended it there.
+    """
+    ended = _ended_by_a_start(context)
+    for finding in findings:
+        concerned = (finding.offset == ended if finding.category not in _OF_THE_END
+                     and finding.structure == "commitlog" else
+                     finding.category in _OF_THE_END and ended == log_end)
+        if ended is not None and concerned and finding.is_trouble:
+            ended = None
+            yield replace(finding, detail=finding.detail + _EARLIER)
+        else:
+            yield finding
 
 
 def _ended_by_a_start(context: Context) -> int | None:
