@@ -39,9 +39,11 @@ class Change(NamedTuple):
 def syndromes(computed: int, stored: int) -> tuple[int, ...]:
     """The differences between a CRC and a stored one of 31 bits.
 
-    None at all where the stored one has a 32nd bit: no change of the bytes explains that.
+    None at all where the stored one has more bits: no change of the bytes explains that.
     """
-    return () if stored & MASKED else ((computed ^ stored) & ~MASKED, (computed ^ stored) | MASKED)
+    if stored >= MASKED:
+        return ()
+    return (computed ^ stored) & ~MASKED, (computed ^ stored) | MASKED
 
 
 def shifted(syndrome: int, size: int) -> int:

@@ -31,6 +31,7 @@ MOST_CHANCE = 1e-4
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """How many changes are tried of each byte, and of the CRC, which may be what is damaged."""
+_CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
 _LONG_CODE = 4
 """The most bytes of a character in UTF-8."""
 
@@ -70,17 +71,18 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correct
     """
     if how == "off":
         return None
-    sealed = sealed and append_crc.stored(raw) is not None
+    # By its name: a digit that is none is damage, and no record without an appended CRC.
+    sealed = sealed and raw[-append_crc.SIZE:].startswith(_CRC_NAME)
     tried_bytes, found = len(record.body), []
     if record.crc_ok:
-        if not sealed or append_crc.verify(raw) is not False:
+        if not sealed or append_crc.verify(raw):
             return None
         tried_bytes = len(raw) - append_crc.SIZE - len(record.body)
     for change in {*_candidates(raw, record, how)}:
         changed = bytearray(raw)
         changed[change.position] ^= change.xor
         result = whole_record(bytes(changed), record.physical_offset, sealed)
-        if result is not None:
+        if result is not None and (not sealed or append_crc.verify(bytes(changed))):
             found.append((change, result))
     # A compressed body must be one, too: of several that decides.
     unpacked = [(change, result) for change, result in found if _unpacks(result) is not False]
@@ -131,8 +133,8 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
         right, stored_at = (computed & CRC_MASK).to_bytes(4, "big"), body_crc_at()
     else:
         covered = len(raw) - append_crc.SIZE
-        computed, stored = append_crc.compute(raw), append_crc.stored(raw) or 0
-        for syndrome in syndromes(computed, stored & 0xFFFFFFFF):
+        computed, stored = append_crc.compute(raw), append_crc.stored(raw)
+        for syndrome in () if stored is None else syndromes(computed, stored):
             yield from by(covered, syndrome)
         right, stored_at = append_crc.build(computed), covered
     differ = [Change(stored_at + index, wanted ^ raw[stored_at + index])
