@@ -155,6 +155,8 @@ def test_at_any_moment(tmp_path, rmqctl, number):
             process.send_signal(number)
             out, said = process.communicate(timeout=60)
         outcomes.add(process.returncode)
+        if b"Could not import runpy module" in said:
+            continue  # the interpreter's own answer, before it runs anything of ours
         # While the interpreter itself starts the system's own answer is the right one.
         assert process.returncode in (0, SIGNALS[number], -number), said
         assert process.returncode == -number or b"Traceback" not in said
