@@ -65,7 +65,7 @@ _MOST_BODY = 32 << 20
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _SEEN: WeakKeyDictionary[Source, Seen] = WeakKeyDictionary()
-"""Of sources that belong to no store."""
+"""Of the sources that `take_by_itself` was told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,11 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     bound = limit if stop is None else stop
     doubtful: list[tuple[int, int]] = []
     claimed = claimed_end(source, at)
-    if source.witness is None and not at < claimed < source.size:
+    by_itself = source.witness is None and source in _SEEN
+    if by_itself and not at < claimed < source.size:
         claimed = _lengths_end(source, at)
-    if source.witness is None and not at < claimed:
-        resume, _ = ahead(source).behind(at, search)
+    if by_itself and not at < claimed:
+        resume, _ = _ahead(source).behind(at, search)
         before = limit if resume is None else min(resume, limit)
         return Verdict(resume, doubtful=frames_between(source, search, before))
     position = search
@@ -180,19 +181,25 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     return Verdict(stop, doubtful=tuple(doubtful))
 
 
-def ahead(source: Source) -> Ahead:
-    """What lies ahead in a source that belongs to no store."""
+def take_by_itself(source: Source) -> None:
+    """From now on what `rmqctl.scan.alone` says counts for a whole file that belongs to no store:
+    what may lie in a damaged record is doubtful. Else it is a message, as ranges of a file need it.
+    """
+    _SEEN[source] = Seen()
+
+
+def _ahead(source: Source) -> Ahead:
     known = Known(source)
-    return Ahead(source, _SEEN.setdefault(source, Seen()),
+    return Ahead(source, _SEEN[source],
                  lambda place: _proven_end(source, place, known))
 
 
 def closes(source: Source, at: int) -> bool:
-    """Whether the blank at a position closes its file. Behind damage in a file that belongs to no
-    store, one may lie in a body: nothing follows the true one. Elsewhere nothing is asked for.
+    """Whether the blank at a position closes its file. Behind damage in a file that is taken by
+    itself, one may lie in a body: nothing follows the true one. Elsewhere nothing is asked for.
     """
     seen = _SEEN.get(source) if source.witness is None else None
-    return seen is None or at >= seen.end or ahead(source).closes(at)
+    return seen is None or at >= seen.end or _ahead(source).closes(at)
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,11 @@ Folder = Callable[[str], Path]
 NAMES = ["4.9.3/basic", "5.3.3/lmq", "5.3.3/batchcq", "5.3.3/cqext"]
 HERE = ("--engine", "local", "--jobs", "2", "-o", "json")
 SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
+
+
+def without_next(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan but for the command that carries it out."""
+    return {name: value for name, value in plan.items() if name != "next"}
 
 
 def harm(store: Path) -> None:
@@ -48,7 +54,7 @@ def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy
     was, before = snapshot.take(root), bytes_of(root)
     theirs = rmqctl("recover", root, "--only", "consumequeue,index", "-o", "json").expect(0).json()
     mine = rmqctl("pipeline", "rebuild", root, *HERE, "--partitions", "9").expect(0).json()
-    assert mine == theirs
+    assert without_next(mine) == without_next(theirs)
     assert mine["actions"]
     assert snapshot.take(root) == was, "a plan changes nothing"
     done = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(0).json()
@@ -77,7 +83,8 @@ def test_a_part_of_it(rmqctl: Run, golden_copy: Folder, options: tuple[str, ...]
     harm(root)
     theirs = rmqctl("recover", root, *(given if "--only" in given else
                                        ["--only", "consumequeue", *given]), "-o", "json").json()
-    assert rmqctl("pipeline", "rebuild", root, *given, *HERE).expect(0).json() == theirs
+    mine = rmqctl("pipeline", "rebuild", root, *given, *HERE).expect(0).json()
+    assert without_next(mine) == without_next(theirs)
     assert theirs["actions"]
 
 

@@ -78,8 +78,6 @@ ALLOWED = {
     ("tiered/recover/queue.py", "remove_file", "unlink"): SCRATCH,
     ("tiered/recover/recover.py", "_Recovery.plan", "rmtree"): SCRATCH,
     ("tiered/recover/survey.py", "survey", "open for writing"): SCRATCH,
-    ("tiered/verify/verify.py", "_collect", "unlink"): "keys from a worker, in a temporary folder",
-    ("tiered/verify/verify.py", "_created", "open for writing"): "in a temporary folder",
 }
 
 

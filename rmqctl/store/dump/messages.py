@@ -8,6 +8,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds, layout
 from rmqctl.formats.fixed import TOO_SHORT
 from rmqctl.formats.local import append_crc, message
+from rmqctl.scan.extents import take_by_itself
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.resync import extent
 from rmqctl.scan.source import FileSource
@@ -101,6 +102,7 @@ def log_rows(target: Target) -> Iterator[Row]:
     base = settle_base(target)
     options = target.options
     number = 0
+    take_by_itself(target.source)
     walk = Walk(target.source)
     for batch in walk:
         starts = batch.start + (batch.base - base)
