@@ -9,6 +9,7 @@ import gc
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ SELDOM = ("numpy.ma", "fractions", "decimal", "email", "ctypes.util", "tempfile"
 OTHERS = r"rmqctl\.(engine|pipeline|repair\.(recover|salvage|rebuild)|tiered\.(verify|tier\b))"
 SCRIPT = """
 import sys
+import time
 from rmqctl.__main__ import run
 sys.argv[0] = "rmqctl"
 code = run()
@@ -93,3 +95,17 @@ def test_no_look_for_cycles_before_the_command_runs(monkeypatch):
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@pytest.mark.long
+def test_start_up_is_fast():
+    """The bound is the promise made to cron; the aim is half of it."""
+
+    def seconds(*args: str) -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "rmqctl", *args], stdout=subprocess.DEVNULL,
+                       check=True, cwd=ROOT)
+        return time.perf_counter() - begin
+
+    assert min(seconds("--help") for _ in range(5)) < 0.3
+    assert min(seconds("query", "--help") for _ in range(5)) < 0.3
