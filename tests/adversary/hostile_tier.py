@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from tests.adversary import hostile
-from tests.adversary.hostile import FORGED, PROPERTIES
+from tests.adversary.hostile import FORGED, PROPERTIES, Case, Hostile
 from tests.adversary.tier_writer import QUEUE, TOPIC, TierWriter
 from tests.adversary.writer import Frame, Put, frame, framed
 
@@ -92,30 +91,6 @@ PLACES = ("middle", "segment-end", "first", "last")
 STATES = ("whole", "no-units", "nothing", "unit-gone", "units-flipped", "lagging", "no-metadata")
 """No consume queue; nor an index; the message's own unit zeroed; bits of units turned; units
 and items of it and what follows not written yet; files, and no metadata that knows them."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """``damage`` as in `hostile`."""
-
-    body: str
-    place: str
-    damage: str
-    state: str
-
-
-@dataclass(frozen=True)
-class Hostile:
-    """A tier as it was made: its messages, the one with frames in it, those untouched."""
-
-    tier: Path
-    puts: tuple[Put, ...]
-    outer: Put
-    damaged: frozenset[int]
-
-    @property
-    def intact(self) -> list[Put]:
-        return [one for one in self.puts if one.physical not in self.damaged]
 
 
 def cases() -> Iterator[Case]:

@@ -19,13 +19,11 @@ import pytest
 
 from rmqctl.pipeline.source.tiered import RecordPiece, TierQueue, tier_batches
 from rmqctl.tiered.tier import Tier
-from tests.adversary.hostile import FORGED
+from tests.adversary.hostile import FORGED, Case, Hostile
 from tests.adversary.hostile_tier import (
     BODIES,
     PLACES,
     STATES,
-    Case,
-    Hostile,
     build,
     damages,
 )
@@ -71,7 +69,7 @@ def is_proven(case: Case) -> bool:
 
 def check(case: Case, folder: Path) -> None:
     store = build(folder / "store", case)
-    tier, puts = store.tier, {one.physical: one for one in store.puts}
+    tier, puts = store.folder, {one.physical: one for one in store.puts}
     intact = {one.queue_offset for one in store.intact}
     # What is there is given by its units, and nothing else.
     given = judged(store, read(tier))
@@ -164,23 +162,23 @@ def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
                                                      tmp_path: Path) -> None:
     """No head, no unit, no index item, and the log is still written to: frames may be messages."""
     store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
-    findings = run("tiered", "verify", store.tier, "-o", "json").json()["findings"]
+    findings = run("tiered", "verify", store.folder, "-o", "json").json()["findings"]
     unclear = [one for one in findings if one["category"] == "ambiguous"]
     assert [one["offset"] in range(store.outer.physical, store.outer.end)
             for one in unclear] == [True]
     before = [one.physical for one in store.puts if one.physical < store.outer.physical]
     for options in ((), ("--drop-orphans",)):
-        plan = recover(store.tier, *options).expect(1)
+        plan = recover(store.folder, *options).expect(1)
         assert "--ambiguous keep" in plan.err
         assert plan.json()["ambiguous"] == unclear[0]["count"] > 0
         assert not [one for one in plan.json()["actions"] if one["action"] == "cut"]
-    refused = run("tiered", "commit", store.tier, "-o", "json").expect(1).json()
+    refused = run("tiered", "commit", store.folder, "-o", "json").expect(1).json()
     assert [one["status"] for one in refused] == ["refused"]
-    recover(store.tier, "--apply", "--yes").expect(1)
-    assert [row["physical_offset"] for row in read(store.tier).values()] == before
-    recover(store.tier, "--ambiguous", "keep", "--apply", "--yes").expect(0)
-    assert any(FORGED in body_of(row) for row in read(store.tier).values())
-    assert recover(store.tier).expect(0).json()["actions"] == []
+    recover(store.folder, "--apply", "--yes").expect(1)
+    assert [row["physical_offset"] for row in read(store.folder).values()] == before
+    recover(store.folder, "--ambiguous", "keep", "--apply", "--yes").expect(0)
+    assert any(FORGED in body_of(row) for row in read(store.folder).values())
+    assert recover(store.folder).expect(0).json()["actions"] == []
 
 
 def test_a_full_segment_proves_the_messages_at_its_end(tmp_path: Path) -> None:
@@ -188,20 +186,20 @@ def test_a_full_segment_proves_the_messages_at_its_end(tmp_path: Path) -> None:
     begins, and no body can end there.
     """
     store = build(tmp_path / "store", Case("padded", "middle", "zeros", "nothing"))
-    plan = recover(store.tier, "--apply", "--yes").expect(0).json()
+    plan = recover(store.folder, "--apply", "--yes").expect(0).json()
     assert "ambiguous" not in plan
-    given = judged(store, read(store.tier))
+    given = judged(store, read(store.folder))
     assert {one.queue_offset for one in store.intact} <= given
 
 
 def test_a_torn_upload_is_cut_with_the_frames_in_it(tmp_path: Path) -> None:
     """The message that was being written says to end behind the log: what is in it is its body."""
     store = build(tmp_path / "store", Case("own", "last", "tear:topic", "lagging"))
-    done = run("tiered", "commit", store.tier, "-o", "json").expect(0).json()
+    done = run("tiered", "commit", store.folder, "-o", "json").expect(0).json()
     assert [(one["units_added"], one["status"]) for one in done] == [(0, "completed")]
-    given = judged(store, read(store.tier))
+    given = judged(store, read(store.folder))
     assert given == {one.queue_offset for one in store.intact}
-    assert run("tiered", "verify", store.tier, "-o", "json").expect(0).json()["findings"] == []
+    assert run("tiered", "verify", store.folder, "-o", "json").expect(0).json()["findings"] == []
 
 
 def test_a_unit_that_leads_to_just_before_its_message_is_set_right(tmp_path: Path) -> None:
@@ -222,10 +220,10 @@ def test_an_index_item_proves_a_message(tmp_path: Path) -> None:
     messages behind it tell that they are messages.
     """
     store = build(tmp_path / "store", Case("own", "first", "zeros", "no-units"))
-    recover(store.tier, "--apply", "--yes").expect(1)  # of the frames nothing tells
-    given = judged(store, read(store.tier))
+    recover(store.folder, "--apply", "--yes").expect(1)  # of the frames nothing tells
+    given = judged(store, read(store.folder))
     assert {one.queue_offset for one in store.intact} <= given
-    assert recover(store.tier).expect(0).json()["actions"] == []
+    assert recover(store.folder).expect(0).json()["actions"] == []
 
 
 @pytest.mark.parametrize("damaged", ["unit", "item"])
@@ -264,9 +262,9 @@ def test_rows_of_all_that_lies_in_a_commit_log(tmp_path: Path) -> None:
     """The data source's table of records, whether units lead there or not."""
     store = build(tmp_path / "store", Case("own", "middle", "flip:magic:3", "whole"))
     given: set[int] = set()
-    with Tier.open(str(store.tier)) as tier:
+    with Tier.open(str(store.folder)) as tier:
         for queue in tier.queues():
-            about = TierQueue(str(store.tier), str(store.tier), queue.name.cluster,
+            about = TierQueue(str(store.folder), str(store.folder), queue.name.cluster,
                               queue.name.broker, TOPIC, QUEUE, queue.commit_log.folder,
                               queue.consume_queue.folder, ())
             for segment in queue.commit_log.segments:
