@@ -61,17 +61,13 @@ class Seen:
 
 
 class Ahead:
-    """What lies ahead in a source. Questions come in ascending order, else all is read again.
+    """What lies ahead in a file. Questions come in ascending order, else all is read again.
 
-    ``own_end``: where a damaged record at a position ends, if that is beyond doubt. ``is_end``:
-    whether the used log ends at a position where no frame is; unless given that of a file.
+    ``own_end``: where a damaged record at a position ends, if that is beyond doubt.
     """
 
-    def __init__(self, source: Source, seen: Seen, own_end: Callable[[int], int | None],
-                 is_end: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, source: Source, seen: Seen, own_end: Callable[[int], int | None]) -> None:
         self._source, self._seen, self._own_end = source, seen, own_end
-        self._is_end = self.closes if is_end is None else is_end
-        self._is_file = is_end is None
 
     def behind(self, origin: int, search: int) -> tuple[int | None, int]:
         """(where the log goes on behind a damaged record at ``origin``, None where nothing is
@@ -84,8 +80,7 @@ class Ahead:
             seen.start = seen.end = search
             seen.ends.clear()
             seen.is_open = seen.goes_on = False
-        size, far = self._source.size, origin + MAX_RECORD
-        limit = size if self._is_file else min(size, far)
+        limit, far = self._source.size, origin + MAX_RECORD
         while seen.end < limit and (seen.end < far or seen.is_open):
             self._look(limit)
         while seen.ends and seen.ends[0] < search:
@@ -103,7 +98,7 @@ class Ahead:
         """The first frame, or the blank that closes the file."""
         while start < end:
             place = next_provable(self._source, start, end)
-            if place is None or not is_blank(self._source, place) or self._is_end(place):
+            if place is None or not is_blank(self._source, place) or self.closes(place):
                 return place
             start = place + 1
         return None
@@ -121,12 +116,12 @@ class Ahead:
             if ends_record(source.read(before, start - before)):
                 seen.ends.append(start)
         chain = follow(source, start, start + _PIECE - MAX_RECORD, None, self._own_end,
-                       self._is_end)
+                       self.closes)
         if chain.odd is not None:
             seen.ends.append(chain.odd)
         seen.goes_on = chain.end - start > _PIECE
         seen.is_open = chain.sure is None
-        is_last = self._is_file and not seen.goes_on and not seen.is_open
+        is_last = not seen.goes_on and not seen.is_open
         seen.end = source.size if is_last else max(chain.end, start + (not seen.goes_on))
 
     def closes(self, at: int) -> bool:
