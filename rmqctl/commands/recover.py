@@ -45,6 +45,12 @@ def command(
         "--correct", help="A message that its CRC disproves, and that one changed bit or byte "
         "explains: the one that does is set right, if there is just one, and less than 1 chance in "
         "10,000 that it is a wrong one. off: it becomes a filler.")] = "bit",
+    keep_damaged: Annotated[bool, typer.Option(
+        "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
+        "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
+    fillers: Annotated[Literal["in-place", "none"], typer.Option(
+        "--fillers", help="What consumers meet where a message is lost: in-place, a filler in its "
+        "topic. none: refuse a repair that needs one.")] = "in-place",
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -77,7 +83,8 @@ def command(
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
-                            worker_count(jobs), store.folders, store.sizes, given, correct)
+                            worker_count(jobs), store.folders, store.sizes, given, correct,
+                            keep_damaged, fillers)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands import recover_table
 
@@ -91,7 +98,8 @@ def command(
         from rmqctl.repair.recover import plan_recover
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
-        lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous)
+        lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
+                    or plan.kept_damaged)
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True)

@@ -121,6 +121,7 @@ class Plan:
     lost where ``messages_lost`` names only the first of them, else None. ``ambiguous``: whole
     records left out that may be messages. ``messages``: how many the store had, lost ones among
     them; None where they were not counted.
+    ``kept_damaged``: how many are delivered with the damage of their bodies.
     """
 
     command: str
@@ -133,6 +134,7 @@ class Plan:
     messages_lost_total: int | None = None
     ambiguous: int = 0
     messages: int | None = None
+    kept_damaged: int = 0
 
     @property
     def impact(self) -> Impact | None:
@@ -158,4 +160,6 @@ class Plan:
             values["messages_lost_total"] = self.messages_lost_total
         if self.ambiguous:
             values["ambiguous"] = self.ambiguous
+        if self.kept_damaged:
+            values["kept_damaged"] = self.kept_damaged
         return values

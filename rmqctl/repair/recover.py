@@ -27,7 +27,13 @@ from rmqctl.repair.rebuild.foreign_files import (
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.salvage.correct import Correct
-from rmqctl.repair.salvage.salvage import Ambiguous, MissingFile, Salvage, salvage
+from rmqctl.repair.salvage.salvage import (
+    Ambiguous,
+    Fillers,
+    MissingFile,
+    Salvage,
+    salvage,
+)
 from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
@@ -62,6 +68,8 @@ class RecoverOptions:
     sizes: Sizes = field(default_factory=Sizes)
     given: Mapping[str, Any] = field(default_factory=dict)
     correct: Correct = "bit"
+    keep_damaged: bool = False
+    fillers: Fillers = "in-place"
 
     @property
     def whole(self) -> bool:
@@ -119,7 +127,7 @@ class _Planner:
         total = saved.lost_total if saved.lost_total > len(saved.lost) else None
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
                     table, tuple(self._notes), total, saved.ambiguous,
-                    saved.messages + saved.lost_total)
+                    saved.messages + saved.lost_total, saved.kept_damaged)
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = planned
@@ -149,7 +157,9 @@ class _Planner:
                             missing_file=self._options.missing_file,
                             ambiguous=self._options.ambiguous,
                             batch_topics=self._known.batch_topics, progress=done,
-                            scratch=self._scratch, correct=self._options.correct)
+                            scratch=self._scratch, correct=self._options.correct,
+                            keep_damaged=self._options.keep_damaged,
+                            fillers=self._options.fillers)
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes

@@ -348,6 +348,9 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
     if lost:
         _lost(page, plan, lost)
+    if plan.kept_damaged:
+        page.text(f"delivered with the damage of its body, and marked RMQCTL=damaged: "
+                  f"{count_text(plan.kept_damaged)} of the messages")
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())

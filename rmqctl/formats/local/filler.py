@@ -11,6 +11,7 @@ from rmqctl.formats.local.message import Record
 
 MARK = "RMQCTL"
 LOST = "lost"
+DAMAGED = "damaged"
 TOPIC = "RMQCTL_FILLER"
 """The topic of fillers of which no queue knows."""
 NOWHERE = (bytes(4), 0)

@@ -85,7 +85,7 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correct
         if result is not None and (not sealed or append_crc.verify(bytes(changed))):
             found.append((change, result))
     # A compressed body must be one, too: of several that decides.
-    unpacked = [(change, result) for change, result in found if _unpacks(result) is not False]
+    unpacked = [(change, result) for change, result in found if unpacks(result) is not False]
     if found and not unpacked:
         return "the body cannot be unpacked then"
     if len(unpacked) != 1:
@@ -109,7 +109,7 @@ def _judged(raw: bytes, record: Record, change: Change, result: Record, size: in
     chance, witnesses = tried / 2 ** bits, ["the body's CRC"]
     if sealed:
         witnesses = ["the record's CRC"] if record.crc_ok else [*witnesses, "the record's"]
-    if _unpacks(result) and _compression(result) == "zlib" and result.body != record.body:
+    if unpacks(result) and _compression(result) == "zlib" and result.body != record.body:
         chance /= 2 ** 32
         witnesses.append("the checksum of its zlib stream")
     elif (near := _not_text(record.body)) is not None and _not_text(result.body) is None:
@@ -150,7 +150,7 @@ def _compression(record: Record) -> str | None:
     return sysflag.compression(record.sys_flag)
 
 
-def _unpacks(record: Record) -> bool | None:
+def unpacks(record: Record) -> bool | None:
     """Whether a compressed body is one; None where it is none, or nothing here can tell."""
     if _compression(record) is None:
         return None

@@ -37,6 +37,7 @@ from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
 from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explained_by_body
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend_header import mend_headers
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
@@ -71,7 +72,8 @@ class Mending:
     ``rejected``: physical offsets of records that contradict their queues and cannot be mended.
     ``confirmed``: sizes of records in damaged bytes that are whole (or will be), by place.
     ``moved``: the pieces are bytes from elsewhere. ``corrected``: places of records that are whole
-    with a changed byte; ``refused``: why others are not, by place.
+    with a changed byte; ``refused``: why others are not, by place; ``by_byte``: places of records
+    that a changed byte explains where only bits may be changed.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Mending:
     moved: bool = False
     corrected: set[int] = field(default_factory=set)
     refused: dict[int, str] = field(default_factory=dict)
+    by_byte: set[int] = field(default_factory=set)
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
@@ -100,6 +103,20 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     mending = _made(store, parts, moved_bytes(parts, survey.regions), 0, "put back",
                     "it lay at another place")
     mending.moved = True
+    return mending
+
+
+def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
+         evidence: Evidence, generation: int) -> Mending:
+    """Damaged messages that are delivered as they are (see `keep`). StoreIOError."""
+    records, kept = Records(parts), kept_damaged(parts, survey, gatherer, evidence, generation)
+    for record in kept:
+        records.replace(record.physical, record.content)
+        records.reasons[record.physical] = (
+            "its body stays as it is, its CRC is set anew, and RMQCTL=damaged marks it; room for "
+            f"that came from {record.how}")
+    mending = _made(store, parts, records.pieces, 0, "keep damaged", "", records.reasons)
+    mending.corrected = {record.physical for record in kept}
     return mending
 
 
@@ -139,6 +156,7 @@ class _Round:
         self._corrections: dict[int, Correction] = {}
         self._corrected: set[int] = set()
         self._not_corrected: dict[int, str] = {}
+        self._by_byte: set[int] = set()
 
     def run(self) -> Mending:
         # In damaged regions: wherever a row or the log itself says that a record starts. What a
@@ -176,6 +194,7 @@ class _Round:
                         self._corrections)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
         mending.corrected, mending.refused = self._corrected, self._not_corrected
+        mending.by_byte = self._by_byte
         return mending
 
     # -- in damaged regions -----------------------------------------------------------------------
@@ -224,6 +243,10 @@ class _Round:
             self._corrected.add(start)
             self._records.replace(place, bytes([correction.after]))
             return size
+        elif correction is None and self._correct == "bit":
+            other = corrected(raw, record, "byte", self._survey.has_crcs)
+            if isinstance(other, Correction) and self._supported(other.record, rows, False):
+                self._by_byte.add(start)
         return 0
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool) -> bool:

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Literal
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
@@ -25,7 +26,7 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
-from rmqctl.repair.salvage.mend import Mending, mend, put_back
+from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
@@ -34,7 +35,10 @@ from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
 Ambiguous = Literal["leave-out", "keep"]
+Fillers = Literal["in-place", "none"]
 _ROUNDS = 6
+_OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
+               "them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Salvage:
     ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
     they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
     many are intact.
+    ``kept_damaged``: messages that are delivered with the damage of their bodies.
     """
 
     parts: tuple[LogPart, ...]
@@ -60,6 +65,7 @@ class Salvage:
     inner_batch_topics: frozenset[str] = frozenset()
     ambiguous: int = 0
     messages: int = 0
+    kept_damaged: int = 0
 
     @property
     def empty(self) -> bool:
@@ -71,7 +77,8 @@ def salvage(store: Store, generation: int | None = None, *,
             missing_file: MissingFile = "fillers", ambiguous: Ambiguous = "leave-out",
             batch_topics: Iterable[str] | None = None,
             progress: Callable[[int], None] | None = None,
-            scratch: Scratch | None = None, correct: Correct = "bit") -> Salvage:
+            scratch: Scratch | None = None, correct: Correct = "bit",
+            keep_damaged: bool = False, fillers: Fillers = "in-place") -> Salvage:
     """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
 
     With ``scratch`` missing files of very many messages are made there, instead of in memory; it
@@ -80,13 +87,15 @@ def salvage(store: Store, generation: int | None = None, *,
     ``missing_file``: what stands for a file that is missing between others, fillers of what
     is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
     behind damage that may be messages or lie in a body. ``correct``: how much of a record may be
-    changed where its CRC says how. ``progress`` hears of the bytes walked.
+    changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
+    as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress`` hears of the bytes
+    walked.
     RefusedError for files whose names or sizes no broker can have written; StoreIOError.
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
     return _Job(store, generation or store.generation, missing_file, ambiguous, topics, progress,
-                scratch, correct).run()
+                scratch, correct, keep_damaged, fillers).run()
 
 
 @dataclass(slots=True)
@@ -99,12 +108,16 @@ class _Job:
     progress: Callable[[int], None] | None
     scratch: Scratch | None
     correct: Correct
+    keep_damaged: bool
+    fillers: Fillers
+    kept: int = 0
     rejected: set[int] = field(default_factory=set)
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     left_out: int = 0
     refused: dict[int, str] = field(default_factory=dict)
+    by_byte: set[int] = field(default_factory=set)
 
     def run(self) -> Salvage:
         parts = log_parts(self.store)
@@ -139,13 +152,15 @@ class _Job:
                 break
             mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected,
                            self.correct)
-            self.refused = mending.refused
+            self.refused, self.by_byte = mending.refused, mending.by_byte
             if not self._is_news(mending):
-                if looked_elsewhere:
-                    break
                 # Only now: what is whole where it stands must not be covered by other bytes.
-                looked_elsewhere = True
-                mending = put_back(self.store, parts, survey)
+                if not looked_elsewhere:
+                    looked_elsewhere = True
+                    mending = put_back(self.store, parts, survey)
+                if not self._is_news(mending) and self.keep_damaged:
+                    mending = keep(self.store, parts, survey, gatherer, evidence, self.generation)
+                    self.kept += len(mending.corrected)
                 if not self._is_news(mending):
                     break
             # Lay it over the log and look again: only what the next survey accepts counts.
@@ -222,6 +237,10 @@ class _Job:
             oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
                             f"{self.correct} explains, but not beyond doubt, the first at physical "
                             f"offset {place}: {why}; not corrected")
+        if self.by_byte:
+            oddities.append(f"{plural(len(self.by_byte), 'damaged message')} that one changed byte "
+                            f"explains, the first at physical offset {min(self.by_byte)}: "
+                            "--correct byte brings it back as it was")
         if survey.undated:
             oddities.append(f"messages with the store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not begin its recovery in a file "
@@ -285,6 +304,7 @@ class _Job:
         counts = {start: len(bulk) for start, bulk in bulks.items()}
         log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
         # The bytes of each region: a blank, zeros, or fillers.
+        filled = 0
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
             span.time = bulk.time if bulk is not None else span.time
@@ -296,6 +316,7 @@ class _Job:
                     continue
                 piece = Piece(span.start - part.base, span.end - span.start)
             else:
+                filled += 1
                 piece = filling.piece(part.base)
                 if filling.short:
                     piece = padded(part, region, filling.short, self._style(survey))
@@ -308,6 +329,11 @@ class _Job:
                 continue
             pieces.setdefault(region.file, []).append(piece)
             files.filled(part, region, filling)
+        if self.fillers == "none" and (filled or bulks):
+            first = min(filling.span.start for _, filling in fillings)
+            raise RefusedError(
+                f"--fillers none: {plural(filled + len(bulks), 'damaged part')} of the log, the "
+                f"first at physical offset {first}, can only become fillers. {_OTHER_WAYS}")
         written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
         placed = {id(item) for _, filling in fillings for item in filling.span.items}
@@ -324,7 +350,8 @@ class _Job:
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
-                       frozenset(survey.inner_batch_topics), self.left_out, survey.messages)
+                       frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
+                       self.kept)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""
