@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
@@ -190,7 +191,9 @@ class _Planner:
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
         self._notes += rebuilt.notes
-        steps, actions = derived_steps(rebuilt)
+        steps, actions = derived_steps(
+            rebuilt, lambda: not saved.steps and not rebuilt.damage.count and index_is_right(
+                self._store))
         foreign: Planned = [], []
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
@@ -213,6 +216,18 @@ class _Planner:
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}
         return {key: offset for key, offset in table.items() if offset is not None}
+
+
+def index_is_right(store: Store) -> bool:
+    """Whether `verify` finds nothing about the index of a store whose log is whole.
+
+    Its files need not be those of a rebuild: a broker whose clock was set back, or that stopped
+    uncleanly, leaves others on the way, with the border message twice or with an empty file.
+    """
+    if ended_by_repair(store) is not None:
+        return False
+    found = Verification(store, VerifyOptions(only=frozenset({INDEX}))).findings()
+    return next(found, None) is None
 
 
 def log_as_it_is(store: Store) -> list[LogPart]:

@@ -48,16 +48,17 @@ Kind = Literal["file", "folder", "other"]
 """``other``: a FIFO, a device, a link that leads to no file or to another one of the store."""
 
 
-def derived_steps(rebuilt: Rebuilt) -> Planned:
+def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda: False) -> Planned:
     """(steps, actions) for the store a rebuild was made for.
 
-    Nothing where everything is right. The scratch folder must stay until they are carried out.
-    StoreIOError.
+    Nothing where everything is right: of the index, also where its files are other ones than the
+    made ones and ``index_is_right``, which is asked only then. The scratch folder must stay until
+    they are carried out. StoreIOError.
     """
     steps: list[Step] = []
     actions: list[Action] = []
     moved: set[str] = set()
-    for some in _all(rebuilt):
+    for some in _all(rebuilt, index_is_right):
         for step in some[0]:
             if isinstance(step, MoveAside):
                 if step.target in moved:  # it is in the way of several queues
@@ -93,7 +94,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     return {**ends, **rebuilt_ends}
 
 
-def _all(rebuilt: Rebuilt) -> Iterator[Planned]:
+def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
         size = rebuilt.settings.consumequeue_file_size
         present = queues_of(rebuilt.root, size)
@@ -107,7 +108,9 @@ def _all(rebuilt: Rebuilt) -> Iterator[Planned]:
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))
     if INDEX in rebuilt.only:
-        yield _index(rebuilt)
+        planned = _index(rebuilt)
+        if planned[0] and not index_is_right():
+            yield planned
 
 
 # -- queues ---------------------------------------------------------------------------------------

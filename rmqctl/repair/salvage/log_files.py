@@ -100,9 +100,9 @@ def file_size(store: Store) -> int:
     log = store.log
     size, bases = log.file_size, [file.base for file in log.files]
     steps = [base for base in bases if base]
-    longest = max(file.size for file in log.files)
     if store.sizes.commitlog_file is not None or not steps:
         return size
+    longest = max(file.size for file in log.files)
     if longest >= _LEAST_FILE and all(base % longest == 0 for base in steps):
         return longest
     if size >= _LEAST_FILE and longest <= size and all(base % size == 0 for base in steps):

@@ -209,9 +209,12 @@ class Times:
         return self._indexed.get(physical, [])
 
     def _last_times(self) -> tuple[int, ...]:
-        """Store times that the checkpoint has: of the last message when it was written."""
+        """Store times that the checkpoint has: of the last message when it was written. One that
+        an earlier message has, too, may be that one's: the clock was set back behind it.
+        """
         saved = self._store.checkpoint
-        return () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+        times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+        return tuple(time for time in times if time > self._survey.newest_before_last)
 
 
 def _agrees(key: IndexedKey, time: int) -> bool:

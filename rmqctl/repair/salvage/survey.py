@@ -174,6 +174,8 @@ class Survey:
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few). At the ends of the log
     only one neighbour is there; -1, or 2^62, stands for the other."""
+    newest_before_last: int = -1
+    """The greatest store time of all messages but the log's last."""
     host: tuple[bytes, int] | None = None
     headers: Headers = field(default_factory=Headers)
     """Intact records with fields that no broker can have written."""
@@ -368,6 +370,9 @@ class Surveyor:
                                  offset])
         when = np.concatenate([np.array([stamp for _, stamp in self._last], np.int64), when])
         self._last = list(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True))
+        if len(when) > 1:
+            self.survey.newest_before_last = max(self.survey.newest_before_last,
+                                                 int(when[:-1].max()))
         if is_start and len(when) > 1 and not (
                 when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
             self.survey.astray.append((int(offset[0]), -1, int(when[1])))

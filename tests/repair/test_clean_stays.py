@@ -1,0 +1,220 @@
+"""What `verify` calls clean, `recover` leaves alone: they never disagree on a sound store."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.writer import EPOCH
+from tests.conftest import GoldenFolder
+from tests.repair.test_mend_time import SIZES, filled, with_a_clock_set_back
+from tests.support.cli import run
+from tests.support.golden import GoldenStore, golden_stores
+from tests.support.share import sample
+
+JSON = ("-o", "json")
+BORDER_TWICE = frozenset(
+    f"{version}/{kind}/after" for version in ("4.9.3", "5.3.3")
+    for kind in ("clean-nocq", "crash-cqshort", "crash-live", "crash-noprealloc"))
+"""A broker's start has indexed the last indexed message once more in these."""
+
+
+def clean(store: Path, *options: str) -> bool:
+    """Whether `verify` finds nothing; then `recover` has to plan nothing, too."""
+    if run("verify", store, *options, *JSON).expect(0, 1).json()["findings"]:
+        return False
+    assert actions(store, *options) == []
+    return True
+
+
+def actions(store: Path, *options: str) -> list[dict[str, Any]]:
+    planned: list[dict[str, Any]] = run("recover", store, *options, *JSON).recovered()["actions"]
+    return planned
+
+
+def put(store: Path, body: str, *options: str) -> None:
+    run("write", store, "--topic", "orders", "--queue", "0", "--body", body, *SIZES,
+        *options).expect(0)
+
+
+def index_names(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / "index").iterdir())
+
+
+def test_index_files_out_of_order_by_name_and_messages_since(tmp_path: Path) -> None:
+    """A new file follows on the last one by name, which is full and not the newest, as a broker's
+    would: there are two files that are not full.
+    """
+    store, _ = with_a_clock_set_back(tmp_path)
+    for number in range(3):
+        put(store, f"body {number}", "--key", f"w{number}")
+        assert clean(store, *SIZES)
+    assert len(index_names(store)) == 3
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_messages_without_keys(tmp_path: Path, version: str) -> None:
+    """A broker makes an index file for the first message that it dispatches, with keys or without,
+    and one that does not index makes none: an empty one says nothing, there or not. Its header
+    counts 0 as it is made, and 1 after a 5.x shutdown.
+    """
+    store = filled(keyed=False, count=5).write(tmp_path / "s")
+    assert not (store / "index").exists()
+    assert clean(store, *SIZES)
+    old = ("--broker-version", version)
+    for number in range(3):
+        source = tmp_path / "lines"
+        source.write_bytes(plain(number))
+        run("append", store, source, "--as-recorded", *SIZES, *old).expect(0)
+        assert clean(store, *SIZES)
+        for other in (*SIZES, *old), SIZES:
+            assert actions(store, *other) == []
+        assert len(index_names(store)) == 1
+    for count in (0, 1):
+        path = store / "index" / index_names(store)[0]
+        path.write_bytes(bytes(36) + count.to_bytes(4, "big") + path.read_bytes()[40:])
+        for other in (*SIZES, *old), SIZES:
+            assert actions(store, *other) == []
+
+
+def plain(number: int) -> bytes:
+    """A record without any property."""
+    return json.dumps({
+        "topic": "orders", "queue_id": 0, "body": f"body {number}", "properties_raw": "",
+        "store_timestamp": EPOCH + 100_000 + number, "born_timestamp": EPOCH,
+        "store_host": "127.0.0.1:10911", "born_host": "127.0.0.1:0"}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_no_message_at_all(tmp_path: Path, version: str) -> None:
+    store = tmp_path / "s"
+    run("init", store, "--broker-version", version).expect(0)
+    assert clean(store)
+
+
+@pytest.mark.parametrize("ahead", [28, 20])
+def test_a_clock_set_back_before_the_last_message(tmp_path: Path, ahead: int) -> None:
+    """The time in the checkpoint is that of an earlier message: rmqctl's only moves forward."""
+    hour = 3_600_000
+    times = {number: EPOCH + 9 * hour + number for number in range(ahead)} | {29: EPOCH}
+    writer = filled(keyed=False, times={**times, ahead: EPOCH + 10 * hour})
+    store = writer.write(tmp_path / "s")
+    page = bytearray((store / "checkpoint").read_bytes())
+    page[:16] = 2 * (EPOCH + 10 * hour).to_bytes(8, "big")
+    (store / "checkpoint").write_bytes(page)
+    assert clean(store, *SIZES)
+
+
+@pytest.mark.parametrize("store", sample(
+    golden_stores(), 12, "clean stays", always=lambda store: store.id in BORDER_TWICE),
+    ids=lambda store: store.id)
+def test_golden_stores(golden: GoldenFolder, store: GoldenStore) -> None:
+    found = clean(golden(store.id), *store.options)
+    assert found or not (store.is_clean or store.id in BORDER_TWICE)
+
+
+# -- at random ------------------------------------------------------------------------------------
+
+
+def lines(chosen: random.Random, count: int, *, keyed: float, version: str) -> bytes:
+    out = []
+    for number in range(count):
+        properties = {"TAGS": chosen.choice("AB")}
+        if chosen.random() < keyed:
+            properties["KEYS"] = " ".join(f"k{chosen.randrange(9)}"
+                                          for _ in range(chosen.choice((1, 1, 2))))
+        if chosen.random() < .1:
+            properties["DELAY"] = str(chosen.randint(1, 3))
+        if chosen.random() < .1:
+            properties["INNER_MULTI_DISPATCH"] = "%LMQ%a,%LMQ%b"
+        topic = chosen.choice(("T0", "T1", "x" * (200 if version == "5.3.3" else 100)))
+        one: dict[str, Any] = {"topic": topic, "queue_id": chosen.randrange(2),
+                               "body": "b" * chosen.randrange(300)}
+        if chosen.random() < .15:
+            one["messages"] = [{"body": f"{number}", "properties": {
+                "KEYS": f"k{number}"} if keyed else {}} for _ in range(chosen.randint(1, 4))]
+            del one["body"]
+        else:
+            one["properties"] = properties
+        out.append(json.dumps(one).encode() + b"\n")
+    return b"".join(out)
+
+
+def recorded(chosen: random.Random, count: int, *, keyed: float) -> bytes:
+    """Records of any time: the clock is set back and forth between them."""
+    out, when = [], int(time.time()) * 1000
+    for number in range(count):
+        when += chosen.choice((0, 1, 1700, 1700, 60_000))
+        if chosen.random() < .1:
+            when += chosen.choice((-1, 1)) * chosen.randrange(10 * 3_600_000)
+        raw = f"KEYS\1k{chosen.randrange(9)}\2" if chosen.random() < keyed else ""
+        out.append(json.dumps({
+            "topic": "T2", "queue_id": number % 2, "body": "r" * chosen.randrange(200),
+            "store_timestamp": when, "born_timestamp": when, "store_host": "127.0.0.1:10911",
+            "born_host": "127.0.0.1:0", "properties_raw": raw}).encode() + b"\n")
+    return b"".join(out)
+
+
+def any_store(root: Path, chosen: random.Random) -> list[str]:
+    """Makes a store in a few runs; what was done, for whoever reads a failure."""
+    version = chosen.choice(("4.9.3", "5.3.3"))
+    switches = []
+    for names in (("consumequeue-ext",), ("lmq", "multi-dispatch")):
+        on = "" if chosen.random() < .5 else "no-"
+        switches += [f"--{on}{name}" for name in names]
+    if version == "5.3.3" and chosen.random() < .5:
+        switches.append("--append-crc")
+    keyed = chosen.choice((0, .5, 1))
+    done = [version, *switches, f"keyed {keyed}"]
+    run("init", root, "--broker-version", version, "--commitlog-file-size",
+        chosen.choice(("4KiB", "16KiB")), "--consumequeue-file-size", "400",
+        "--index-slots", "16", "--index-max", chosen.choice(("20", "64")), *switches).expect(0)
+    for _ in range(chosen.randint(1, 4)):
+        source, how = root.parent / "lines", chosen.choice(("append", "recorded", "write"))
+        done.append(how)
+        if how == "write":
+            run("write", root, "--topic", "T0", "--body", "w", "--auto-create-topic",
+                *(("--key", "w") if keyed else ())).expect(0)
+        elif how == "append":
+            source.write_bytes(lines(chosen, chosen.randrange(30), keyed=keyed, version=version))
+            run("append", root, source, "--auto-create-topic", "--on-error", "skip").expect(0, 1)
+        else:
+            source.write_bytes(recorded(chosen, chosen.randrange(30), keyed=keyed))
+            run("append", root, source, "--as-recorded").expect(0)
+        if chosen.random() < .3:
+            done.append("unclean")
+            (root / "abort").touch()
+            run("write", root, "--topic", "T0", "--body", "w", "--auto-create-topic").expect(0)
+        if chosen.random() < .3:
+            done.append(set_clock_back(root))
+    return done
+
+
+def set_clock_back(root: Path) -> str:
+    """The newest index file gets the name of an earlier time."""
+    names = index_names(root) if (root / "index").exists() else []
+    if len(names) < 2:
+        return "clock stays"
+    (root / "index" / names[-1]).rename(root / "index" / f"{int(names[0]) - 1000:017d}")
+    return "clock set back"
+
+
+def check_any(root: Path, seed: int) -> None:
+    done = any_store(root, random.Random(seed))
+    assert clean(root), (seed, done, run("verify", root).out)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_any_store(tmp_path: Path, seed: int, number: int) -> None:
+    check_any(tmp_path / "s", seed + number)
+
+
+@pytest.mark.exhaustive
+def test_many_stores(tmp_path: Path, seed: int) -> None:
+    for number in range(300):
+        check_any(tmp_path / str(number), seed + 1000 + number)
