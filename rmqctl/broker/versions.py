@@ -58,6 +58,8 @@ class BrokerVersion:
     """What the consumequeues lack at the end is dispatched after recovery (4.5.1 to 4.9.x)."""
     delay_levels_late: bool
     """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
+    clamps_delay_offsets: bool
+    """What ``delayOffset.json`` says is set into the bounds of its queue at a start (4.9.2+)."""
     keeps_confirm: bool
     empty_queue_file_fails: bool
     """A queue that goes on with a later file and has no row in it keeps the broker from
@@ -75,16 +77,16 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         batch_queues=False, multi_dispatch_any_queue=True, page_cache_busy="OS_PAGECACHE_BUSY",
         create_file_failed="CREATE_MAPEDFILE_FAILED", abort_has_pid=False, blank_must_fit=False,
         skips_folders=False, deletes_empty_last=False, normal_by_queues=False,
-        reput_from_queues=True, delay_levels_late=True, keeps_confirm=False,
-        empty_queue_file_fails=False, nearest_in_time=True),
+        reput_from_queues=True, delay_levels_late=True, clamps_delay_offsets=True,
+        keeps_confirm=False, empty_queue_file_fails=False, nearest_in_time=True),
     BrokerVersion(
         name="5.3.3", generation=5, trailing_separator=True, map_capacity=128, message_v2=True,
         stores_wait=True, ensures_unique_key=True, body_room=65_536, timer=True,
         batch_queues=True, multi_dispatch_any_queue=False, page_cache_busy="OS_PAGE_CACHE_BUSY",
         create_file_failed="CREATE_MAPPED_FILE_FAILED", abort_has_pid=True, blank_must_fit=True,
         skips_folders=True, deletes_empty_last=True, normal_by_queues=True,
-        reput_from_queues=False, delay_levels_late=False, keeps_confirm=True,
-        empty_queue_file_fails=True, nearest_in_time=False),
+        reput_from_queues=False, delay_levels_late=False, clamps_delay_offsets=True,
+        keeps_confirm=True, empty_queue_file_fails=True, nearest_in_time=False),
 )}
 NEWEST = "5.3.3"
 
@@ -120,7 +122,8 @@ DIFFERENCES = (
                {"reput_from_queues": False}),
     Difference("4.9.2", "4.9.2", "a file of another size silently ends what is loaded"),
     Difference("4.0.0", "4.9.1", "rows of delayed messages that recovery makes carry their deliver "
-               "time", {"delay_levels_late": False}),
+               "time, and the delay service's positions are not set into their queues",
+               {"delay_levels_late": False, "clamps_delay_offsets": False}),
     Difference("5.0.0", "5.0.0", "a v2 record ends the log, and a folder in the commitlog keeps "
                "the broker from starting", {"message_v2": False, "skips_folders": False}),
     Difference("5.0.0", "5.1.0", "the offset at a time is that of the row nearest in time",

@@ -8,6 +8,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -22,7 +23,6 @@ EFFECT = "read-only"
 
 _TOPICS = 5
 _NAMED = 3
-_GROUPS = 10
 
 
 def command(
@@ -96,12 +96,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.blank()
         page.table([action.in_words() for action in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
-    if prediction.offsets_beyond_end:
-        page.heading("Groups beyond the end of a queue")
-        shown = prediction.offsets_beyond_end[:_GROUPS]
-        page.table([offset._asdict() for offset in shown], shown[0]._fields)
-        if len(prediction.offsets_beyond_end) > _GROUPS:
-            page.text(f"and {len(prediction.offsets_beyond_end) - _GROUPS} more (-o json has all)")
+    show_section(page, prediction.consumers)
     if prediction.differences:
         page.heading("Other versions")
         for text in prediction.differences:

@@ -76,7 +76,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
-                tuple(notes))
+                tuple(notes), consumers=predicted.consumers)
 
 
 def _derived(target: str) -> bool:

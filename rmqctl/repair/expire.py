@@ -23,13 +23,13 @@ from rmqctl.formats.local.index_file import HEADER
 from rmqctl.formats.local.properties import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_log import TAIL, UNIT_SIZE
-from rmqctl.repair.groups import ConsumerProgress, named
 from rmqctl.repair.plan import Action, MoveAside, Plan, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.truncate import refuse_overlaps
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
+from rmqctl.store.config.progress import ConsumerProgress, named
 from rmqctl.store.files import StoreFile, common_size, listing
 from rmqctl.store.log.end import used_size
 from rmqctl.store.queue.batch_queue import BatchQueue

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.actions import Action
+from rmqctl.checks.consumers import Consumers
 from rmqctl.checks.impact import Impact, span
 from rmqctl.scan.overlay import Piece
 
@@ -135,6 +136,8 @@ class Plan:
     ambiguous: int = 0
     messages: int | None = None
     kept_damaged: int = 0
+    consumers: Consumers | None = None
+    """What the plan means for groups, once it is carried out; None where that was not judged."""
 
     @property
     def impact(self) -> Impact | None:
@@ -162,4 +165,6 @@ class Plan:
             values["ambiguous"] = self.ambiguous
         if self.kept_damaged:
             values["kept_damaged"] = self.kept_damaged
+        if self.consumers is not None:
+            values |= self.consumers.as_fields()
         return values

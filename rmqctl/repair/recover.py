@@ -17,6 +17,7 @@ from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.consumers import consumers_after
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
@@ -126,9 +127,11 @@ class _Planner:
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         total = saved.lost_total if saved.lost_total > len(saved.lost) else None
+        found = (consumers_after(self._store, saved.lost, table, self._generation,
+                                 complete=total is None) if self._options.whole else None)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
                     table, tuple(self._notes), total, saved.ambiguous,
-                    saved.messages + saved.lost_total, saved.kept_damaged)
+                    saved.messages + saved.lost_total, saved.kept_damaged, found)
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = planned

@@ -95,6 +95,16 @@ def test_the_engine_is_judge(golden, each: GoldenSet):
     assert made.start_is_harmless == (
         not lost and kept <= rowed and not (gone_before and made.rows_cut))
     assert made.harmless == (made.start_is_harmless and not gone_before)
+    # The same by queue, as consumers count.
+    assert made.queue_losses is not None
+    assert {f"{topic}-{queue}": one.end for (topic, queue), one in made.queue_losses.items()
+            if one.end} == queues
+    for name, counted in (("cut", made.lost_by_topic), ("lost", made.already_lost_by_topic),
+                          ("without_row", made.unreachable_by_topic)):
+        by_topic: Counter[str] = Counter()
+        for (topic, _), one in made.queue_losses.items():
+            by_topic[topic] += getattr(one, name).count()
+        assert dict(+by_topic) == counted, name
 
 
 def row_places(root):

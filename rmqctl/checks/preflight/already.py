@@ -22,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
 from rmqctl.checks.verify.common import plural
@@ -33,6 +34,7 @@ from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
+from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog
@@ -81,6 +83,10 @@ class AlreadyLost:
         self._spans: list[tuple[int, int]] = []
         self._seen: dict[int, int] = {}
         self._end = -1
+        self.lost_offsets: dict[int, OffsetRuns] = {}
+        """Queue offsets of all that is gone and that rows or groups' offsets know, by number of the
+        queue."""
+        self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
 
@@ -94,6 +100,7 @@ class AlreadyLost:
                 batch.offset[-2:].tolist(), when[-2:].tolist(), strict=True)][-2:]
         if len(batch):
             good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+            odd: Array = np.zeros(len(batch), bool)
             ends = batch.offset + batch.column("total_size")
             if good.any():
                 self._end = max(self._end, int(ends[good][-1]))
@@ -102,17 +109,19 @@ class AlreadyLost:
                     self._undecodable.update(batch.offset[odd].tolist())
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
-            for number, offset, _, record in self._queues.expected(batch):
-                numbered = good[record]
-                for queue in np.unique(number[numbered]).tolist():
-                    offsets = offset[numbered & (number == queue)]
+            for claim in self._queues.expected(batch):
+                numbered = good[claim.record]
+                for queue in np.unique(claim.number[numbered]).tolist():
+                    offsets = claim.offset[numbered & (claim.number == queue)]
                     self._seen[queue] = max(self._seen.get(queue, 0), int(offsets.max()) + 1)
+                if odd.any():
+                    collect(self.undecodable_offsets, claim, odd[claim.record])
         if spans and len(self._spans) < _MOST_SPANS:
             self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
 
     # -- the verdict ----------------------------------------------------------------------------
 
-    def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, Array],
+    def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
               running: bool, looked_from: int = 0, *, cut_off: bool = False) -> None:
         """Fills in what is lost. ``without_row``: queue offsets, by queue number, of messages in
         the log that have no row of theirs. ``running``: a broker holds the store. What lies before
@@ -148,11 +157,12 @@ class AlreadyLost:
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
-            for offset, place in self._rows(state, log.min_offset):
+            for offset, count, place in self._rows(state, log.min_offset):
                 wrong = without_row.get(number)
-                if wrong is not None:
-                    place = place[~np.isin(offset, wrong)]  # noqa: PLW2901
-                witnessed.add(number, state.key[0], place)
+                good = slice(None) if wrong is None else ~wrong.has(offset)
+                witnessed.add(number, state.key[0], place[good])
+                self.lost_offsets.setdefault(number, OffsetRuns()).add(
+                    offset[good], None if count is None else count[good])
         places, topics = self._by_topic(witnessed)
         only_index, times = self._by_index(predicted, places)
         by_offsets = Counter[str]() if running else self._by_offsets(predicted, log)
@@ -219,14 +229,18 @@ class AlreadyLost:
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array]]:
-        """(queue offsets, places) of the rows of a queue that lead to nothing, page by page."""
+    def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
+        """(first queue offsets, how many from each on, places) of the rows of a queue that lead to
+        nothing, page by page; None: one each.
+        """
         if not len(self._starts) or state.found is None or not state.found.files:
             return
         if isinstance(state.found, BatchQueue):
             used = state.found.all_used()
-            yield from self._leading_nowhere(used["msg_base_offset"].astype(np.int64),
-                                             used["physical_offset"].astype(np.int64), low)
+            place = used["physical_offset"].astype(np.int64)
+            gone = self._leading_nowhere(place, low)
+            yield (used["msg_base_offset"][gone].astype(np.int64),
+                   used["batch_size"][gone].astype(np.int64), place[gone])
             return
         with closing(state.found) as queue:
             first, end = queue.first_index, queue.disk_end
@@ -237,20 +251,19 @@ class AlreadyLost:
                 more = queue.units(start + len(rows), 1) if start + len(rows) < end else rows[:0]
                 both = np.concatenate([rows, more])
                 offset, place = _used(start, both)
-                for offsets, places in self._leading_nowhere(offset, place, low):
-                    inside = offsets < start + len(rows)
-                    yield offsets[inside], places[inside]
+                gone = self._leading_nowhere(place, low) & (offset < start + len(rows))
+                if gone.any():
+                    yield offset[gone], None, place[gone]
 
-    def _leading_nowhere(self, offset: Array, place: Array, low: int) -> Iterator[
-            tuple[Array, Array]]:
+    def _leading_nowhere(self, place: Array, low: int) -> Array:
+        """Which of neighbouring rows, by the places they lead to, lead to nothing (bool)."""
         gone = self._gone(place) & (place >= low)
         if not gone.any():
-            return
+            return gone
         # A row that its neighbours contradict is damaged itself, and proves nothing.
         agrees: Array = np.zeros(len(place), bool)
         agrees[ascending(place)] = True
-        gone &= agrees
-        yield offset[gone], place[gone]
+        return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
         """The places, each once, and how many by topic: light queues share others' messages."""
@@ -325,7 +338,7 @@ class AlreadyLost:
                         row["topic"] not in topics):
                     continue  # of a topic that was deleted
                 end = (self._queues.states[number].end if number is not None else
-                       0 if batch is None else self._batch_end(batch, predicted.truncate_to))
+                       0 if batch is None else batch_end(batch, predicted.truncate_to))
                 if row["offset"] > end:
                     predicted.offsets_beyond_end.append(OffsetBeyondEnd(
                         row["group"], *key, row["offset"], end))
@@ -339,6 +352,7 @@ class AlreadyLost:
                     unclear += 1
                 else:
                     lost[key[0]] += offset - known
+                    self.lost_offsets.setdefault(number, OffsetRuns()).add_run(known, offset)
         if unclear:
             predicted.notes.append(
                 f"groups stand beyond the end of {plural(unclear, 'queue')} of which nothing else "
@@ -353,10 +367,6 @@ class AlreadyLost:
             return True
         when = max(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
         return when > self._accepted[-1][1] or saved.confirm_phy_offset > self._end
-
-    def _batch_end(self, state: QueueState, end: int | None) -> int:
-        assert isinstance(state.found, BatchQueue) or state.found is None
-        return 0 if state.found is None else state.found.bounds(0, end)[1]
 
     def _known_end(self, number: int) -> int:
         """Behind the last queue offset of which a row or a message tells; 0 without any."""
@@ -422,6 +432,12 @@ class AlreadyLost:
                 f"{plural(int((~inside).sum()), 'lost message')} would lie in files which the log "
                 "does not have: are these in another folder (--commitlog-dir), or were the "
                 "consumequeues copied later than the log?")
+
+
+def batch_end(state: QueueState, end: int | None) -> int:
+    """The queue offset behind the last message of a batch queue whose log ends at ``end``."""
+    assert isinstance(state.found, BatchQueue) or state.found is None
+    return 0 if state.found is None else state.found.bounds(0, end)[1]
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:

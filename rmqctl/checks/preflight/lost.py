@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import Claims, Queues
 from rmqctl.checks.preflight.types import LostMessage
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
@@ -93,6 +94,8 @@ class Lost(_Counted):
         super().__init__()
         self._queues, self._end = queues, end
         self.superseded = 0
+        self.offsets: dict[int, OffsetRuns] = {}
+        """Their queue offsets in their own queues, by number of the queue."""
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None) -> None:
@@ -110,8 +113,10 @@ class Lost(_Counted):
     def _add(self, batch: Batch) -> None:
         good = intact(batch) & (batch.offset >= self._end)
         old: Array = np.zeros(len(batch), bool)
-        for number, offset, place, record in self._queues.expected(batch):
-            for part in _by_queue(number):
+        claims = self._queues.expected(batch)
+        for claim in claims:
+            number, offset, place, record = claim.number, claim.offset, claim.place, claim.record
+            for part in by_queue(number):
                 queue = self._queues.states[int(number[part[0]])].found
                 if isinstance(queue, ConsumeQueue):
                     units = _units(queue, offset[part])
@@ -121,7 +126,10 @@ class Lost(_Counted):
                              & (units["size"] != FILLER.size))
                     old[record[part[other]]] = True
         self.superseded += int((old & good).sum())
-        self._take(batch, np.flatnonzero(good & ~old))
+        good &= ~old
+        self._take(batch, np.flatnonzero(good))
+        for claim in claims:
+            collect(self.offsets, claim, good[claim.record])
 
 
 class Unreachable:
@@ -129,18 +137,20 @@ class Unreachable:
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._pending: list[tuple[Array, Array, Array]] = []
+        self._pending: list[tuple[Array, Array, Array, Array]] = []
         self._held = 0
         self.by_topic: Counter[str] = Counter()
-        self.without_row: dict[int, Array] = {}
-        """Queue offsets of the first of them, by number of the queue."""
+        self.without_row: dict[int, OffsetRuns] = {}
+        """Their queue offsets, by number of the queue."""
+        self._regained: dict[int, OffsetRuns] = {}
 
     def add(self, batch: Batch, put: Array) -> None:
         """Records of one batch; those ``put`` (bool) have a row already."""
-        for number, offset, place, record in self._queues.expected(batch):
-            left = ~put[record]
+        for claim in self._queues.expected(batch):
+            left = ~put[claim.record]
             if left.any():
-                self._pending.append((number[left], offset[left], place[left]))
+                self._pending.append((claim.number[left], claim.offset[left], claim.count[left],
+                                      claim.place[left]))
                 self._held += int(left.sum())
         if self._held >= _BLOCK:
             self.flush()
@@ -150,44 +160,49 @@ class Unreachable:
 
         A wild row takes those behind it along.
         """
-        for state in self._queues.states:
+        for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.found_end or not isinstance(
                     state.found, ConsumeQueue):
                 continue
             with closing(state.found):
-                for _, rows in state.found.pages(state.end, state.found_end):
-                    for place, size in rows[rows["physical_offset"] < end][
-                            ["physical_offset", "size"]].tolist():
+                for first, rows in state.found.pages(state.end, state.found_end):
+                    before = np.flatnonzero(rows["physical_offset"] < end)
+                    for row, (place, size) in zip(before.tolist(), rows[before][
+                            ["physical_offset", "size"]].tolist(), strict=True):
                         if size > 0 and size != FILLER.size and (
                                 log.record_at(place, size) is not None):
                             self.by_topic[state.key[0]] += 1
+                            self.without_row.setdefault(number, OffsetRuns()).add_run(
+                                first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
         """Records ``put`` (bool) get their row after all, having been counted without."""
-        for number, _, _, record in self._queues.expected(batch):
-            for queue, count in zip(*np.unique(number[put[record]], return_counts=True),
-                                    strict=True):
+        for claim in self._queues.expected(batch):
+            for queue, count in zip(*np.unique(claim.number[put[claim.record]],
+                                               return_counts=True), strict=True):
                 self.by_topic[self._queues.states[int(queue)].key[0]] -= int(count)
+            collect(self._regained, claim, put[claim.record])
+
+    def offsets(self) -> dict[int, OffsetRuns]:
+        """Queue offsets of all that have no row in the end, by number of the queue."""
+        return {number: runs.without(self._regained[number]) if number in self._regained else runs
+                for number, runs in self.without_row.items()}
 
     def flush(self) -> None:
         """Compares what is held back with the rows on disk."""
         if not self._pending:
             return
-        number, offset, place = map(np.concatenate, zip(*self._pending, strict=True))
+        number, offset, count, place = map(np.concatenate, zip(*self._pending, strict=True))
         self._pending, self._held = [], 0
-        for part in _by_queue(number):
+        for part in by_queue(number):
             state = self._queues.states[int(number[part[0]])]
             missing: Array = np.ones(len(part), bool)
             if state.found is not None and state.found.files:
                 missing = ~_there(state.found, state.found_end, offset[part], place[part])
             if missing.any():
                 self.by_topic[state.key[0]] += int(missing.sum())
-                self._keep(int(number[part[0]]), offset[part[missing]])
-
-    def _keep(self, number: int, offset: Array) -> None:
-        known = self.without_row.get(number, offset[:0])
-        if len(known) < KEEP:
-            self.without_row[number] = np.concatenate([known, offset])
+                self.without_row.setdefault(int(number[part[0]]), OffsetRuns()).add(
+                    offset[part[missing]], count[part[missing]])
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
@@ -228,7 +243,17 @@ def _units(queue: ConsumeQueue, offset: Array) -> Array:
     return out
 
 
-def _by_queue(number: Array) -> list[Array]:
+def collect(runs: dict[int, OffsetRuns], claim: Claims, which: Array) -> None:
+    """Adds the queue offsets of the rows ``which`` (bool), by number of the queue."""
+    rows = np.flatnonzero(which)
+    for part in by_queue(claim.number[rows]):
+        here = rows[part]
+        runs.setdefault(int(claim.number[here[0]]), OffsetRuns()).add(
+            claim.offset[here], claim.count[here])
+
+
+def by_queue(number: Array) -> list[Array]:
+    """Positions by number of the queue."""
     order = np.argsort(number, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []
 

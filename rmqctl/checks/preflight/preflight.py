@@ -22,9 +22,11 @@ from rmqctl.broker.recovery import (
     start_file,
 )
 from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.consumers import QueueLosses, Situation, consumers
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.by_queue import by_queue
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, QUEUES, judge_log
@@ -77,17 +79,29 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     if loading.refusals:
         predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
-            already = AlreadyLost(store, Queues(store, version))
+            queues = Queues(store, version)
+            already = AlreadyLost(store, queues)
             predicted.messages = 0
             for batch in log.walk():
                 already.look(batch)
                 predicted.messages += _count_of(batch)
             already.judge(predicted, log, {}, running)
+            if log.files:
+                _judge_consumers(store, version, predicted, by_queue(predicted, queues, already),
+                                 running)
         return predicted
     with closing(loaded_log(store, version)) as log:
         _Start(store, version, predicted, loading, log, full, running, progress).run()
     predicted.differences = differences(predicted, loading, store.sizes.conf)
     return predicted
+
+
+def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction,
+                     losses: dict[tuple[str, int], QueueLosses], running: bool) -> None:
+    predicted.queue_losses = losses
+    if store.layout.reads(CONFIG):
+        predicted.consumers = consumers(store, losses, Situation(
+            version.generation, store.has_abort, running, version.clamps_delay_offsets))
 
 
 class _Start:
@@ -103,6 +117,8 @@ class _Start:
         self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues)
+        self.lost: Lost | None = None
+        """What the start cuts off; None where a repair has done so."""
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
@@ -125,6 +141,9 @@ class _Start:
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
+        if self.log.files:
+            _judge_consumers(self.store, self.version, predicted, by_queue(
+                predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
                      self.index,
@@ -240,6 +259,7 @@ class _Start:
                 f"{plural(self.cut.used - self.cut.end, 'byte')} in all lie beyond the end of the "
                 f"log at {self.cut.end}, where a repair has ended it: they were cut off then")
         else:
+            self.lost = lost
             predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
             predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
             predicted.lost_first = lost.first

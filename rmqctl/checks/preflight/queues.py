@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,6 +38,20 @@ from rmqctl.store.store import Store
 _LMQ = props.LMQ_PREFIX.encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The own rows which records of a batch claim, by column: the queue's number (in
+    `Queues.states`), the first queue offset and how many from it on, the record's place, and its
+    position in the batch.
+    """
+
+    number: Array
+    offset: Array
+    count: Array
+    place: Array
+    record: Array
+
+
 class Queues:
     """All queues of a store, found and recovered; `dispatch` goes on from there."""
 
@@ -55,7 +70,7 @@ class Queues:
                         for kind in (PLAIN, BATCH)}
         self._last_topic: Array = np.zeros(0, np.int64)
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
-        self._latest: tuple[Batch, list[tuple[Array, Array, Array, Array]]] | None = None
+        self._latest: tuple[Batch, list[Claims]] | None = None
         self.logics_timestamp = 0
         """Store time of the last dispatched message that has a row; 0 if none has."""
 
@@ -99,16 +114,13 @@ class Queues:
 
     # -- dispatch -------------------------------------------------------------------------------
 
-    def expected(self, batch: Batch) -> list[tuple[Array, Array, Array, Array]]:
-        """The own rows which records claim: (queue number, first queue offset, place, record).
-
-        Plain queues first, then batch queues; ``record`` are positions in the batch.
-        """
+    def expected(self, batch: Batch) -> list[Claims]:
+        """The own rows which records claim, those of plain queues first, then of batch queues."""
         if self._latest is None or self._latest[0] is not batch:
             self._latest = batch, list(self._expected(batch))
         return self._latest[1]
 
-    def _expected(self, batch: Batch) -> Iterator[tuple[Array, Array, Array, Array]]:
+    def _expected(self, batch: Batch) -> Iterator[Claims]:
         topic = self._topics.encode(text.topics(batch))
         for raw in self._topics.texts[len(self._is_batch):]:
             name = os.fsdecode(raw)
@@ -124,10 +136,11 @@ class Queues:
             rows = np.flatnonzero(which)
             if not len(rows):
                 continue
-            first = offset[rows] if name == PLAIN else batch_ranges(
-                properties(batch), offset)[0][rows]
+            first, count = offset, np.ones(len(offset), np.int64)
+            if name == BATCH:
+                first, count = batch_ranges(properties(batch), offset)
             number = self._tables[name].encode(topic[rows], batch.column("queue_id")[rows])
-            yield number, first, batch.offset[rows], rows
+            yield Claims(number, first[rows], count[rows], batch.offset[rows], rows)
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
@@ -139,7 +152,9 @@ class Queues:
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")
         own: Array = np.zeros(len(batch), bool)
-        for number, offset, place, rows in self.expected(batch):
+        for claim in self.expected(batch):
+            number, offset, place, rows = (claim.number, claim.offset, claim.place,
+                                           claim.record)
             own[rows] = True
             numbered = which[rows]
             state = self.states[int(number[0])]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rmqctl.actions import Action
 from rmqctl.broker.recovery import DispatchRange
+from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
@@ -103,6 +104,10 @@ class Prediction:
     already_lost_from: int | None = None
     already_lost_to: int | None = None
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
+    queue_losses: dict[tuple[str, int], QueueLosses] | None = None
+    """What becomes of each queue, in queue offsets; None where queues were not judged."""
+    consumers: Consumers | None = None
+    """What that means for groups; None where queues or groups were not judged."""
     undecodable: int = 0
     """Intact messages whose head makes clients give up (`header_rules.UNDECODABLE`)."""
     rows_added: int = 0
@@ -189,6 +194,8 @@ class Prediction:
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [offset._asdict() for offset in self.offsets_beyond_end],
+            **({"groups_affected": None, "consumers": None} if self.consumers is None
+               else self.consumers.as_fields()),
             "undecodable": self.undecodable,
             "unreachable": self.unreachable, "unreachable_by_topic": self.unreachable_by_topic,
             "shadowed": self.shadowed,

@@ -18,6 +18,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.consumers import show_section
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
@@ -354,8 +355,9 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())
+    show_section(page, plan.consumers)
     if last:
-        if plan.actions:
+        if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
             page.blank()
         page.text(last)
     _what_next(page, document["next"])

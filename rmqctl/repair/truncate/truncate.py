@@ -21,7 +21,6 @@ from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqctl.repair.groups import ConsumerProgress, named
 from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.index import cut_index
@@ -33,6 +32,7 @@ from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
+from rmqctl.store.config.progress import ConsumerProgress, named
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmqctl.repair.groups import Commit, ConsumerProgress
 from rmqctl.store import Store
+from rmqctl.store.config.progress import Commit, ConsumerProgress
 from tests.adversary.writer import Writer
 
 

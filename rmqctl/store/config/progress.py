@@ -1,6 +1,6 @@
 """How far consumer groups and the delay service have come, by what ``config/`` says.
 
-Used to warn of what a repair takes away from them; never changed by a repair.
+What a start or a repair means for them is told by it.
 """
 
 from __future__ import annotations

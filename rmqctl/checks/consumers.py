@@ -1,0 +1,280 @@
+"""What damage, a start or a repair means for consumers: one record for each group and queue.
+
+The losses by queue come from whoever judged the store (`rmqctl.checks.preflight`, a plan), the
+positions from ``config/``. Nothing is read again but what a position needs.
+
+What cannot be told stays open: groups write their positions to disk every 5 s
+(``flushConsumerOffsetInterval``), so after an unclean end some messages behind a position were
+consumed already; broadcast consumers keep their positions themselves; with POP a position is that
+of what was handed out, not of what was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rmqctl.broker.get_message import outside
+from rmqctl.checks.verify.context import deleted, known_topics
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
+from rmqctl.scan.offset_runs import OffsetRuns
+from rmqctl.store.config.config import load_one
+from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.config.progress import Commit, ConsumerProgress
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Store
+
+QueueKey = tuple[str, int]
+_REVIVE = "rmq_sys_REVIVE_LOG_"
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLosses:
+    """What becomes of one queue, in queue offsets. ``end``: behind its last message, after the
+    start or the repair. ``lost``: gone from the log already. ``cut``: intact, and the start cuts
+    them off. ``without_row``: in the log, and no consumer gets them. ``undecodable``: clients give
+    up at them.
+    """
+
+    end: int
+    lost: OffsetRuns = field(default_factory=OffsetRuns)
+    cut: OffsetRuns = field(default_factory=OffsetRuns)
+    without_row: OffsetRuns = field(default_factory=OffsetRuns)
+    undecodable: OffsetRuns = field(default_factory=OffsetRuns)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of them are known, not the first ones only."""
+        return all(runs.complete for runs in (self.lost, self.cut, self.without_row,
+                                              self.undecodable))
+
+
+class QueueImpact(NamedTuple):
+    """One queue for one group; all are counts of messages but the queue offsets ``position``,
+    ``max_offset`` and ``goes_on_at``.
+
+    ``position``: the next offset the group reads, None where it committed none (then all of the
+    queue counts as unread). ``max_offset``: the end of the queue, after the start or repair.
+    ``beyond_end``: how far the position lies behind it; None beside a running broker, where that
+    tells nothing. ``lost_before``, ``lost_after``: gone, and before the position or not yet read.
+    ``at_risk``: intact and unread, and no longer to be had after the start; ``would_be_cut``,
+    ``without_row`` and ``undecodable`` say why. ``goes_on_at``: where a consumer reads next.
+    ``twice``: what is certainly delivered again; ``twice_at_most``: and what may be, as the
+    position may be older than what was consumed.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    position: int | None
+    max_offset: int
+    beyond_end: int | None
+    lost_before: int
+    lost_after: int
+    at_risk: int
+    would_be_cut: int
+    without_row: int
+    undecodable: int
+    goes_on_at: int | None
+    twice: int
+    twice_at_most: int
+
+    @property
+    def affected(self) -> bool:
+        """Whether the group misses a message, gets one twice, or stands beyond the end. What is
+        lost before its position it had already; the delay service is set back to the end, and
+        misses nothing.
+        """
+        set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
+        return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
+                    or self.twice)
+
+
+COLUMNS = QueueImpact._fields
+
+
+@dataclass(frozen=True, slots=True)
+class Consumers:
+    """All groups of a store. ``queues`` by group, topic and queue id.
+
+    ``without_position``: groups that are configured and committed nothing here. ``complete``:
+    whether the figures count all losses, or at least so many. ``notes``: what cannot be told.
+    """
+
+    queues: tuple[QueueImpact, ...]
+    without_position: tuple[str, ...] = ()
+    complete: bool = True
+    notes: tuple[str, ...] = ()
+    positions_known: bool = True
+
+    @property
+    def affected(self) -> list[QueueImpact]:
+        return [queue for queue in self.queues if queue.affected]
+
+    @property
+    def groups_affected(self) -> int:
+        return len({queue.group for queue in self.affected})
+
+    def of(self, group: str) -> Consumers:
+        """Of one group only."""
+        return Consumers(tuple(queue for queue in self.queues if queue.group == group),
+                         tuple(name for name in self.without_position if name == group),
+                         self.complete, self.notes, self.positions_known)
+
+    def as_fields(self) -> dict[str, Any]:
+        """What documents of other commands hold: the records of affected queues."""
+        return {"groups_affected": self.groups_affected,
+                "consumers": [queue._asdict() for queue in self.affected]}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of ``impact``: a record for each group and queue."""
+        return {"groups": len({queue.group for queue in self.queues}),
+                "groups_affected": self.groups_affected,
+                "queues": [queue._asdict() for queue in self.queues],
+                "groups_without_position": list(self.without_position),
+                "complete": self.complete, "positions_known": self.positions_known,
+                "notes": list(self.notes)}
+
+    def in_words(self) -> str:
+        """``consumers: 2 of 3 groups affected (audit, billing): 14 messages lost unread, …``."""
+        groups = len({queue.group for queue in self.queues})
+        names = list(dict.fromkeys(queue.group for queue in self.affected))
+        if not groups:
+            return "consumers: no group has a position here"
+        if not names:
+            return f"consumers: none of {groups} group{'' if groups == 1 else 's'} is affected"
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        parts = []
+        for count, words in (
+                (sum(queue.lost_after for queue in self.affected), "lost unread"),
+                (sum(queue.at_risk for queue in self.affected), "unread and at risk"),
+                (sum(queue.twice for queue in self.affected), "delivered twice")):
+            if count:
+                parts.append(f"{count:,} {words}")
+        beyond = sum(bool(queue.beyond_end) for queue in self.affected)
+        if beyond:
+            parts.append(f"{beyond:,} position{'' if beyond == 1 else 's'} beyond the end")
+        return (f"consumers: {len(names):,} of {groups:,} group{'' if groups == 1 else 's'} "
+                f"affected ({', '.join(names[:_NAMED])}{more}): {', '.join(parts)}")
+
+
+class Situation(NamedTuple):
+    """What decides beside the losses: the broker's ``generation`` (4 or 5), whether the last end
+    was ``unclean``, whether a broker is ``running`` on the store, and whether it ``clamps`` the
+    delay service's positions into their queues when it starts (since 4.9.2).
+    """
+
+    generation: int
+    unclean: bool
+    running: bool = False
+    clamps: bool = True
+
+
+def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses],
+              situation: Situation) -> Consumers:
+    """What ``losses`` mean for every group of the store, and for the delay service (group
+    ``(delay)``). Queues of deleted topics are left out.
+    """
+    progress = ConsumerProgress.of(store)
+    known = known_topics(store)
+    commits: dict[str, dict[str, dict[int, int]]] = {}
+    for commit in _everybody(progress):
+        if (commit.topic, commit.queue_id) in losses or not deleted(commit.topic, known):
+            by_topic = commits.setdefault(commit.group, {})
+            by_topic.setdefault(commit.topic, {})[commit.queue_id] = commit.offset
+    queues: dict[str, list[int]] = {}
+    for topic, queue_id in losses:
+        queues.setdefault(topic, []).append(queue_id)
+    if SCHEDULE_TOPIC in queues:  # without a file it begins with the first of all
+        commits.setdefault(DELAY_GROUP, {}).setdefault(SCHEDULE_TOPIC, {})
+    view = View(store, generation=situation.generation)
+    made = tuple(
+        _impact(view, situation, group, (topic, queue_id), positions.get(queue_id),
+                losses.get((topic, queue_id)) or QueueLosses(0))
+        for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
+        for queue_id in sorted({*positions, *queues.get(topic, ())}))
+    groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
+    unread = [name for name in ("consumerOffset.json", "delayOffset.json")
+              if (file := load_one(store, name)).damaged and file.used is None]
+    return Consumers(made, tuple(sorted(groups - commits.keys())),
+                     all(losses[key].complete for key in losses), tuple(
+                         _notes(store, situation, losses, unread)), not unread)
+
+
+def _everybody(progress: ConsumerProgress) -> Iterable[Commit]:
+    yield from progress.commits
+    for queue_id, offset in sorted(progress.delayed.items()):
+        yield Commit(DELAY_GROUP, SCHEDULE_TOPIC, queue_id, offset)
+
+
+def _impact(view: View, situation: Situation, group: str, key: QueueKey, position: int | None,
+            losses: QueueLosses) -> QueueImpact:
+    behind = 0 if position is None else position
+    beyond: int | None = max(0, behind - losses.end)
+    goes_on_at = position
+    twice = 0
+    if beyond:
+        goes_on_at = _moved_to(view, situation, group, key, behind, losses.end)
+        twice = 0 if goes_on_at is None else max(0, losses.end - goes_on_at)
+        if situation.running:  # its files and the positions were not read in the same moment
+            beyond, goes_on_at, twice = None, position, 0
+    # A message counts once, for the first reason there is.
+    gone = [losses.lost, losses.cut, losses.without_row, losses.undecodable]
+    unread = [runs.count(behind) for runs in gone]
+    if sum(map(bool, unread)) > 1:
+        seen, unread = OffsetRuns(), []
+        for runs in gone:
+            unread.append(runs.without(seen).count(behind))
+            seen = seen.join(runs)
+    lost_after, cut, rowless, odd = unread
+    left = max(0, losses.end - behind - losses.lost.count(behind, losses.end))
+    return QueueImpact(
+        group, *key, position, losses.end, beyond, losses.lost.count(0, behind), lost_after,
+        cut + rowless + odd, cut, rowless, odd, goes_on_at, twice,
+        twice + (left if situation.unclean or (position is None and group == DELAY_GROUP) else 0))
+
+
+def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
+              end: int) -> int | None:
+    """Where a consumer beyond the end goes on; None where that cannot be told."""
+    if group == DELAY_GROUP:
+        return end if situation.clamps else None
+    least = 0
+    queue = view.store.queues.get(key)
+    try:
+        if queue is not None and end:
+            with closing(queue):
+                least = min(view.bounds(queue).first, end)
+    except (StoreIOError, FormatError):
+        return None
+    answer = outside(position, least, end, situation.generation)
+    return position if answer is None else answer.next_begin
+
+
+def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLosses],
+           unread: list[str]) -> Iterable[str]:
+    if unread:
+        yield (f"{' and '.join(f'config/{name}' for name in unread)}: no copy can be read, so "
+               "positions are not known (`rmqctl config` says what is wrong)")
+    offsets = load_one(store, "consumerOffset.json")
+    if offsets.fell_back:
+        yield ("positions are those of config/consumerOffset.json.bak, written 5 s before the file "
+               "itself, or longer")
+    if situation.running:
+        yield ("a broker runs: positions are those of at most 5 s ago, and whether one lies beyond "
+               "the end cannot be told")
+    elif situation.unclean and store.has_abort:
+        yield ("the last end was unclean: positions are written every 5 s, so messages behind them "
+               "may have been consumed already and be delivered twice (`twice_at_most`); which of "
+               "them cannot be told")
+    if any(topic.startswith(_REVIVE) for topic, _ in losses):
+        yield ("the store was used with POP: a position says what was handed out, so messages lost "
+               "before it may not have been acknowledged")
+    if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (
+            load_one(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
+        yield ("light queues: their positions are in config/lmqConsumerOffset.json, which is not "
+               "there; how far they were read cannot be told")

@@ -1,0 +1,42 @@
+"""What a start finds lost, and what it costs, by queue and in queue offsets: as consumers count."""
+
+from __future__ import annotations
+
+from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.consumers import QueueLosses
+from rmqctl.checks.preflight.already import AlreadyLost, batch_end
+from rmqctl.checks.preflight.lost import Lost, Unreachable
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.scan.offset_runs import OffsetRuns
+
+
+def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
+             unreachable: Unreachable | None = None,
+             lost: Lost | None = None) -> dict[tuple[str, int], QueueLosses]:
+    """Of every queue, once all of it is judged. ``unreachable`` and ``lost`` are None where the
+    start does not happen, or cuts nothing off.
+    """
+    rowless = {} if unreachable is None else unreachable.offsets()
+    found: dict[tuple[str, int], QueueLosses] = {}
+    for number, state in enumerate(queues.states):
+        gone = already.lost_offsets.get(number) or OffsetRuns()
+        cut = OffsetRuns() if lost is None else lost.offsets.get(number) or OffsetRuns()
+        if lost is not None and state.key[0].startswith(LMQ_PREFIX):
+            cut = _cut_rows(state).without(gone)
+        end = state.end if state.kind == PLAIN else batch_end(state, predicted.truncate_to)
+        losses = QueueLosses(end, gone, cut, rowless.get(number) or OffsetRuns(),
+                             already.undecodable_offsets.get(number) or OffsetRuns())
+        if state.kind == PLAIN:
+            found[state.key] = losses
+        else:
+            found.setdefault(state.key, losses)
+    return found
+
+
+def _cut_rows(state: QueueState) -> OffsetRuns:
+    """The rows of a light queue, which other queues' messages fill, that are cut off."""
+    rows = OffsetRuns()
+    rows.add_run(state.end, state.found_end)
+    return rows

@@ -1,0 +1,99 @@
+"""``rmqctl impact``: what a store's damage, and a broker's start on it, mean for consumers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.consumers import show_queues
+from rmqctl.commands.shared.engine_options import EngineOptions
+from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
+
+if TYPE_CHECKING:
+    from rmqctl.checks.consumers import Consumers
+    from rmqctl.output import Output
+
+NAME = ("impact",)
+EFFECT = "read-only"
+
+
+def command(
+    *,
+    group: Annotated[str | None, typer.Option(
+        "--group", metavar="GROUP", help="This consumer group only, with all its queues.")] = None,
+    engine: Annotated[EngineOptions, pick("version")],
+    quick: Annotated[bool, typer.Option(
+        "--quick", help="Read no more of the log than a broker does at its start: what is damaged "
+        "in older parts is then not counted.")] = False,
+    store: StoreOptions,
+    out: Out,
+) -> None:
+    """Show what damage, and a broker's start, mean for each consumer group and queue.
+
+    For each queue of a group: its position, how far that lies beyond the end which the queue has
+    after a start; messages that are lost already, before the position and after it (lost_after:
+    the group never gets them); messages at risk, which are intact, not yet read by the group, and
+    would be cut off or left without a row by the start, or make clients give up; and what is
+    delivered twice. The delay service is the group "(delay)". People see the queues that are
+    affected, -o json all. What cannot be told is said: positions are written every 5 s, broadcast
+    consumers keep their own. `rmqctl preflight` judges the start itself. Exit code 1 when a group
+    is affected: it misses messages, gets some twice, or stands beyond the end of a queue.
+
+        rmqctl impact STORE
+
+        rmqctl impact STORE --group billing -o json
+    """
+    from rmqctl.checks.preflight.preflight import preflight
+
+    with store.open() as opened:
+        for structure in ("consumequeue", "config"):
+            opened.layout.require(store.root, structure)
+        with out.progress("reading the log", opened.log.size) as progress, \
+                noting_refusals() as refused:
+            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
+    found = predicted.consumers
+    if found is None:
+        raise RefusedError(f"{store.root}: there is no commitlog file, so nothing can be told: is "
+                           "the log in other folders (--commitlog-dir), or not mounted?")
+    if group is not None:
+        found = found.of(group)
+    unknown = group is not None and not (found.queues or found.without_position)
+    if out.is_data or not unknown:
+        _show(out, found, all_queues=group is not None)
+    if not predicted.starts:
+        out.warn(f"a {predicted.broker_version} broker would not start on this store (`rmqctl "
+                 "preflight` says why): what is at risk is told as if nothing were cut off")
+    if refused:
+        raise StoreIOError(f"{refused[0]}; the figures are made without it")
+    if unknown:
+        out.warn(f"nothing is known here of group {group}")
+    if unknown or found.groups_affected or not found.positions_known:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _show(out: Output, found: Consumers, *, all_queues: bool) -> None:
+    """A document, rows of all queues, or a page with those that are affected."""
+    from rmqctl.checks.consumers import COLUMNS
+
+    if out.is_value:
+        out.document(found.as_dict())
+    elif out.is_data:
+        out.rows((queue._asdict() for queue in found.queues), COLUMNS)
+    else:
+        page = out.human()
+        page.text(found.in_words(), "bad" if found.groups_affected else "good")
+        show_queues(page, list(found.queues) if all_queues else found.affected)
+        if found.without_position:
+            named = ", ".join(found.without_position[:5])
+            more = len(found.without_position) - 5
+            page.text(f"no position here: {named}{f' and {more} more' if more > 0 else ''} "
+                      "(broadcast consumers keep theirs themselves)")
+    if not out.is_value:
+        for text in found.notes:
+            out.note(text)
+    if not found.complete:
+        out.warn("more runs of messages are lost than are told apart: the figures are at least so "
+                 "high")

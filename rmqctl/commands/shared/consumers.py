@@ -1,0 +1,43 @@
+"""How it is shown to people what something means for consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rmqctl.checks.consumers import Consumers, QueueImpact
+    from rmqctl.output import Human
+
+_SHOWN = 20
+_ALWAYS = 4
+"""So many columns name the queue; of the others those are left out that hold nothing."""
+
+
+def show_section(page: Human, found: Consumers | None) -> None:
+    """One line, and a table of the queues that are affected; nothing where no group is."""
+    if found is not None and found.groups_affected:
+        page.heading("What it means for consumers")
+        page.text(found.in_words())
+        show_queues(page, found.affected)
+
+
+def _row(queue: QueueImpact) -> dict[str, str | int | None]:
+    """The cells of a queue: ``lost`` messages, those of them that the group has not read, …"""
+    return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
+            "position": queue.position, "beyond": queue.beyond_end,
+            "lost": queue.lost_before + queue.lost_after, "unread": queue.lost_after,
+            "at risk": queue.at_risk, "twice": queue.twice}
+
+
+def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
+    """A table; the first of many queues."""
+    if not queues:
+        return
+    rows = [_row(queue) for queue in queues]
+    columns = [name for number, name in enumerate(rows[0])
+               if number < _ALWAYS or any(row[name] for row in rows)]
+    page.blank()
+    page.table(rows[:_SHOWN], columns)
+    if len(rows) > _SHOWN:
+        page.text(f"and {len(rows) - _SHOWN:,} more (-o json has all)")

@@ -1,0 +1,111 @@
+"""A set of queue offsets, kept as runs: what is lost of a queue, or at risk, lies side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.scan.frames import Array
+
+MOST_RUNS = 1 << 16
+"""Runs that one set keeps; what would make more is left out (``complete`` is False then)."""
+_MOST_OFFSET = 1 << 62
+_MOST_PARTS = 64
+
+
+class OffsetRuns:
+    """Queue offsets from 0 to 2^62, as half-open runs that neither touch nor overlap."""
+
+    def __init__(self) -> None:
+        self._runs: Array = np.zeros((0, 2), np.int64)
+        self._parts: list[Array] = []
+        self._sums: Array | None = None
+        self.complete = True
+
+    def __bool__(self) -> bool:
+        return bool(len(self._runs) or self._parts)
+
+    def add(self, offsets: Array, counts: Array | None = None) -> None:
+        """Queue offsets (int64, in any order); ``counts``: how many from each on. Others than
+        those a queue can have are left out.
+        """
+        ends = offsets + (1 if counts is None else counts)
+        good = (offsets >= 0) & (ends > offsets) & (ends <= _MOST_OFFSET)
+        if good.any():
+            self._parts.append(_joined(np.column_stack([offsets[good], ends[good]])))
+            self._sums = None
+            if len(self._parts) >= _MOST_PARTS:
+                self._settle()
+
+    def add_run(self, first: int, end: int) -> None:
+        """The queue offsets from ``first`` to before ``end``."""
+        first, end = max(0, first), min(end, _MOST_OFFSET)
+        if first < end:
+            self.add(np.array([first], np.int64), np.array([end - first], np.int64))
+
+    def runs(self) -> Array:
+        """The runs, ascending: int64 of shape (n, 2)."""
+        self._settle()
+        return self._runs
+
+    def count(self, first: int = 0, end: int = _MOST_OFFSET) -> int:
+        """How many of the queue offsets lie from ``first`` to before ``end``."""
+        return max(0, self._below(end) - self._below(first))
+
+    def has(self, offsets: Array) -> Array:
+        """Which of the queue offsets (int64) are in the set (bool)."""
+        runs = self.runs()
+        if not len(runs):
+            return np.zeros(len(offsets), bool)
+        index = np.searchsorted(runs[:, 0], offsets, "right") - 1
+        inside: Array = (index >= 0) & (offsets < runs[index, 1])
+        return inside
+
+    def join(self, other: OffsetRuns) -> OffsetRuns:
+        """Both sets in a new one."""
+        both = OffsetRuns()
+        both._parts = [self.runs(), other.runs()]
+        both.complete = self.complete and other.complete
+        return both
+
+    def without(self, other: OffsetRuns) -> OffsetRuns:
+        """What ``other`` has not, in a new set."""
+        left = OffsetRuns()
+        left.complete = self.complete and other.complete
+        low, high = other.runs()[:, 0], other.runs()[:, 1]
+        for first, end in self.runs().tolist():
+            begin, stop = np.searchsorted(high, first, "right"), np.searchsorted(low, end)
+            borders = [first, *other.runs()[begin:stop].ravel().tolist(), end]
+            for start, behind in zip(borders[::2], borders[1::2], strict=True):
+                left.add_run(start, behind)
+        return left
+
+    def _below(self, offset: int) -> int:
+        """How many of the set lie before ``offset``."""
+        runs = self.runs()
+        if self._sums is None:
+            self._sums = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
+        number = int(np.searchsorted(runs[:, 0], min(offset, _MOST_OFFSET)))
+        if not number:
+            return 0
+        first, end = runs[number - 1].tolist()
+        before, inside = int(self._sums[number - 1]), min(int(end), offset) - int(first)
+        return before + inside
+
+    def _settle(self) -> None:
+        if not self._parts:
+            return
+        runs = _joined(np.concatenate([self._runs, *self._parts]))
+        self.complete = self.complete and len(runs) <= MOST_RUNS
+        self._runs, self._parts, self._sums = runs[:MOST_RUNS], [], None
+
+
+def _joined(runs: Array) -> Array:
+    """Runs in order, those that touch or overlap as one."""
+    if not len(runs):
+        return runs
+    runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(runs[:, 1])
+    begins = np.append(True, runs[1:, 0] > reach[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(runs)) - 1
+    return np.column_stack([runs[first, 0], reach[last]])

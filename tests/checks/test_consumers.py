@@ -1,0 +1,252 @@
+"""What damage and a start mean for groups: `impact`, and the same in `preflight` and `recover`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.test_lost import JSON, SIZES, SMALL, filled, torn
+from tests.adversary.writer import Header, Layout, Put, Writer
+from tests.support import snapshot
+from tests.support.cli import run
+
+QUEUE = ("orders", 0)
+
+
+def impact(store: Path, code: int = 1, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = run("impact", store, *SIZES, *JSON, *more).expect(code).json()
+    return found
+
+
+def of_queue(found: dict[str, Any], group: str, topic: str = "orders",
+             queue_id: int = 0) -> dict[str, Any]:
+    records = found.get("queues") or found["consumers"]
+    return next(one for one in records
+                if (one["group"], one["topic"], one["queue_id"]) == (group, topic, queue_id))
+
+
+def numbers(puts: list[Put], key: tuple[str, int] = QUEUE) -> list[int]:
+    """Queue offsets of a queue's messages."""
+    return [put.queue_offset for put in puts if (put.topic, put.queue_id) == key]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_torn_tail(tmp_path: Path, version: int) -> None:
+    writer = filled(Layout(queue_file_units=20, version=version, abort=True, spare_file=True))
+    end = writer.next_offset[QUEUE]
+    writer.offsets["orders", "done"] = {0: end}
+    writer.offsets["orders", "midst"] = {0: 5}
+    lost = numbers(torn(writer, 70))
+    store = writer.write(tmp_path / "s")
+    with snapshot.assert_unchanged(store):
+        found = impact(store)
+    done, midst = of_queue(found, "done"), of_queue(found, "midst")
+    kept = end - len(lost)
+    assert (done["position"], done["max_offset"], done["beyond_end"]) == (end, kept, len(lost))
+    assert (done["lost_before"], done["lost_after"], done["at_risk"]) == (len(lost), 0, 0)
+    # A 4.x broker sends a group beyond the end of a queue that begins with 0 back to 0.
+    assert (done["goes_on_at"], done["twice"]) == ((0, kept) if version == 4 else (kept, 0))
+    assert (midst["beyond_end"], midst["lost_before"], midst["lost_after"]) == (0, 0, len(lost))
+    # Positions are written every 5 s, and the end was unclean.
+    assert (midst["twice"], midst["twice_at_most"]) == (0, kept - 5)
+    assert any("every 5 s" in note for note in found["notes"])
+    assert found["groups_affected"] == found["groups"] == 2
+
+
+def test_a_damaged_body(tmp_path: Path) -> None:
+    """One is lost; what follows it is cut off, unread or not. Light queues have it, too."""
+    writer = filled()
+    writer.offsets["orders", "midst"] = {0: 5}
+    writer.offsets["orders", "done"] = {queue: writer.next_offset["orders", queue]
+                                        for queue in range(4)}
+    writer.offsets["%LMQ%a", "light"] = {0: 2}
+    bad = writer.puts[80]
+    assert (bad.topic, bad.queue_id) == QUEUE
+    writer.flip(bad.body_at)
+    behind = numbers(writer.puts[81:])
+    store = writer.write(tmp_path / "s")
+    found = impact(store)
+    midst, done = of_queue(found, "midst"), of_queue(found, "done")
+    assert (midst["lost_after"], midst["at_risk"], midst["would_be_cut"]) == (
+        1, len(behind), len(behind))
+    assert midst["max_offset"] == bad.queue_offset
+    assert (done["lost_before"], done["lost_after"], done["at_risk"]) == (1, 0, 0)
+    assert done["beyond_end"] == len(behind) + 1
+    light = of_queue(found, "light", "%LMQ%a")
+    assert (light["lost_after"], light["at_risk"]) == (1, 3)
+    # preflight and the broker's strategy say the same, of the queues that are affected.
+    affected = [one for one in found["queues"] if one["beyond_end"] or one["lost_after"]
+                or one["at_risk"]]
+    broker = run("recover", store, *SIZES, "--strategy", "broker", *JSON).expect(1).json()
+    seen = run("preflight", store, *SIZES, *JSON).expect(1).json()
+    for one in (seen, broker):
+        assert one["consumers"] == affected
+        assert one["groups_affected"] == 3
+    # Salvage loses the one message, unless it is corrected.
+    saved = run("recover", store, *SIZES, "--correct", "off", *JSON).expect(1).json()
+    assert saved["groups_affected"] == 1
+    assert [(one["group"], one["lost_before"], one["lost_after"], one["at_risk"])
+            for one in saved["consumers"]] == [("midst", 0, 1, 0)]
+    assert run("recover", store, *SIZES, *JSON).expect(0).json()["consumers"] == []
+
+
+def test_one_message_counts_for_the_first_reason_there_is(tmp_path: Path) -> None:
+    """Clients give up at one that is cut off, too: it is at risk once."""
+    writer = Writer(Layout(queue_file_units=20))
+    for number in range(6):
+        writer.put("orders", b"%d" % number, header=Header(
+            born_host=("10.0.0.7", 70_000)) if number in (1, 4) else None)
+    writer.offsets["orders", "g"] = {0: 0}
+    writer.flip(writer.puts[3].body_at)
+    one = of_queue(impact(writer.write(tmp_path / "s")), "g")
+    assert (one["lost_after"], one["would_be_cut"], one["undecodable"], one["at_risk"]) == (
+        1, 2, 1, 3)
+
+
+def test_a_hole_in_the_log_is_before_some_and_after_others(tmp_path: Path) -> None:
+    writer = filled(SMALL, 300)
+    lost = numbers([put for put in writer.puts if 16 << 10 <= put.physical < 32 << 10])
+    writer.offsets["orders", "early"] = {0: lost[0]}
+    writer.offsets["orders", "late"] = {0: lost[-1] + 1}
+    writer.offsets["orders", "midst"] = {0: lost[3]}
+    store = writer.write(tmp_path / "s")
+    (store / "commitlog" / f"{16 << 10:020d}").unlink()
+    found = impact(store)
+    assert {group: (of_queue(found, group)["lost_before"], of_queue(found, group)["lost_after"])
+            for group in ("early", "midst", "late")} == {
+        "early": (0, len(lost)), "midst": (3, len(lost) - 3), "late": (len(lost), 0)}
+
+
+def test_what_no_row_leads_to_is_never_delivered(tmp_path: Path) -> None:
+    writer = Writer(Layout(queue_file_units=20))
+    for number in range(20):
+        writer.put("orders", b"%d" % number, queue_id=number % 2)
+    for row in (2, 8):  # they lead to the message before
+        writer.rows["orders", 1][row] = writer.rows["orders", 1][row - 1]
+    writer.offsets["orders", "g"] = {1: 4}
+    one = of_queue(impact(writer.write(tmp_path / "s")), "g", queue_id=1)
+    assert (one["lost_after"], one["without_row"], one["at_risk"]) == (0, 1, 1)
+
+
+def test_a_sound_store_affects_nobody(tmp_path: Path) -> None:
+    writer = filled(SMALL, 300)
+    writer.offsets["orders", "g"] = {0: 3, 1: 0}
+    writer.offsets["gone", "g"] = {0: 4711}  # a deleted topic's
+    store = writer.write(tmp_path / "s")
+    topics = json.loads((store / "config" / "topics.json").read_text())
+    assert "gone" not in topics["topicConfigTable"]
+    found = impact(store, 0)
+    assert found["groups_affected"] == 0
+    assert [(one["topic"], one["queue_id"], one["position"]) for one in found["queues"]] == [
+        ("orders", 0, 3), ("orders", 1, 0), ("orders", 2, None), ("orders", 3, None)]
+    assert all(one["twice_at_most"] == 0 for one in found["queues"])
+    table = run("impact", store, *SIZES).expect(0)
+    assert table.out == "consumers: none of 1 group is affected\n"
+    rows = run("impact", store, *SIZES, "-o", "csv").expect(0).out.splitlines()
+    assert rows[0].startswith("group,topic,queue_id,position,max_offset,beyond_end,lost_before")
+    assert len(rows) == 5
+
+
+def test_one_group_and_one_that_nobody_knows(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "near"] = {0: writer.next_offset[QUEUE]}
+    writer.offsets["pays", "far"] = {0: 99}
+    store = writer.write(tmp_path / "s")
+    groups = json.loads((store / "config" / "subscriptionGroup.json").read_text())
+    groups["subscriptionGroupTable"]["silent"] = {"groupName": "silent"}
+    (store / "config" / "subscriptionGroup.json").write_text(json.dumps(groups))
+    assert impact(store)["groups_without_position"] == ["silent"]
+    assert [one["group"] for one in impact(store, 1, "--group", "far")["queues"]] == ["far"] * 4
+    assert impact(store, 0, "--group", "near")["groups_affected"] == 0
+    assert impact(store, 0, "--group", "silent")["queues"] == []
+    unknown = run("impact", store, *SIZES, "--group", "nobody").expect(1)
+    assert "nothing is known here of group nobody" in unknown.err
+
+
+def test_the_delay_service_is_a_group(tmp_path: Path) -> None:
+    """Without delayOffset.json it begins with the first delayed message of all."""
+    writer = Writer(Layout(queue_file_units=20))
+    for number in range(5):
+        writer.put("SCHEDULE_TOPIC_XXXX", b"%d" % number, queue_id=2)
+    store = writer.write(tmp_path / "s")
+    found = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
+    assert (found["position"], found["twice"], found["twice_at_most"]) == (None, 0, 5)
+    (store / "config" / "delayOffset.json").write_text('{"offsetTable":{3:9}}')
+    # From 4.9.2 on a broker sets it back to the end, and nothing is missed.
+    found = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
+    assert (found["position"], found["beyond_end"], found["goes_on_at"]) == (9, 4, 5)
+    assert found["twice_at_most"] == 0
+    older = of_queue(impact(store, 1, "--broker-version", "4.9.1"), "(delay)",
+                     "SCHEDULE_TOPIC_XXXX", 2)
+    assert (older["beyond_end"], older["goes_on_at"]) == (4, None)
+
+
+def test_positions_that_cannot_be_read(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "g"] = {0: 3}
+    store = writer.write(tmp_path / "s")
+    path = store / "config" / "consumerOffset.json"
+    path.rename(path.with_name("consumerOffset.json.bak"))
+    path.write_bytes(bytes(200))
+    assert any(".bak, written 5 s before" in note for note in impact(store, 0)["notes"])
+    path.with_name("consumerOffset.json.bak").unlink()
+    found = impact(store)
+    assert not found["positions_known"]
+    assert any("no copy can be read" in note for note in found["notes"])
+
+
+def test_where_queues_or_positions_are_in_rocksdb_nothing_is_said(tmp_path: Path) -> None:
+    for folder in ("consumequeue", "config/topics"):
+        store = filled().write(tmp_path / folder.replace("/", "-"))
+        if folder == "consumequeue":
+            for queue in (store / folder).iterdir():
+                queue.rename(tmp_path / queue.name)
+        (store / folder).mkdir(parents=True, exist_ok=True)
+        (store / folder / "CURRENT").write_bytes(b"MANIFEST-000005\n")
+        assert "RocksDB" in run("impact", store, *SIZES).expect(3).err
+
+
+def test_no_log_at_all(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "g"] = {0: 3}
+    store = writer.write(tmp_path / "s")
+    for path in (store / "commitlog").iterdir():
+        path.unlink()
+    assert "not mounted" in run("impact", store, *SIZES).expect(6).err
+
+
+def test_beside_a_running_broker_positions_may_be_newer_than_the_queues(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "g"] = {0: writer.next_offset[QUEUE] + 1, 1: 7}
+    store = writer.write(tmp_path / "s")
+    hold = ("import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
+            "fcntl.lockf(file, fcntl.LOCK_EX, 1)\nprint('held', flush=True)\nsys.stdin.read()")
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(store / "lock")],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        found = impact(store, 0)
+    finally:
+        holder.communicate(b"")
+    assert of_queue(found, "g")["beyond_end"] is None
+    assert any("a broker runs" in note for note in found["notes"])
+    assert of_queue(impact(store), "g")["beyond_end"] == 1
+
+
+def test_the_table_has_room_at_80_columns(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "billing"] = {0: 5, 1: writer.next_offset["orders", 1]}
+    writer.flip(writer.puts[80].body_at)
+    shown = run("impact", writer.write(tmp_path / "s"), *SIZES, "-o", "table",
+                env={"COLUMNS": "80"}).expect(1).out.splitlines()
+    assert shown[0].startswith("consumers: 1 of 1 group affected (billing): 1 lost unread, ")
+    heads = next(line.split() for line in shown if line.startswith("group"))
+    assert heads == ["group", "topic", "queue", "position", "beyond", "lost", "unread", "at",
+                     "risk"]
+    assert max(map(len, shown)) <= 80
