@@ -104,13 +104,16 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
         if likely:
             return Decided(likely[0], sure=bool(trusted))
         raise _unknown("it has no entries", 0, sound=True)
-    # 3. A damaged file: the shape that explains most of it, or any other that explains all.
+    # 3. Any other shape that explains all; of a damaged file the shape that explains most.
     best = max(fits, key=lambda shape: fits[shape].share, default=None)
-    if best is not None and fits[best].share > _ENOUGH:
-        return Decided(best)
-    explained = _explained(size, header, read)
+    enough = best if best is not None and fits[best].share > _ENOUGH else None
+    if enough in trusted:
+        return Decided(enough)
+    explained = _explained(size, header, read, enough is None)
     if explained is not None:
         return Decided(explained)
+    if enough is not None:
+        return Decided(enough)
     if likely:  # wrecked: what is wrong in it is named by the likeliest shape
         return Decided(likely[0], sure=bool(trusted))
     raise _unknown("its slots and entries fit no shape", header.entries, sound=False)
@@ -129,8 +132,10 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
     return error
 
 
-def _explained(size: int, header: HeaderRecord, read: Read) -> Shape | None:
-    """The one shape of all that a file of this size can have which explains its content."""
+def _explained(size: int, header: HeaderRecord, read: Read, damaged: bool) -> Shape | None:
+    """The one shape of all that a file of this size can have which explains its content;
+    ``damaged``: or else the one that explains most of it.
+    """
     fitting: list[tuple[_Fit, Shape]] = []
     for shape in _promising(size, header, read):
         fit = _measure(shape, header, read)
@@ -141,7 +146,9 @@ def _explained(size: int, header: HeaderRecord, read: Read) -> Shape | None:
         raise _unknown("its entries fit several shapes", header.entries, sound=True)
     if exact:
         return exact[0]
-    return max(fitting, key=lambda candidate: candidate[0].share)[1] if fitting else None
+    if not damaged or not fitting:
+        return None
+    return max(fitting, key=lambda candidate: candidate[0].share)[1]
 
 
 def _promising(size: int, header: HeaderRecord, read: Read) -> Iterator[Shape]:

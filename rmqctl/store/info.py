@@ -155,10 +155,10 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
                     f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
         troubles.append(Trouble(store.log_folders[0], "no commitlog file is there"))
-    known = {os.path.normpath(file.path) for file in store.log.files}
+    known = {os.path.abspath(file.path) for file in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
-               and os.path.normpath(store.path(item.path)) not in known}
+               and os.path.abspath(store.path(item.path)) not in known}
     troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
                      "folders with --commitlog-dir") for folder in sorted(strange)]
     return troubles
@@ -207,13 +207,13 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
     items: list[Item] = []
     troubles: list[Trouble] = []
     seen: set[tuple[int, int]] = set()
-    logs = {os.path.normpath(folder) for folder in store.log_folders}
+    logs = {os.path.abspath(folder) for folder in store.log_folders}
     tops = [store.root, *sorted(logs)]
     for top in tops:
         for entry, info, folder in _files(top, seen, troubles):
             path = _relative(store, entry.path)
             parts = tuple(path.split(os.sep))
-            in_log = os.path.normpath(folder) in logs
+            in_log = os.path.abspath(folder) in logs
             items.append(Item(path, _kind(parts, entry.path, info.st_size, in_log),
                               info.st_size, info.st_blocks * _BLOCK,
                               kinds.base_offset(entry.name)))

@@ -17,7 +17,7 @@ from tests.support.cli import Result, run
 from tests.support.share import every
 from tests.support.snapshot import assert_unchanged
 
-SHAPES = [(1, 50), (2, 9), (7, 11), (16, 64), (17, 1000), (37, 50), (37, 1000), (97, 89),
+SHAPES = [(1, 50), (2, 9), (7, 7), (7, 11), (16, 64), (17, 1000), (37, 50), (37, 1000), (97, 89),
           (100, 400), (101, 401), (499, 4999), (1000, 37), (1024, 4096), (5000, 100)]
 
 

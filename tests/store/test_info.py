@@ -194,10 +194,13 @@ def test_a_missing_commitlog(tiny: tiny_stores.Tiny) -> None:
     assert troubles(tiny.root) == {"commitlog": "no commitlog file is there"}
 
 
-def test_a_multi_path_log_nobody_named(golden: GoldenFolder) -> None:
-    """Its folders are found by what is in them."""
+def test_a_multi_path_log_nobody_named(golden: GoldenFolder,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folders are found by what is in them, from wherever the store is named."""
     root = golden("5.3.3/multipath/store")
     assert troubles(root) == {}
+    monkeypatch.chdir(root.parent)
+    assert troubles(Path("store")) == {}
     assert look(root)["layout"]["commitlog"] == "multi-path"
 
 
