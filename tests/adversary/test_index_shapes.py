@@ -185,6 +185,16 @@ def test_wrecked_files_are_distinguished_from_odd_ones(tmp_path: Path) -> None:
     run("verify", store).expect(0)
 
 
+def test_several_files_that_begin_with_one_message(tmp_path: Path) -> None:
+    """More keys than a file holds, and of the files made in one millisecond only the last is there:
+    two of the new files begin where one of the old does.
+    """
+    store = keyed(2, 3, 12, keys=4).write(tmp_path / "s")
+    run("recover", store, "--apply").expect(0)
+    run("verify", store).expect(0)
+    assert found_keys(store, [f"k{number}-{each}" for number in range(12) for each in (0, 3)]) == 24
+
+
 # -- clocks ---------------------------------------------------------------------------------------
 
 

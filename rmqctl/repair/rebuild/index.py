@@ -175,8 +175,8 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
     low = after
     for file, old in zip(built, same, strict=True):
         name = None if old is None else old.name
-        if name is not None and name <= low and not (
-                right_ones and old is not None and same_content(file.path, old.path)):
+        if name is not None and name <= low and (name in sure or not (
+                right_ones and old is not None and same_content(file.path, old.path))):
             name = None
         sure.append(name)
         low = name or low
