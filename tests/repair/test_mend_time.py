@@ -155,6 +155,30 @@ def test_times_that_a_clock_gives_stay(tmp_path: Path) -> None:
             assert run("recover", store, *SIZES, *JSON).expect(0).json()["actions"] == [], name
 
 
+@pytest.mark.parametrize("back", [3_000, 60_000, 5 * 3600 * 1000])
+@pytest.mark.parametrize("keyed", [True, False], ids=["indexed", "alone"])
+def test_a_clock_set_back_just_before_the_last_message(tmp_path: Path, keyed: bool, back: int
+                                                       ) -> None:
+    """The checkpoint is of the message before."""
+    before = filled(keyed).puts[28].time
+    writer = filled(keyed, times={29: before - back})
+    writer.checkpoint = {"physic": before, "logics": before}
+    store = writer.write(tmp_path / "s")
+    assert run("recover", store, *SIZES, *JSON).expect(0).json()["actions"] == []
+
+
+def test_one_turned_bit_proves_nothing_where_messages_are_far_between(tmp_path: Path) -> None:
+    """A clock that was 40 s slow for one message of every 100 s: 65 s more would fit, too."""
+    writer = Writer(Layout(with_index=False, clock_step=100_000))
+    for number in range(20):
+        slow = 140_000 * (number == 10)
+        writer.put("orders", b"x", unique_key="",
+                   header=Header(store_timestamp=writer.clock - slow))
+    store = writer.write(tmp_path / "s")
+    actions = run("recover", store, "--only", "commitlog", *JSON).expect(0).json()["actions"]
+    assert actions == []
+
+
 def test_a_time_years_ahead_goes_even_where_the_index_has_it(tmp_path: Path) -> None:
     """An earlier repair may have made the index from it."""
     writer = filled(times={17: EPOCH + 9 * YEAR})

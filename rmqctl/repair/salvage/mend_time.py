@@ -49,6 +49,12 @@ class Between(NamedTuple):
     def allows(self, time: int) -> bool:
         return self.low <= time <= self.high
 
+    def by_no_chance(self, time: int, stored: int) -> bool:
+        """Whether a clock that was wrong for one message would hardly have been wrong by just as
+        much as one of the 64 bits makes of it: the span is short beside that.
+        """
+        return abs(time - stored) > 64 * (self.high - self.low)
+
     def meets(self, key: IndexedKey) -> bool:
         """Whether the second of an index entry has a time that is allowed."""
         return self.low < key.time + _SECOND and key.time <= self.high
@@ -85,7 +91,8 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
                for key in keys if between.meets(key)]
     if seconds:
         turned = [time for time in turned if any(second.allows(time) for second in seconds)]
-    if len(turned) == 1 and (seconds or between.closed):
+    if len(turned) == 1 and (seconds or (between.closed and between.by_no_chance(
+            turned[0], stored))):
         return turned[0], f"{said}: {turned[0]} without one turned bit"
     if seconds and not may_be:
         time = max(second.low for second in seconds)
