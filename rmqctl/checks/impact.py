@@ -5,7 +5,7 @@ One shape for every command (JSON: ``impact``), and one line of it for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,22 +52,30 @@ class Impact:
                 named.append(f"(unknown) {unknown:,}")
             first = "" if self.complete else "of the first: "
             parts.append(first + ", ".join(named))
+        stored = "stored" if self.complete else "the first stored"
         if self.earliest is not None and self.earliest == self.latest:
-            parts.append(f"stored at {time_text(self.earliest)}")
+            parts.append(f"{stored} at {time_text(self.earliest)}")
         elif self.earliest is not None and self.latest is not None:
-            parts.append(f"stored from {time_text(self.earliest)} to {time_text(self.latest)}")
+            parts.append(f"{stored} from {time_text(self.earliest)} to {time_text(self.latest)}")
         elif self.earliest is not None:
-            parts.append(f"stored after {time_text(self.earliest)}")
+            parts.append(f"{stored} after {time_text(self.earliest)}")
         elif self.latest is not None:
-            parts.append(f"stored before {time_text(self.latest)}")
+            parts.append(f"{stored} before {time_text(self.latest)}")
         return f"concerned: {'; '.join(parts)}"
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """The earliest and the latest of some spans of store times (ms); None where none is known."""
+    """The earliest and the latest of some spans of store times (ms); None for an end at which one
+    of them is open.
+    """
     known = list(times)
-    return (min((start for start, _ in known if start is not None), default=None),
-            max((end for _, end in known if end is not None), default=None))
+    starts, ends = [start for start, _ in known], [end for _, end in known]
+    return _known(starts, min), _known(ends, max)
+
+
+def _known(times: list[int | None], choose: Callable[[list[int]], int]) -> int | None:
+    known = [time for time in times if time is not None]
+    return choose(known) if known and len(known) == len(times) else None
 
 
 def _by_count(topics: Mapping[str, int]) -> dict[str, int]:

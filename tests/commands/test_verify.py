@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.checks.findings import CATEGORIES
+from rmqctl.checks.impact import span
+from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores
@@ -257,3 +259,25 @@ def test_what_an_engine_left_beyond_its_cut_is_said_to_be_either(
     for only in ((), ("--only", "consumequeue")):
         found = rmqctl("verify", root, *only, "-o", "json").expect(1).json()["findings"]
         assert sum("last start has ended" in one["detail"] for one in found) == 1
+
+
+def test_what_is_concerned_counts_rows_whose_messages_are_missing(tmp_path: Path, rmqctl) -> None:
+    """A file of the log is gone: that rows lead nowhere is no finding of its own."""
+    writer = Writer(Layout(log_file_size=8 << 10))
+    for number in range(90):
+        writer.put("orders", bytes(200), queue_id=number % 2)
+    store = writer.write(tmp_path / "s")
+    gone = sum(8 << 10 <= put.physical < 16 << 10 for put in writer.puts)
+    (store / "commitlog" / f"{8 << 10:020d}").unlink()
+    result = rmqctl("verify", store, "-o", "json").expect(1).json()
+    assert result["impact"]["rows"] == gone > 9
+    page = rmqctl("verify", store, "-o", "plain").expect(1).out
+    assert page.splitlines()[1] == (f"concerned: {gone} of 90 rows lead to no intact message, "
+                                    "topics orders")
+
+
+def test_a_span_that_is_open_at_an_end_says_no_end() -> None:
+    assert span([(10, 20), (15, None)]) == (10, None)
+    assert span([(10, 20), (None, None)]) == (None, None)
+    assert span([(10, 20), (5, 12)]) == (5, 20)
+    assert span([]) == (None, None)

@@ -170,8 +170,11 @@ class Prediction:
         if not count:
             return None
         of = None if self.messages is None else self.messages + self.messages_already_lost
-        earliest, latest = span([(self.lost_from, self.lost_to),
-                                 (self.already_lost_from, self.already_lost_to)])
+        earliest, latest = span(
+            times for lost, times in (
+                (self.messages_lost, (self.lost_from, self.lost_to)),
+                (self.messages_already_lost, (self.already_lost_from, self.already_lost_to)))
+            if lost)
         if self.unreachable:  # when these were stored was not looked at
             earliest = latest = None
         return Impact(count, of, topics, earliest, latest)

@@ -16,7 +16,8 @@ from rmqctl.store.query.lookup import containing
 from rmqctl.store.store import Store
 
 _WITHOUT_ROW = frozenset({"cq-behind", "cq-missing", "cq-missing-entry"})
-_WITHOUT_MESSAGE = frozenset({"cq-ahead"})
+_WITHOUT_MESSAGE = frozenset({"cq-ahead", "cq-lost"})
+_BODIES = frozenset({"body-crc"})
 _BROKEN = frozenset({"record-damaged", "body-crc"})
 _TOPICS = 3
 _DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
@@ -93,7 +94,7 @@ class Verdict(Generic[C]):
         own = Impact(_count(troubles, _WITHOUT_ROW) + broken,
                      int(covered.get("messages") or 0) + broken, topics, self.damaged_from,
                      self.damaged_to, self.total == len(self.findings))
-        return {**own.as_dict(), "rows": _count(troubles, _WITHOUT_MESSAGE),
+        return {**own.as_dict(), "rows": _count(self._rows_lost, _WITHOUT_MESSAGE),
                 "bytes": covered.get("bytes_damaged") or 0}
 
     @property
@@ -102,18 +103,25 @@ class Verdict(Generic[C]):
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
             return None
+        lost = self._rows_lost
         parts = []
         messages = self.coverage.as_dict().get("messages")
         rowless = _count(troubles, _WITHOUT_ROW)
         if rowless:
             parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
-        leading = _count(troubles, _WITHOUT_MESSAGE)
+        bodies = _count(troubles, _BODIES)
+        if bodies:
+            parts.append(f"{bodies:,} of {(messages or 0) + bodies:,} messages "
+                         f"{'has a damaged body' if bodies == 1 else 'have damaged bodies'}")
+        leading = _count(lost, _WITHOUT_MESSAGE)
         if leading:
-            parts.append(f"{leading:,} rows lead to no message")
+            rows = self.coverage.as_dict().get("consumequeue_rows")
+            parts.append(f"{leading:,}{f' of {rows:,}' if rows else ''} rows lead to no intact message")
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(f"{damaged:,} bytes of the log are damaged")
-        topics = sorted({finding.topic for finding in troubles if finding.topic is not None})
+        topics = sorted({finding.topic for finding in (*troubles, *lost)
+                         if finding.topic is not None})
         if topics:
             more = f" and {len(topics) - _TOPICS} more" if len(topics) > _TOPICS else ""
             parts.append(f"topics {', '.join(topics[:_TOPICS])}{more}")
@@ -121,6 +129,12 @@ class Verdict(Generic[C]):
             return None
         least = "at least " if self.total > len(self.findings) else ""
         return f"concerned: {least}{', '.join(parts)}"
+
+    @property
+    def _rows_lost(self) -> list[Finding]:
+        """Those on rows that lead nowhere: information by itself, where the log's damage is told."""
+        return [finding for finding in self.findings
+                if finding.is_trouble or finding.category == "cq-lost"]
 
     def require_judged(self) -> None:
         """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
