@@ -116,7 +116,8 @@ class Verdict(Generic[C]):
         leading = _count(lost, _WITHOUT_MESSAGE)
         if leading:
             rows = self.coverage.as_dict().get("consumequeue_rows")
-            parts.append(f"{leading:,}{f' of {rows:,}' if rows else ''} rows lead to no intact message")
+            of = f" of {rows:,}" if rows else ""
+            parts.append(f"{leading:,}{of} rows lead to no intact message")
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(f"{damaged:,} bytes of the log are damaged")
@@ -132,7 +133,7 @@ class Verdict(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Those on rows that lead nowhere: information by itself, where the log's damage is told."""
+        """Those on rows that lead nowhere, which are mere information where the log is damaged."""
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
 
