@@ -77,7 +77,14 @@ def _next(prediction: Prediction, root: str) -> str | None:
     """
     if prediction.not_judged:  # `recover` plans nothing for such a store
         return typed.other("verify", root)
-    return None if prediction.harmless else typed.other("recover", root)
+    if prediction.harmless:
+        return None
+    ahead = prediction.offsets_beyond_end
+    if ahead and ahead[0].group and prediction.start_is_harmless and not (
+            prediction.messages_already_lost or prediction.undecodable):
+        # Nothing but groups beyond an end, which `recover` leaves as they are.
+        return typed.other("offsets", "reset", root, "--group", ahead[0].group, "--to", "latest")
+    return typed.other("recover", root)
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:

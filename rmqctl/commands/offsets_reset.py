@@ -1,0 +1,68 @@
+"""``rmqctl offsets reset``: sets a consumer group's offsets, offline."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, View, Zone
+from rmqctl.errors import UsageError
+from rmqctl.parse_values import now_ms, parse_time
+
+if TYPE_CHECKING:
+    from rmqctl.repair.offsets import Reset
+    from rmqctl.repair.scratch import Scratch
+
+NAME = ("offsets", "reset")
+EFFECT = "mutates"
+
+
+def command(
+    *,
+    group: Annotated[str, typer.Option(
+        "--group", metavar="GROUP", show_default=False, help="The consumer group.")],
+    topic: Topic = None,
+    queue: Queue = None,
+    time: Annotated[str | None, typer.Option(
+        "--time", metavar="TIME", help="To the first message stored then or later: ISO-8601, epoch "
+        "ms or s, yyyyMMdd, relative (-2h).")] = None,
+    to: Annotated[Literal["earliest", "latest"] | None, typer.Option(
+        "--to", show_default=False, help="To the first message there is, or behind the last.",
+    )] = None,
+    view: View = "auto",
+    tz: Zone = UTC,
+    apply: ApplyOptions,
+    store: StoreQueues,
+    out: Out,
+) -> None:
+    """Set where a consumer group goes on: shows the plan, and with --apply carries it out.
+
+    Without --topic in all topics of which the group committed offsets, but its retry topic. Only
+    the offsets in config/ are changed, while no broker runs; consumers that keep their own
+    (broadcasting) do not see it. The file as it was is kept, and `rmqctl undo` brings it back.
+
+        rmqctl offsets reset STORE --group billing --time 2024-06-21T19:53:00Z
+
+        rmqctl offsets reset STORE --group billing --topic orders --queue 3 --to earliest --apply
+    """
+    from rmqctl.broker.view import view_of
+    from rmqctl.commands.shared import applying
+    from rmqctl.repair.offsets import Reset, plan_reset
+
+    if (time is None) == (to is None):
+        raise UsageError("where to: give one of --time and --to")
+    if queue is not None and topic is None:
+        raise UsageError("--queue needs --topic")
+    wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None else to or "latest",
+                          topic, queue)
+
+    def propose(_: Scratch) -> applying.Proposal:
+        with store.open() as opened:
+            made = plan_reset(opened, wanted, view_of(opened, view), now_ms)
+        return applying.Proposal(made.plan, {
+            "group": group, "queues": [moved.as_dict() for moved in made.queues]})
+
+    applying.run(out, store.root, "offsets-reset", propose, apply)

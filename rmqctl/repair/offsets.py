@@ -1,0 +1,251 @@
+"""``offsets reset``: a consumer group's positions set anew, in the file a broker reads them from.
+
+Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
+as it is, in its order. What consumers keep themselves (broadcasting) is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rmqctl.broker.offset_by_time import offset_by_time
+from rmqctl.errors import RefusedError
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.parse_values import time_text
+from rmqctl.repair.plan import Action, Create, Plan, Replace
+from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
+from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Store
+
+COMMAND = "offsets-reset"
+_FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
+_TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
+_RETRY = "%RETRY%"
+_REVIVE = "rmq_sys_REVIVE_LOG_"
+_SINCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Whose positions, and whereto: a store time in epoch ms, or an end of the queue. ``topic``
+    None: all topics the group committed in, but its retry topic; ``queue_id`` None: all queues.
+    """
+
+    group: str
+    to: int | Literal["earliest", "latest"]
+    topic: str | None = None
+    queue_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One queue's position before (None: there was none) and after; the queue's bounds; the store
+    time (ms) of the message there, None where none is.
+    """
+
+    topic: str
+    queue_id: int
+    before: int | None
+    after: int
+    min_offset: int
+    max_offset: int
+    store_timestamp: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"topic": self.topic, "queue_id": self.queue_id, "from": self.before,
+                "to": self.after, "min_offset": self.min_offset, "max_offset": self.max_offset,
+                "store_timestamp": self.store_timestamp}
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A plan, and every queue it is about, those that stay where they are among them."""
+
+    plan: Plan
+    queues: tuple[Moved, ...]
+
+
+def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]) -> Offsets:
+    """The plan for an opened store; ``view`` says where queues begin and end. ``clock``: epoch ms.
+
+    RefusedError for a group or a queue that is not known, or a file that cannot be changed without
+    loss; UnsupportedError for a layout that is not written; StoreIOError.
+    """
+    store.layout.require_writable(store.root)
+    file = _file_of(store, wanted.group)
+    _refuse_damage(store, file)
+    before = _positions(file, wanted.group)
+    _refuse_unknown(store, wanted, before)
+    queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}))
+                   for topic, queue_id in _queues(store, wanted, before))
+    if not queues:
+        raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
+                           "reset")
+    changed = [queue for queue in queues if queue.before != queue.after]
+    notes = _notes(store, wanted, file, before)
+    target = f"{FOLDER}/{file.name}"
+    if not changed:
+        return Offsets(Plan(COMMAND, store.root, notes=tuple(notes)), queues)
+    data = fastjson.build(_changed(file, wanted.group, changed, store.generation, clock))
+    step = (Create if file.main.state == MISSING else Replace)(target, data)
+    actions = tuple(_action(target, wanted, queue) for queue in changed)
+    return Offsets(Plan(COMMAND, store.root, actions, (step,), notes=tuple(notes)), queues)
+
+
+# -- whose, and which queues ----------------------------------------------------------------------
+
+
+def _file_of(store: Store, group: str) -> ConfigFile:
+    """The file that holds the group's positions; with ``enableLmq`` a broker keeps all of them in
+    the second one.
+    """
+    plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
+    known = [file for file in (plain, light) if _positions(file, group)]
+    if known:
+        return known[0]
+    return light if plain.main.state == plain.backup.state == MISSING and light.used else plain
+
+
+def _refuse_damage(store: Store, file: ConfigFile) -> None:
+    used = file.used
+    if used is None and file.damaged:
+        raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read, so "
+                           "other groups' offsets would be lost: repair it first (`rmqctl "
+                           "recover`)")
+    if used is not None and (used.damaged or file.faults):
+        raise RefusedError(f"{store.root}: {used.path}: "
+                           f"{used.reason or file.faults[0]}; writing it anew would lose what is "
+                           "odd: repair it first")
+
+
+def _positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for row in file.rows():
+        if row["group"] == group:
+            found.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
+    return found
+
+
+def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -> None:
+    group = wanted.group
+    if group == DELAY_GROUP:
+        raise RefusedError("the delay service is no consumer group: its progress is in "
+                           "config/delayOffset.json")
+    if "@" in group or not group.strip():
+        raise RefusedError(f"{group!r} is no name of a consumer group")
+    configured = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
+    if not before and group not in configured:
+        raise RefusedError(f"{store.root}: nothing is known here of group {group}: it committed no "
+                           "offset and is not configured")
+    if wanted.topic is None and not before:
+        raise RefusedError(f"{store.root}: group {group} committed no offset here: name the topic "
+                           "(--topic)")
+
+
+def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
+        tuple[str, int]]:
+    topics = [wanted.topic] if wanted.topic is not None else [
+        topic for topic in sorted(before) if topic != _RETRY + wanted.group]
+    on_disk: dict[str, set[int]] = {}
+    for topic, queue_id in {**store.queues, **store.batch_queues}:
+        on_disk.setdefault(topic, set()).add(queue_id)
+    for topic in topics:
+        known = on_disk.get(topic, set()) | before.get(topic, {}).keys()
+        if wanted.queue_id is None:
+            yield from ((topic, queue_id) for queue_id in sorted(known))
+        elif wanted.queue_id in known:
+            yield topic, wanted.queue_id
+
+
+# -- whereto --------------------------------------------------------------------------------------
+
+
+def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
+           before: Mapping[int, int]) -> Moved:
+    when = wanted.to if isinstance(wanted.to, int) else 0
+    answer = offset_by_time(view, topic, queue_id, when)
+    old = before.get(queue_id)
+    if answer is None:  # no file: the queue begins with 0
+        return Moved(topic, queue_id, old, 0, 0, 0, None)
+    first, end = answer.min_offset, answer.max_offset
+    if wanted.to == "earliest":
+        return Moved(topic, queue_id, old, first, first, end, _stored(store, topic, queue_id,
+                                                                      first))
+    if wanted.to == "latest":
+        return Moved(topic, queue_id, old, end, first, end, None)
+    record = answer.record
+    return Moved(topic, queue_id, old, answer.queue_offset, first, end,
+                 None if record is None else record.store_timestamp)
+
+
+def _stored(store: Store, topic: str, queue_id: int, offset: int) -> int | None:
+    """The store time of the message at a queue offset; None where none can be read."""
+    queue = store.queues.get((topic, queue_id))
+    if queue is None:
+        return None
+    with closing(queue):
+        unit = queue.unit(offset)
+    if unit is None or not unit.is_valid:
+        return None
+    record = store.log.record_at(unit.physical_offset, unit.size)
+    return None if record is None else record.store_timestamp
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def _changed(file: ConfigFile, group: str, queues: list[Moved], generation: int,
+             clock: Callable[[], int]) -> dict[str, Any]:
+    """The whole of the file, with the positions as they are to be."""
+    value = dict(file.value or {})
+    light = file.name == _LMQ_FILE and group.startswith(LMQ_PREFIX)
+    name = _LMQ_TABLE if light else _TABLE
+    table = dict(value.get(name) or {})
+    for queue in queues:
+        key = f"{queue.topic}@{group}"
+        table[key] = queue.after if light else {**(table.get(key) or {}),
+                                                str(queue.queue_id): queue.after}
+    value[name] = table
+    for each in (_TABLE,):  # numbers of queues stand bare, as a broker writes them
+        value[each] = {key: {int(queue): offset for queue, offset in entry.items()}
+                       for key, entry in (value.get(each) or {}).items()}
+    version = value.get("dataVersion")
+    if isinstance(version, dict) and isinstance(version.get("counter"), int):
+        value["dataVersion"] = {**version, "counter": version["counter"] + 1, "timestamp": clock()}
+    elif generation >= _SINCE and not file.value:
+        value["dataVersion"] = {"counter": 1, "stateVersion": 0, "timestamp": clock()}
+    return value if file.value else dict(sorted(value.items()))
+
+
+def _action(target: str, wanted: Reset, queue: Moved) -> Action:
+    reason = f"{wanted.group} at {queue.topic}, queue {queue.queue_id}: "
+    if isinstance(wanted.to, int):
+        reason += ("the first message stored then or later"
+                   if queue.after < queue.max_offset else "nothing was stored then or later")
+    else:
+        reason += "the first message" if wanted.to == "earliest" else "behind the last message"
+    return Action("reset", target, queue.before, queue.after, reason, proof={
+        "group": wanted.group, "topic": queue.topic, "queue_id": queue.queue_id,
+        "min_offset": queue.min_offset, "max_offset": queue.max_offset,
+        "store_timestamp": queue.store_timestamp,
+        "stored": None if queue.store_timestamp is None else time_text(queue.store_timestamp)})
+
+
+def _notes(store: Store, wanted: Reset, file: ConfigFile,
+           before: Mapping[str, object]) -> list[str]:
+    notes = []
+    if file.fell_back:
+        notes.append(f"{file.main.fault()}; the other offsets are taken from {file.backup.path}, "
+                     "as a broker does")
+    if wanted.topic is None and _RETRY + wanted.group in before:
+        notes.append(f"the retry topic {_RETRY}{wanted.group} keeps its offsets: messages that "
+                     "wait there are delivered again (--topic names it)")
+    if any(topic.startswith(_REVIVE) for topic, _ in store.queues):
+        notes.append("the store was used with POP: what was handed out and not acknowledged comes "
+                     "again, wherever the offset is")
+    return notes

@@ -1,0 +1,158 @@
+"""``offsets reset``: positions of a group set anew, offline; everything else in the file stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats.config import config_json
+from tests.adversary.test_lost import SIZES, filled
+from tests.adversary.writer import Writer
+from tests.support import snapshot
+from tests.support.cli import Result, run
+
+JSON = ("-o", "json")
+
+
+def store_of(tmp_path: Path, writer: Writer | None = None) -> Path:
+    made = writer or filled()
+    made.offsets["orders", "billing"] = {0: 5, 1: 5, 3: 99}
+    made.offsets["%RETRY%billing", "billing"] = {0: 2}
+    made.offsets["pays", "audit"] = {0: 7}
+    return made.write(tmp_path / "s")
+
+
+def reset(store: Path, *words: str) -> Result:
+    return run("offsets", "reset", store, "--group", "billing", *words)
+
+
+def table(store: Path, name: str = "consumerOffset.json") -> Any:
+    return config_json.parse((store / "config" / name).read_bytes()).value
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest"])
+def test_to_an_end_and_back(tmp_path: Path, to: str) -> None:
+    writer = filled()
+    store = store_of(tmp_path, writer)
+    before = table(store)
+    with snapshot.assert_unchanged(store):
+        plan = reset(store, "--to", to, *JSON).expect(0).json()
+    ends = {str(queue): 0 if to == "earliest" else writer.next_offset["orders", queue]
+            for queue in range(4)}
+    assert {str(one["queue_id"]): one["to"] for one in plan["queues"]} == ends
+    assert [one["from"] for one in plan["queues"]] == [5, 5, None, 99]
+    assert all(one["proof"]["group"] == "billing" for one in plan["actions"])
+    done = reset(store, "--to", to, "--apply", *JSON).expect(0).json()
+    assert done["applied"]
+    after = table(store)
+    assert after["offsetTable"]["orders@billing"] == ends
+    assert {key: entry for key, entry in after["offsetTable"].items() if key != "orders@billing"
+            } == {key: entry for key, entry in before["offsetTable"].items()
+                  if key != "orders@billing"}
+    assert list(after) == list(before)
+    assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1
+    assert b"{0:" in (store / "config" / "consumerOffset.json").read_bytes()
+    # A second run has nothing to do; impact has nothing to say; undo brings the file back.
+    assert reset(store, "--to", to, *JSON).expect(0).json()["actions"] == []
+    assert run("impact", store, *SIZES, "--group", "billing", *JSON).json()["queues"][-1][
+        "beyond_end"] == 0
+    run("undo", store, "--yes").expect(0)
+    assert table(store) == before
+
+
+def test_by_time_it_is_the_first_message_stored_then_or_later(tmp_path: Path) -> None:
+    writer = filled()
+    store = store_of(tmp_path, writer)
+    when = writer.puts[61].time
+    found = reset(store, "--time", str(when), "--topic", "orders", *JSON).expect(0).json()
+    for one in found["queues"]:
+        later = [put for put in writer.puts if (put.topic, put.queue_id) == (
+            "orders", one["queue_id"]) and put.time >= when]
+        assert (one["to"], one["store_timestamp"]) == (later[0].queue_offset, later[0].time)
+    late = reset(store, "--time", str(writer.puts[-1].time + 1), "--topic", "orders", "--queue",
+                 "1", *JSON).expect(0).json()
+    assert [(one["queue_id"], one["to"]) for one in late["queues"]] == [
+        (1, writer.next_offset["orders", 1])]
+
+
+def test_the_retry_topic_only_by_name(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    plan = reset(store, "--to", "latest", *JSON).expect(0).json()
+    assert {one["topic"] for one in plan["queues"]} == {"orders"}
+    assert any("%RETRY%billing" in note for note in plan["notes"])
+    named = reset(store, "--to", "earliest", "--topic", "%RETRY%billing", *JSON).expect(0).json()
+    assert [(one["from"], one["to"]) for one in named["queues"]] == [(2, 0)]
+
+
+def test_where_a_broker_would_end_the_log(tmp_path: Path) -> None:
+    """Behind the last message is where the queue ends after a start, else the group would stand
+    beyond the end.
+    """
+    writer = filled()
+    writer.flip(writer.puts[80].body_at)
+    store = store_of(tmp_path, writer)
+    kept = {queue: sum((put.topic, put.queue_id) == ("orders", queue) for put in writer.puts[:80])
+            for queue in range(4)}
+    plan = reset(store, "--to", "latest", *JSON).expect(0).json()
+    assert {one["queue_id"]: one["to"] for one in plan["queues"]} == kept
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_with_light_queues_offsets_are_in_another_file(tmp_path: Path, light: bool) -> None:
+    store = store_of(tmp_path)
+    group, topic = ("%LMQ%c", "%LMQ%a") if light else ("billing", "orders")
+    (store / "config" / "consumerOffset.json").unlink()
+    (store / "config" / "lmqConsumerOffset.json").write_text(json.dumps({
+        "lmqOffsetTable": {"%LMQ%a@%LMQ%c": 1}, "offsetTable": {"orders@billing": {"0": 3}}}))
+    run("offsets", "reset", store, "--group", group, "--topic", topic, "--queue", "0", "--to",
+        "latest", "--apply", *JSON).expect(0)
+    after = table(store, "lmqConsumerOffset.json")
+    assert after == {"lmqOffsetTable": {"%LMQ%a@%LMQ%c": 12 if light else 1},
+                     "offsetTable": {"orders@billing": {"0": 3 if light else 20}}}
+    assert not (store / "config" / "consumerOffset.json").exists()
+
+
+def test_a_group_that_committed_nothing_yet(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    (store / "config" / "consumerOffset.json").unlink()
+    assert "name the topic" in reset(store, "--to", "latest").expect(6).err
+    reset(store, "--to", "latest", "--topic", "pays", "--queue", "2", "--apply", *JSON).expect(0)
+    assert table(store)["offsetTable"] == {"pays@billing": {"2": 10}}
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    reset(store).expect(2)
+    reset(store, "--to", "latest", "--time", "-2h").expect(2)
+    reset(store, "--to", "latest", "--queue", "1").expect(2)
+    assert "no queue" in reset(store, "--to", "latest", "--topic", "nope").expect(6).err
+    for group in ("nobody", "(delay)", "a@b"):
+        run("offsets", "reset", store, "--group", group, "--to", "latest").expect(6)
+    path = store / "config" / "consumerOffset.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "no copy of it can be read" in reset(store, "--to", "latest").expect(6).err
+    path.with_name("consumerOffset.json.bak").write_text('{"offsetTable":{"orders@billing":{0:1}}}')
+    plan = reset(store, "--to", "earliest", "--queue", "0", "--topic", "orders", *JSON)
+    assert any(".bak, as a broker does" in note for note in plan.expect(0).json()["notes"])
+    path.write_text('{"offsetTable":{"orders@billing":{0:1},"x@y":{"a":1}}}')
+    assert "would lose" in reset(store, "--to", "earliest").expect(6).err
+
+
+def test_beside_a_broker_nothing_is_changed(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    hold = ("import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
+            "fcntl.lockf(file, fcntl.LOCK_EX, 1)\nprint('held', flush=True)\nsys.stdin.read()")
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(store / "lock")],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with snapshot.assert_unchanged(store):
+            reset(store, "--to", "latest", "--apply", *JSON).expect(4)
+    finally:
+        holder.communicate(b"")
