@@ -35,6 +35,7 @@ class Goal:
     """What a measurement has to reach; a profile without a figure has no goal."""
 
     mb_s: dict[str, float] = field(default_factory=dict)
+    mrec_s: float | None = None  # million messages a second
     process_s: float | None = None
     peak_mib: float | None = None  # resident, mapped files included
     ratio_to: dict[str, float] = field(default_factory=dict)  # name of a measurement -> times
@@ -54,13 +55,15 @@ class Call:
 class Command:
     """An rmqctl command line, run in a new process each time.
 
-    whole_log: it goes through all of the log, so a throughput is shown.
+    whole_log: it goes through all of the log, so a throughput is shown. discards: what it writes,
+    more than the log is large, goes nowhere.
     """
 
     name: str
     argv: tuple[str, ...]
     whole_log: bool = False
     goal: Goal = Goal()
+    discards: bool = False
 
 
 Measurement = Call | Command
@@ -114,6 +117,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "stats --by topic",
         ("stats", "{store}", "--by", "topic", "-o", "json"),
         whole_log=True,
+    ),
+    Command(
+        "read -o jsonl",
+        ("read", "{store}", "-o", "jsonl"),
+        whole_log=True,
+        goal=Goal(mrec_s=0.3, peak_mib=STREAM_MIB),
+        discards=True,
     ),
     Command(
         "query key",

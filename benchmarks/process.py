@@ -76,11 +76,12 @@ class Sampler(threading.Thread):
             self.peak = max(self.peak, anonymous_mib(self.pid))
 
 
-def run(argv: list[str], timeout_s: float = 600.0) -> Usage:
-    """Runs argv in the project's folder; killed after timeout_s."""
+def run(argv: list[str], timeout_s: float = 600.0, *, discards: bool = False) -> Usage:
+    """Runs argv in the project's folder; killed after timeout_s. It may discard its output."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
-        child = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        child = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.DEVNULL if discards else out, stderr=err)
         sampler = Sampler(child.pid)
         sampler.start()
         alarm = threading.Timer(timeout_s, child.kill)

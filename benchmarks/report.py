@@ -77,6 +77,9 @@ def judged(row: Row, rows: list[Row]) -> str:
     wanted = goal.mb_s.get(row.profile)
     if wanted is not None:
         judge(f">= {wanted:g} MB/s", None if row.mb_s is None else row.mb_s >= wanted)
+    if goal.mrec_s is not None:
+        judge(f">= {goal.mrec_s:g} Mrec/s",
+              None if row.mrec_s is None else row.mrec_s >= goal.mrec_s)
     if goal.process_s is not None:
         judge(
             f"< {goal.process_s:g} s of CPU",

@@ -96,7 +96,7 @@ def measure_command(
     """A new process for each pass; the time is that of the process from start to end."""
     values = {**facts["probe"], "store": str(store.resolve())}
     argv = process.python("-m", "rmqctl", *(part.format_map(values) for part in what.argv))
-    passes = [process.run(argv) for _ in range(times)]
+    passes = [process.run(argv, discards=what.discards) for _ in range(times)]
     failed = next((used for used in passes if used.exit_code), None)
     if failed:
         return Row(what.name, profile, error=last_line(failed))

@@ -62,7 +62,7 @@ def command(
         size = opened.log.size
         with out.progress("reading the log", size) as progress:
             selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
-            rows = rows_of(faults.judged(selector.pages()), projection)
+            rows = rows_of(out, faults.judged(selector.pages()), projection)
             shown = show_rows(out, rows, projection, show.tz, empty="" if topic else "no messages")
         # Why there is nothing, or less than the topic has.
         if topic is not None:

@@ -10,7 +10,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
-from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
+from rmqctl.commands.shared.messages import Faults, show_rows
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
@@ -76,7 +76,8 @@ def _rows(tail: Tail, count: int, projection: Projection,
 
     records = tail.last(count)
     pages = (RecordPage(records[start:start + _PAGE]) for start in range(0, len(records), _PAGE))
-    yield from rows_of(faults.judged(pages), projection)
+    for page in faults.judged(pages):
+        yield from projection.rows(page)
 
 
 def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[str, Any]]:
@@ -98,4 +99,5 @@ def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, projection: Project
         pause()
         arrived = follower.poll()
         while chunk := list(islice(arrived, _PAGE)):
-            yield from rows_of(faults.judged([filtered(RecordPage(chunk), conditions)]), projection)
+            for page in faults.judged([filtered(RecordPage(chunk), conditions)]):
+                yield from projection.rows(page)

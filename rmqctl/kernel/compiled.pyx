@@ -46,6 +46,24 @@ cdef inline int64_t read_i64(const uint8_t *at) noexcept nogil:
     return <int64_t>((<uint64_t>read_u32(at) << 32) | read_u32(at + 4))
 
 
+cdef inline int64_t number_at(const uint8_t *at, int width, bint signed) noexcept nogil:
+    """The integer of 1, 2, 4 or 8 bytes there."""
+    if width == 8:
+        return read_i64(at)
+    if width == 4:
+        return read_i32(at) if signed else <int64_t>read_u32(at)
+    if width == 2:
+        return read_i16(at) if signed else <int64_t>(read_i16(at) & 0xFFFF)
+    return <int8_t>at[0] if signed else <int64_t>at[0]
+
+
+cdef inline int within(int64_t at, int64_t count, int64_t size) except -1 nogil:
+    """IndexError unless data[at:at + count] lies in ``size`` bytes of data; nothing overflows."""
+    if at < 0 or at > size or count < 0 or count > size - at:
+        raise IndexError("outside of the data")
+    return 0
+
+
 # -- records --------------------------------------------------------------------------------------
 
 cdef enum:  # rows of the columns that `follow` and `examine` fill
@@ -220,30 +238,16 @@ def integers(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, 
 
     IndexError where one is not inside of data.
     """
-    cdef int64_t size = data.shape[0], at
+    cdef int64_t size = data.shape[0]
     cdef const uint8_t *first = &data[0] if size else NULL
-    cdef Py_ssize_t row, count = start.shape[0]
+    cdef Py_ssize_t row
     if width not in (1, 2, 4, 8):
         raise ValueError("no such integer")
-    if offset < 0 or offset > size:
-        raise IndexError("outside of the data")
+    within(offset, 0, size)  # so that it can be added
     with nogil:
-        for row in range(count):
-            at = start[row]
-            # The range test for the reads below; written so that nothing overflows.
-            if at < 0 or at > size - offset or size - offset - at < width:
-                raise IndexError("outside of the data")
-            at += offset
-            if width == 8:
-                out[row] = read_i64(first + at)
-            elif width == 4:
-                out[row] = read_i32(first + at) if signed else <int64_t>read_u32(first + at)
-            elif width == 2:
-                out[row] = read_i16(first + at)
-                if not signed:
-                    out[row] &= 0xFFFF
-            else:
-                out[row] = <int8_t>first[at] if signed else <int64_t>first[at]
+        for row in range(start.shape[0]):
+            within(start[row], offset + width, size)
+            out[row] = number_at(first + start[row] + offset, width, signed)
 
 
 # -- texts ----------------------------------------------------------------------------------------
@@ -314,9 +318,7 @@ def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
     with nogil:
         for number in range(start.shape[0]):
             at, count = start[number], length[number]
-            # The range test for all reads below: at to at + count.
-            if at < 0 or at > size or count < 0 or count > size - at:
-                raise IndexError("outside of the data")
+            within(at, count, size)
             bits = 0
             out[number] = <int32_t>hashed_on(0, first + at, count, &bits) if count else 0
             odd[number] = bits >> 7
@@ -408,3 +410,4 @@ include "encode.pxi"
 include "properties.pxi"
 include "compare.pxi"
 include "rows.pxi"
+include "json.pxi"

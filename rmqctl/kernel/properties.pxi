@@ -6,13 +6,6 @@ cdef enum:
     SPACE = 32
 
 
-cdef inline int within(int64_t at, int64_t count, int64_t size) except -1 nogil:
-    """IndexError unless data[at:at + count] lies in ``size`` bytes of data; nothing overflows."""
-    if at < 0 or at > size or count < 0 or count > size - at:
-        raise IndexError("outside of the data")
-    return 0
-
-
 def cut(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
         uint8_t separator, bint ended, bint keep_empty, int64_t[:, ::1] parts):
     """The parts between separators of the texts data[start:start + length].
@@ -51,42 +44,14 @@ def cut(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] le
     return count
 
 
-def find(const uint8_t[::1] data, const int64_t[:, ::1] parts, Py_ssize_t total,
-         const uint8_t[::1] key, int64_t[:, ::1] values):
-    """The values of the first ``total`` parts (of `cut`) that begin with ``key``, text by text.
+def find(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+         uint8_t separator, const uint8_t[::1] keys, const int64_t[::1] ends,
+         int64_t[:, :, ::1] values, int64_t[::1] counts):
+    """The values of the parts that begin with a key, text by text; a separator ends a part.
 
-    An empty value is none, and the last of several in a text counts. ``values`` (int64 [3, n], room
-    for one of each text) takes text, start and length of each. Gives how many.
-    """
-    cdef int64_t size = data.shape[0], width = key.shape[0], at, count
-    cdef const uint8_t *first = &data[0] if size else NULL
-    cdef Py_ssize_t number, hits = 0
-    if parts.shape[0] != 3 or values.shape[0] != 3 or not width:
-        raise ValueError("parts have another shape")
-    with nogil:
-        for number in range(total):
-            at, count = parts[1, number], parts[2, number]
-            if count <= width:
-                continue
-            within(at, count, size)  # and the key is shorter than that
-            if first[at] != key[0] or memcmp(first + at, &key[0], <size_t>width):
-                continue
-            if hits and values[0, hits - 1] == parts[0, number]:
-                hits -= 1
-            values[0, hits] = parts[0, number]
-            values[1, hits] = at + width
-            values[2, hits] = count - width
-            hits += 1
-    return hits
-
-
-def find_all(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
-             uint8_t separator, const uint8_t[::1] keys, const int64_t[::1] ends,
-             int64_t[:, :, ::1] values, int64_t[::1] counts):
-    """`find` for several keys at once, in parts that a separator ends, which are not kept.
-
-    Key n ends at ``ends[n]`` of ``keys`` and begins where the one before ends; none is empty.
-    ``values`` (int64 [keys, 3, texts]) and ``counts`` take what `find` gives for each.
+    Key n ends at ``ends[n]`` of ``keys`` and begins where the one before ends; none is empty. An
+    empty value is none, and the last of several in a text counts. ``values`` (int64 [keys, 3,
+    texts]) takes text, start and length of each, ``counts`` how many there are of each key.
     """
     cdef int64_t size = data.shape[0], at, stop, end, count, begin, width
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -289,34 +254,16 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
 def extremes(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, int width,
              bint signed):
     """(least, greatest) of big-endian integers as `integers` has them; there is at least one."""
-    cdef int64_t size = data.shape[0], at, value, least = 0, greatest = 0
+    cdef int64_t size = data.shape[0], value, least = 0, greatest = 0
     cdef const uint8_t *first = &data[0] if size else NULL
     cdef Py_ssize_t row
     if width not in (1, 2, 4, 8) or not start.shape[0]:
         raise ValueError("no such integer")
-    if offset < 0 or offset > size:
-        raise IndexError("outside of the data")
+    within(offset, 0, size)
     with nogil:
         for row in range(start.shape[0]):
-            at = start[row]
-            # The range test for the reads below; written so that nothing overflows.
-            if at < 0 or at > size - offset or size - offset - at < width:
-                raise IndexError("outside of the data")
-            at += offset
-            if width == 8:
-                value = read_i64(first + at)
-            elif width == 4:
-                value = read_i32(first + at) if signed else <int64_t>read_u32(first + at)
-            elif width == 2:
-                value = read_i16(first + at)
-                if not signed:
-                    value &= 0xFFFF
-            else:
-                value = <int8_t>first[at] if signed else <int64_t>first[at]
-            if row == 0:
-                least = greatest = value
-            elif value < least:
-                least = value
-            elif value > greatest:
-                greatest = value
+            within(start[row], offset + width, size)
+            value = number_at(first + start[row] + offset, width, signed)
+            least = value if row == 0 or value < least else least
+            greatest = value if row == 0 or value > greatest else greatest
     return least, greatest

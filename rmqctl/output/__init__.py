@@ -1,6 +1,7 @@
 """Every way of showing rows, documents, messages and progress. The only package that prints.
 
-Commands need three names: :class:`Output`, :class:`Human` (for annotations) and :data:`FLUSH`.
+Commands need four names: :class:`Output`, :class:`Human` (for annotations), :data:`FLUSH` and
+:class:`Encoded`.
 The formats are imported when they are used, so that a JSON run never loads rich.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmqctl.output.cells import FLUSH
+from rmqctl.output.cells import FLUSH, Encoded
 from rmqctl.output.core import Output
 from rmqctl.output.formats import FORMATS
 from rmqctl.output.progress import Progress
@@ -16,7 +17,7 @@ from rmqctl.output.progress import Progress
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
 
-__all__ = ["FLUSH", "FORMATS", "Human", "Output", "Progress"]
+__all__ = ["FLUSH", "FORMATS", "Encoded", "Human", "Output", "Progress"]
 
 
 def __getattr__(name: str) -> object:

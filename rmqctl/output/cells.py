@@ -23,6 +23,13 @@ Styles = Mapping[str, Callable[[Any], str | None]]
 FLUSH: Final[Row] = MappingProxyType({})
 
 
+class Encoded(NamedTuple):
+    """Rows that are JSON in UTF-8 already, a line feed behind each and none within."""
+
+    lines: bytes | memoryview
+    rows: int
+
+
 class Layout(NamedTuple):
     """How rows are laid out; all of it but ``columns`` is for people only. See `Output.rows`."""
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from rmqctl.output.cells import Layout, Render, Row, Styles
+from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
@@ -79,9 +79,14 @@ class Output:
         """Whether each row stands for itself as soon as it is written (jsonl, csv, tsv)."""
         return self._format.streams
 
+    @property
+    def is_json(self) -> bool:
+        """Whether rows become JSON objects (json, jsonl), and may come as `Encoded`."""
+        return self._format.is_json
+
     # -- data ---------------------------------------------------------------------------------
 
-    def rows(self, rows: Iterable[Row], columns: Sequence[str] | None = None, *,
+    def rows(self, rows: Iterable[Row | Encoded], columns: Sequence[str] | None = None, *,
              brief: Sequence[str] | None = None, title: str | None = None, empty: str = "no rows",
              render: Render | None = None, styles: Styles | None = None) -> int:
         """Show ``rows`` as they come; returns how many there were.
@@ -91,10 +96,11 @@ class Output:
         ``render`` maps columns to a function that words their values for people only, ``styles``
         to one that names a style for a value on a terminal.
         ``title`` and, when there is no row, ``empty`` (on stderr) are for people only.
+        Where `is_json`, many rows may come as one `Encoded`.
         A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
         """
         layout = Layout(columns, brief, title, render, styles)
-        count = self._writer().rows(rows, layout)
+        count = self._writer().rows(cast("Iterable[Row]", rows), layout)
         if not count and empty and not self.is_data:
             self.note(empty)
         return count

@@ -38,13 +38,15 @@ class Format(NamedTuple):
 
     ``is_data``: for programs rather than people, whole and in UTF-8. ``is_flat``: a row has only
     cells, so that of a document with a list the list alone is shown. ``streams``: every row stands
-    for itself as soon as it is written. ``module`` has a function ``writer(name, target)``.
+    for itself as soon as it is written. ``is_json``: a row is a JSON object. ``module`` has a
+    function ``writer(name, target)``.
     """
 
     module: str
     is_data: bool = False
     is_flat: bool = False
     streams: bool = False
+    is_json: bool = False
 
     def writer(self, name: str, target: Target) -> Writer:
         writer: Writer = importlib.import_module(self.module).writer(name, target)
@@ -53,8 +55,8 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     "table": Format("rmqctl.output.human"),
-    "json": Format("rmqctl.output.jsonlines", is_data=True),
-    "jsonl": Format("rmqctl.output.jsonlines", is_data=True, streams=True),
+    "json": Format("rmqctl.output.jsonlines", is_data=True, is_json=True),
+    "jsonl": Format("rmqctl.output.jsonlines", is_data=True, streams=True, is_json=True),
     "csv": Format("rmqctl.output.separated", is_data=True, is_flat=True, streams=True),
     "tsv": Format("rmqctl.output.separated", is_data=True, is_flat=True, streams=True),
     "markdown": Format("rmqctl.output.human"),

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from rmqctl.output.cells import FLUSH, Layout, Row, plain_value
+from rmqctl.output.cells import FLUSH, Encoded, Layout, Row, plain_value
 from rmqctl.output.escape import json_visible
 from rmqctl.output.streams import Sink, Target
 
@@ -103,7 +103,7 @@ class JsonLines:
     def __init__(self, target: Target) -> None:
         self._sink, self._terminal = target.sink, target.terminal
 
-    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
         return _stream(self._sink, rows, "", "\n", self._terminal)
 
     def document(self, document: Mapping[str, Any], human: object) -> None:
@@ -116,7 +116,7 @@ class JsonLines:
 class Json(JsonLines):
     """One array, one object per line within it; a document in lines, for people."""
 
-    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
         """When ``rows`` raises, the array stays open: a reader cannot take half a listing for a
         whole one.
         """
@@ -134,7 +134,8 @@ def writer(name: str, target: Target) -> JsonLines:
     return (Json if name == "json" else JsonLines)(target)
 
 
-def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: bool) -> int:
+def _stream(sink: Sink, rows: Iterable[Row | Encoded], comma: str, ending: str,
+            terminal: bool) -> int:
     # The array form puts the separator before each object, so that nothing follows the last one.
     lead = "" if ending else "\n"
     pending: list[str] = []
@@ -146,6 +147,17 @@ def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: 
             sink.write("".join(pending))
             sink.flush()
             pending, size, flushed = [], 0, clock()
+            continue
+        if isinstance(row, Encoded):
+            sink.write("".join(pending))
+            pending, size = [], 0
+            lines = row.lines
+            if not ending:
+                lines = bytes(lines[:-1]).replace(b"\n", f"{comma}{lead}".encode())
+                sink.write(f"{comma if count else ''}{lead}")
+            sink.write(json_visible(str(lines, "utf-8")) if terminal else lines)
+            sink.flush()
+            count, flushed = count + row.rows, clock()
             continue
         text = (_encode if count < _FEW else _encode_row)(row)
         if terminal:

@@ -76,19 +76,20 @@ class Sink:
         if self._buffer is not None and stream is not None:
             self._guard(stream.flush)  # whatever was written as text stands before our bytes
 
-    def write(self, text: str) -> None:
-        """Write all of ``text``."""
+    def write(self, text: str | bytes | memoryview) -> None:
+        """Write all of ``text``, which may be encoded already."""
         if self._stream is None:
             raise StoreIOError("cannot write to standard output: it is closed")
         if self.before_write is not None:
             self.before_write()
-        data = text.encode(self.encoding, "backslashreplace")
+        data = (text.encode(self.encoding, "backslashreplace") if isinstance(text, str)
+                else text)
         if self._buffer is None:
-            self._guard(self._stream.write, data.decode(self.encoding))
+            self._guard(self._stream.write, str(data, self.encoding))
         else:
             self._guard(self._write_all, data)
 
-    def _write_all(self, data: bytes) -> None:
+    def _write_all(self, data: bytes | memoryview) -> None:
         """Where stdout is not buffered, a signal may cut a write to a full pipe short."""
         assert self._buffer is not None
         rest = memoryview(data)

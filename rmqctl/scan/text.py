@@ -474,13 +474,6 @@ class Dictionary:
 # -- properties -----------------------------------------------------------------------------------
 
 
-@cache
-def _usual_keys() -> tuple[bytes, Array]:
-    """The `_USUAL` names as they stand before their values, and where each ends."""
-    keys = [name.encode() + _ASSIGN for name in _USUAL]
-    return b"".join(keys), np.cumsum([len(key) for key in keys])
-
-
 class Properties:
     """The properties strings of many records, cut into their ``key 0x01 value`` segments.
 
@@ -491,7 +484,7 @@ class Properties:
         texts = properties(records) if isinstance(records, Batch) else records
         self._texts: Texts | None = None
         self._parts: tuple[Array, int] | None = None
-        self._usual: dict[str, tuple[Array, int]] = {}
+        self._found: dict[str, tuple[Array, int]] = {}
         if active() is not None:
             self._data, self._texts = texts.data, texts
             return
@@ -565,17 +558,17 @@ class Properties:
         """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
         kernel = active()
         assert kernel is not None
-        if name in _USUAL:
-            if not self._usual:
-                found: Array = np.empty((len(_USUAL), 3, len(texts)), np.int64)
-                counts: Array = np.empty(len(_USUAL), np.int64)
-                kernel.find_all(texts.data, *contiguous(texts.start, texts.length), _SEPARATOR,
-                                *_usual_keys(), found, counts)
-                self._usual = dict(zip(_USUAL, zip(found, counts.tolist(), strict=True),
-                                       strict=True))
-            return self._usual[name]
-        values: Array = np.empty((3, len(texts)), np.int64)
-        return values, kernel.find(texts.data, *self._cut(texts), name.encode() + _ASSIGN, values)
+        known = self._found.get(name)
+        if known is None:
+            names = _USUAL if name in _USUAL else (name,)
+            keys = [name.encode() + _ASSIGN for name in names]
+            found: Array = np.empty((len(keys), 3, len(texts)), np.int64)
+            counts: Array = np.empty(len(keys), np.int64)
+            kernel.find(texts.data, *contiguous(texts.start, texts.length), _SEPARATOR,
+                        b"".join(keys), np.cumsum([len(key) for key in keys]), found, counts)
+            self._found |= zip(names, zip(found, counts.tolist(), strict=True), strict=True)
+            known = self._found[name]
+        return known
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
         """(row, hash of its index entry, length in bytes) of the keys in index order, all int64:

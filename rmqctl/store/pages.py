@@ -25,6 +25,7 @@ from rmqctl.formats.local.message import (
     host_text,
 )
 from rmqctl.scan.frames import Array, Batch, gather
+from rmqctl.scan.text import Texts
 from rmqctl.store.objects import text
 
 INTEGERS = ("physical_offset", "total_size", "body_crc", "queue_id", "queue_offset", "flag",
@@ -86,7 +87,7 @@ class Page(ABC):
         if name == "topic":
             return [_known_text(topic) for topic in self.raw("topic")]
         if name in ("born_host", "store_host"):
-            return [_host(host) for host in self.hosts(name)]
+            return [host(raw) for raw in self.hosts(name)]
         if name == "msg_id":
             digits = self.numbers("physical_offset").astype(">i8").tobytes().hex().upper()
             return [_id_head(host) + digits[digits_start:digits_start + 16]
@@ -114,7 +115,8 @@ _known_text = lru_cache(maxsize=4096)(text)
 
 
 @lru_cache(maxsize=4096)
-def _host(raw: bytes) -> str:
+def host(raw: bytes) -> str:
+    """A host as text: the address and the port behind it, as they are stored."""
     return host_text(raw[:-_PORT_SIZE], int.from_bytes(raw[-_PORT_SIZE:], signed=True))
 
 
@@ -176,20 +178,19 @@ class BatchPage(Page):
         end_of = start + self.batch.column(f"{name}_length")
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
-    def hosts(self, name: str) -> list[bytes]:
+    def host_texts(self, name: str) -> Texts:
+        """``born_host`` or ``store_host`` as stored, where it lies in the batch."""
         kinds = self.batch.column("sys_flag") & HOST_BITS
-        hosts_of_rows: Array = np.empty(len(kinds), object)
+        start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
         for bits in np.unique(kinds).tolist():
-            rows = np.flatnonzero(kinds == bits)
+            rows = kinds == bits
             address = fixed_field(f"{name}.address", bits)
-            width = address.size + _PORT_SIZE
-            addresses = gather(self.batch.data, self.batch.start[rows] + address.offset,
-                               width).tolist()
-            if len(rows) == len(kinds):
-                return list(addresses)
-            hosts_of_rows[rows] = addresses
-        hosts: list[bytes] = hosts_of_rows.tolist()
-        return hosts
+            start[rows] += address.offset
+            length[rows] = address.size + _PORT_SIZE
+        return Texts(self.batch.data, start, length)
+
+    def hosts(self, name: str) -> list[bytes]:
+        return self.host_texts(name).tolist()
 
     def is_topic(self, topic: bytes) -> Array:
         matching: Array = self.batch.column("topic_length") == len(topic)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
+
+import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.bodies import encode
@@ -17,8 +19,10 @@ from rmqctl.store.objects import FIELDS, plain_body
 from rmqctl.store.pages import Page
 from rmqctl.store.query.conditions import PROPERTY
 
-_BODY = ("body", "body_encoding")
+BODY = ("body", "body_encoding")
 _PREVIEW_HEX = 16
+_MOST_ROWS = 256
+"""Rows that are made at once: a page of small messages may hold many times as many."""
 
 
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
@@ -54,17 +58,21 @@ class Projection:
     @property
     def names(self) -> list[str]:
         """The fields of every row, in order."""
-        return [name for name in self.fields if self.body != "none" or name not in _BODY]
+        return [name for name in self.fields if self.body != "none" or name not in BODY]
 
     def rows(self, page: Page) -> Iterator[dict[str, Any]]:
         """A row for each message of the page."""
+        if len(page) > _MOST_ROWS:
+            return chain.from_iterable(
+                self.rows(page.select(np.arange(row, min(row + _MOST_ROWS, len(page)))))
+                for row in range(0, len(page), _MOST_ROWS))
         names = self.names
         if not names:
             return ({} for _ in range(len(page)))
         bodies: dict[str, list[Any]] = {}
-        if any(name in _BODY for name in names):
+        if any(name in BODY for name in names):
             bodies = self._bodies(page)
-        columns = [bodies[name] if name in _BODY else self._column(page, name) for name in names]
+        columns = [bodies[name] if name in BODY else self._column(page, name) for name in names]
         dicts = map(dict, map(zip, repeat(names), zip(*columns, strict=True)))
         problems = bodies.get("body_problem")
         if problems is None or not any(problems):

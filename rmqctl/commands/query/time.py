@@ -53,7 +53,7 @@ def command(
                                count=query.count)
             selector = Selector(opened, wanted, bounds, faults.report)
             pages = faults.judged(selector.pages()) if missing is None else ()
-            rows = rows_of(pages, projection)
+            rows = rows_of(out, pages, projection)
             if not show_rows(out, rows, projection, show.tz, empty="") and missing is None:
                 missing = (f"nothing is at offset {answer.queue_offset}: the queue has the "
                            f"offsets {answer.min_offset} to {answer.max_offset - 1}"

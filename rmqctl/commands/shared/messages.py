@@ -10,21 +10,24 @@ import typer
 
 from rmqctl.commands.shared.message_options import BRIEF
 from rmqctl.errors import ExitCode
-from rmqctl.output import Output
+from rmqctl.output import Encoded, Output
 from rmqctl.output.units import time_text
 
 if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
     from rmqctl.output.cells import Render
+    from rmqctl.store.json_objects import JsonObjects
     from rmqctl.store.pages import Page
     from rmqctl.store.problems import Problem
     from rmqctl.store.projection import Projection
 
 _NAMED = 5
+_MANY = 32
+"""Messages of a page from which on it is quicker to make their JSON by column."""
 
 
-def show_rows(out: Output, rows: Iterable[Mapping[str, Any]], projection: Projection, tz: tzinfo, *,
-         empty: str = "no messages") -> int:
+def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,
+              tz: tzinfo, *, empty: str = "no messages") -> int:
     """Rows of messages in the format asked for; returns how many."""
     return out.rows(rows, projection.names, empty=empty, render=message_render(tz))
 
@@ -37,10 +40,20 @@ def message_render(tz: tzinfo) -> Render:
     return {"store_timestamp": moment, "born_timestamp": moment, "keys": " ".join}
 
 
-def rows_of(pages: Iterable[Page], projection: Projection) -> Iterator[Mapping[str, Any]]:
-    """The rows of all pages, one page at a time."""
+def rows_of(out: Output, pages: Iterable[Page],
+            projection: Projection) -> Iterator[Mapping[str, Any] | Encoded]:
+    """The rows of all pages, one page at a time; for JSON whole pages at once where they can be."""
+    objects: JsonObjects | None = None
     for page in pages:
-        yield from projection.rows(page)
+        if objects is None and out.is_json and len(page) >= _MANY:
+            from rmqctl.store.json_objects import JsonObjects
+
+            objects = JsonObjects(projection)
+        lines = objects.lines(page) if objects is not None and len(page) >= _MANY else None
+        if lines is not None:
+            yield Encoded(lines, len(page))
+        else:
+            yield from projection.rows(page)
 
 
 def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
@@ -55,7 +68,7 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
         all_fields = Projection(FIELDS, projection.body, projection.decompress)
         out.human().pairs(_worded(next(all_fields.rows(pages[0])), tz))
     else:
-        show_rows(out, rows_of(pages, projection), projection, tz, empty="")
+        show_rows(out, rows_of(out, pages, projection), projection, tz, empty="")
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def command(
                     if query.messages and answer is not None:
                         wanted = Selection(topic, queue, answer.queue_offset, query.count)
                         pulled = routed_pages(router, topic, wanted, faults.report)
-                        rows = rows_of(faults.judged(pulled), projection)
+                        rows = rows_of(out, faults.judged(pulled), projection)
                         if not show_rows(out, rows, projection, show.tz, empty=""):
                             missing = f"nothing is at queue offset {answer.queue_offset}"
         except FormatError as error:
@@ -72,7 +72,7 @@ def command(
         elif query.messages and local.root is None:
             wanted = Selection(topic, queue, answer.queue_offset, query.count)
             in_tier = faults.judged(pages(opened, wanted, tier.broker, faults.report))
-            if not show_rows(out, rows_of(in_tier, projection), projection, show.tz, empty=""):
+            if not show_rows(out, rows_of(out, in_tier, projection), projection, show.tz, empty=""):
                 missing = f"nothing is at queue offset {answer.queue_offset}"
         elif not query.messages:
             side = "tier" if answer.side == "tier" else "local log"

@@ -59,7 +59,7 @@ def command(
             unreadable(opened, topic, faults.report)
             with local.router(out, opened, tier.broker) as router:
                 found_pages = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                shown = show_rows(out, rows_of(found_pages, projection), projection, show.tz,
+                shown = show_rows(out, rows_of(out, found_pages, projection), projection, show.tz,
                                   empty="")
                 known = routed_queues(router, topic)
             if not shown:
@@ -70,7 +70,7 @@ def command(
             _say_offset(out, opened, wanted.from_offset, topic, queue, broker)
             size = sum(segment.usable for each in chosen for segment in each.commit_log.segments)
             with out.progress("reading the tier", size) as progress:
-                rows = rows_of(faults.judged(pages(opened, wanted, broker, faults.report,
+                rows = rows_of(out, faults.judged(pages(opened, wanted, broker, faults.report,
                                                    progress.advance)), projection)
                 shown = show_rows(out, rows, projection, show.tz, empty="")
             if not shown:

@@ -7,8 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.tolerant import TolerantWalk, Unread
@@ -19,9 +17,6 @@ from rmqctl.store.pages import BatchPage, Page
 from rmqctl.store.problems import Problem, Report, damage, unread
 from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.queue.rows import CLOCK_SLACK
-
-_MOST_ROWS = 256
-"""Messages of a page: a batch of the walk may hold ten times as many small ones."""
 
 
 class Range(Protocol):
@@ -100,11 +95,9 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
                 report(unread(file.base, batch))
                 continue
             spans.passed(len(batch), batch.spans)
-            page = filtered(BatchPage(batch), conditions) if len(batch) else None
-            for row in range(0, len(page) if page is not None else 0, _MOST_ROWS):
-                assert page is not None
-                yield page if len(page) <= _MOST_ROWS else page.select(
-                    np.arange(row, min(row + _MOST_ROWS, len(page))))
+            page = filtered(BatchPage(batch), conditions)
+            if len(page):
+                yield page
         if walk.shrunk:
             report(Problem("unreadable", f"{file.path}: became shorter while it was read"))
     spans.finish()

@@ -1,0 +1,195 @@
+"""JSON objects by column: the cells of many rows are made where their bytes lie, then woven.
+
+The compiled kernel does both, and there is no other way in here: who has to do without it makes a
+mapping of each row and encodes that, which gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats.local import properties as props
+from rmqctl.kernel import active
+from rmqctl.scan.frames import Array
+from rmqctl.scan.text import Dictionary, Texts, contiguous
+
+STRING, LIST, OBJECT = "string", "list", "object"
+_SEPARATORS = {STRING: "", LIST: " ", OBJECT: props.PROPERTY_SEPARATOR}
+_NUMBER = -1
+"""In the place of a length: the cell is a number, which stands in the place of the start."""
+_DIGITS = 20
+_WORST = 6
+"""Bytes that one may become: an escape."""
+LONG = 1 << 20
+"""A longer text is for others: the room for its worst case would be too large."""
+_SPARE = 1 << 20
+_KNOWN = 1 << 12
+"""Forms of recurring texts that are remembered from page to page."""
+_FEW = 64
+
+Others = Callable[[Array], Sequence[bytes]]
+"""Makes the cells of texts by their numbers, where only Python can."""
+
+
+def is_possible() -> bool:
+    """Whether the kernel is there that makes cells."""
+    return active() is not None
+
+
+def json_bytes(value: Any) -> bytes:
+    """One value as JSON, in UTF-8; half surrogates as escapes."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def base64_bytes(raw: bytes) -> bytes:
+    """Bytes as a JSON string in base64."""
+    return _to_json()(raw)
+
+
+@cache
+def _to_json() -> Callable[[Any], bytes]:
+    from msgspec.json import Encoder
+
+    return Encoder().encode
+
+
+class Cells:
+    """The cells of JSON objects, column by column: `begin` with a number of rows, add, `woven`."""
+
+    def __init__(self) -> None:
+        kernel = active()
+        assert kernel is not None
+        self._kernel = kernel
+        self._room, self._out = np.empty(0, np.uint8), np.empty(0, np.uint8)
+        self.begin(0)
+
+    def begin(self, rows: int) -> None:
+        """Forgets all cells; memory is used again."""
+        self._rows, self._filled = rows, 0
+        self._columns: list[Array] = []
+        self._between = bytearray()
+        self._ends: list[int] = []
+
+    def literal(self, text: bytes) -> None:
+        """Adds the same bytes in every row."""
+        self._between += text
+
+    def numbers(self, values: Array) -> None:
+        """Adds whole numbers (int64)."""
+        if len(values) and (values == values[0]).all():
+            self.literal(b"%d" % int(values[0]))
+        else:
+            column = self._column()
+            column[0], column[1] = values, _NUMBER
+
+    def choice(self, which: Array, forms: Sequence[bytes]) -> None:
+        """Adds one of some forms for each row."""
+        if len(which) and (which == which[0]).all():
+            self.literal(forms[int(which[0])])
+            return
+        if len(forms) > _FEW:
+            used, which = np.unique(which, return_inverse=True)
+            forms = [forms[number] for number in used.tolist()]
+        np.take(self.put(forms), which, axis=1, out=self._column())
+
+    def digits(self, texts: bytes) -> None:
+        """Adds texts of equal length, which follow each other."""
+        width = len(texts) // self._rows
+        start = self.put([texts])[0, 0]
+        column = self._column()
+        column[0], column[1] = start + np.arange(self._rows) * width, width
+
+    def add(self, made: Array, rows: Array | None = None, absent: bytes = b"") -> None:
+        """Adds what `make` or `put` gave, of all rows or those that are named."""
+        column = self._column()
+        if rows is None or len(rows) == self._rows:
+            column[:] = made
+        else:
+            column[:] = self.put([absent])
+            column[:, rows] = made
+
+    def make(self, texts: Texts, others: Others, shape: str = STRING,
+             is_for_others: Array | None = None) -> Array:
+        """Texts in JSON: as a string, a list of what stands between spaces, or the object that a
+        properties string is.
+
+        ``others`` makes those which are for them (bool), are no UTF-8, very long, or name a
+        property twice.
+        """
+        start, length = contiguous(texts.start, texts.length)
+        left_out = length > LONG
+        if is_for_others is not None:
+            left_out |= is_for_others
+        if left_out.any():
+            length = np.where(left_out, 0, length)
+        self._ensure((_WORST + 1) * int(length.sum()) + 2 * len(texts))
+        made: Array = np.empty((2, len(texts)), np.int64)
+        self._filled = self._kernel.json_texts(
+            texts.data, start, length, self._kernel.MAKES[shape], _byte(_SEPARATORS[shape]),
+            _byte(props.NAME_VALUE_SEPARATOR), self._room, self._filled, made)
+        odd = np.flatnonzero(left_out | (made[1] < 0))
+        if len(odd):
+            made[:, odd] = self.put(others(odd))
+        return made
+
+    def put(self, texts: Sequence[bytes]) -> Array:
+        """Texts that are JSON already: places (int64 [2, n]) to be added."""
+        places: Array = np.empty((2, len(texts)), np.int64)
+        places[1] = np.fromiter(map(len, texts), np.int64, len(texts))
+        data = b"".join(texts)
+        places[0] = self._filled + np.cumsum(places[1]) - places[1]
+        self._ensure(len(data))
+        self._room[self._filled:self._filled + len(data)] = np.frombuffer(data, np.uint8)
+        self._filled += len(data)
+        return places
+
+    def woven(self) -> memoryview:
+        """All rows, one behind the other; valid until the next are."""
+        cells: Array = np.array(self._columns).reshape(len(self._columns), 2, self._rows)
+        length = cells[:, 1]
+        size = int(np.where(length == _NUMBER, _DIGITS, length).sum())
+        size += len(self._between) * self._rows
+        if size > len(self._out):
+            self._out = np.empty(size + _SPARE, np.uint8)
+        count = self._kernel.weave(
+            self._room, cells, bytes(self._between),
+            np.array([*self._ends, len(self._between)], np.int64), self._out)
+        return self._out[:count].data
+
+    def _column(self) -> Array:
+        column: Array = np.empty((2, self._rows), np.int64)
+        self._columns.append(column)
+        self._ends.append(len(self._between))
+        return column
+
+    def _ensure(self, more: int) -> None:
+        if self._filled + more > len(self._room):
+            room: Array = np.empty(self._filled + more + _SPARE, np.uint8)
+            room[:self._filled] = self._room[:self._filled]
+            self._room = room
+
+
+class Forms:
+    """Recurring texts, each in a form that is made once."""
+
+    def __init__(self, form: Callable[[bytes], bytes]) -> None:
+        self._form = form
+        self._known = Dictionary()
+        self._forms: list[bytes] = []
+
+    def choose(self, cells: Cells, texts: Texts) -> None:
+        """Adds the form of each text."""
+        if len(self._forms) > _KNOWN:
+            self._known, self._forms = Dictionary(), []
+        which = self._known.encode(texts)
+        self._forms += map(self._form, self._known.texts[len(self._forms):])
+        cells.choice(which, self._forms)
+
+
+def _byte(separator: str) -> int:
+    return ord(separator or "\0")

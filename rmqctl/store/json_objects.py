@@ -1,0 +1,159 @@
+"""Message objects of a page as lines of JSON, made by column.
+
+The text is the one that the rows of `projection.Projection` have when they are encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats.bodies import encode
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import VERSIONS
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array
+from rmqctl.scan.json_cells import (
+    LIST,
+    LONG,
+    OBJECT,
+    STRING,
+    Cells,
+    Forms,
+    base64_bytes,
+    is_possible,
+    json_bytes,
+)
+from rmqctl.scan.text import Properties, Texts
+from rmqctl.store import objects
+from rmqctl.store.pages import INTEGERS, BatchPage, Page, host
+from rmqctl.store.projection import BODY, Projection
+from rmqctl.store.query.conditions import PROPERTY
+
+_ENCODINGS = ("utf-8", "base64")
+_NAMED = {"tags": props.TAGS, "unique_key": props.UNIQUE_KEY}
+
+
+class JsonObjects:
+    """Makes the lines of one listing. Not thread-safe."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._projection, self._names = projection, projection.names
+        self._hosts = Forms(lambda raw: json_bytes(host(raw)))
+        self._ids = Forms(lambda raw: b'"' + raw.hex().upper().encode())
+        makes = is_possible() and bool(self._names) and not projection.preview and all(
+            name.isascii() and name.isprintable() if name.startswith(PROPERTY)
+            else name in objects.FIELDS for name in self._names)
+        self._cells = Cells() if makes else None
+
+    def lines(self, page: Page) -> memoryview | None:
+        """An object and a line feed for each message, valid until the next page is taken; None
+        where rows have to be made of them.
+        """
+        cells = self._cells
+        if cells is None or not isinstance(page, BatchPage) or (
+                self._projection.decompress and _is_compressed(page)):
+            return None
+        cells.begin(len(page))
+        fields = _Fields(page, cells)
+        bodies = (_Bodies(page, cells, self._projection.body)
+                  if any(name in BODY for name in self._names) else None)
+        lead = b"{"
+        for name in self._names:
+            cells.literal(lead + json_bytes(name) + b": ")
+            lead = b", "
+            if bodies is not None and name in BODY:
+                bodies.add(name)
+            elif name in ("born_host", "store_host"):
+                self._hosts.choose(cells, page.host_texts(name))
+            elif name == "msg_id":
+                self._ids.choose(cells, page.host_texts("store_host"))
+                offsets = page.numbers("physical_offset").astype(">i8").tobytes()
+                cells.digits(offsets.hex().upper().encode())
+                cells.literal(b'"')
+            else:
+                fields.add(name)
+        cells.literal(b"}\n")
+        return cells.woven()
+
+
+def _is_compressed(page: Page) -> bool:
+    """Whether a body of the page is to be decompressed: into how much, nobody knows before."""
+    return any(sysflag.compression(flag) is not None
+               for flag in np.unique(page.numbers("sys_flag")).tolist())
+
+
+class _Fields:
+    """Adds fields that stand in the record as they are, or in its properties."""
+
+    def __init__(self, page: BatchPage, cells: Cells) -> None:
+        self._page, self._cells = page, cells
+
+    @cached_property
+    def _properties(self) -> Properties:
+        return Properties(self._page.batch)
+
+    def add(self, name: str) -> None:
+        page, cells = self._page, self._cells
+        if name in INTEGERS:
+            cells.numbers(page.numbers(name))
+        elif name == "crc_ok":
+            cells.choice(page.numbers(name).astype(np.int64), [b"false", b"true"])
+        elif name == "magic":
+            which: Array = np.zeros(len(page), np.int64)
+            for number, magic in enumerate(VERSIONS):
+                which[page.numbers(name) == magic] = number
+            cells.choice(which, list(map(json_bytes, VERSIONS.values())))
+        elif name == "topic":
+            cells.add(self._made(text.topics(page.batch), str))
+        elif name == "properties_raw":
+            cells.add(self._made(text.properties(page.batch), str))
+        elif name == "properties":
+            cells.add(self._made(text.properties(page.batch), props.parse, OBJECT))
+        else:
+            rows, values = self._properties.find(
+                props.KEYS if name == "keys" else _NAMED.get(name) or name.removeprefix(PROPERTY))
+            if name == "keys":
+                cells.add(self._made(values, props.split_keys, LIST), rows, b"[]")
+            else:
+                cells.add(self._made(values, str), rows, b"null")
+
+    def _made(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
+        """Texts as JSON; ``value`` gives what a text stands for, where it is for others to say."""
+        def others(rows: Array) -> list[bytes]:
+            return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
+
+        return self._cells.make(texts, others, shape)
+
+
+class _Bodies:
+    """The body of each message, and how it is encoded."""
+
+    def __init__(self, page: BatchPage, cells: Cells, form: str) -> None:
+        self._cells, self._form = cells, form
+        self._texts = Texts(page.batch.data, page.batch.column("body_start"),
+                            page.batch.column("body_length"))
+        self._which: Array = np.zeros(len(page), np.int64)
+        self._made = cells.make(self._texts, self._others, is_for_others=(
+            np.ones(len(page), bool) if form == "base64" else None))
+
+    def _others(self, rows: Array) -> list[bytes]:
+        """The bodies that are no texts, or too long."""
+        texts = self._texts.take(rows)
+        if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
+            self._which[rows] = _ENCODINGS.index("base64")
+            return list(map(base64_bytes, texts.tolist()))
+        encoded = [encode(content, self._form) for content in texts.tolist()]
+        self._which[rows] = [_ENCODINGS.index(how) for _, how in encoded]
+        return [json_bytes(body) for body, _ in encoded]
+
+    def add(self, name: str) -> None:
+        """Adds ``body`` or ``body_encoding``."""
+        if name == "body":
+            self._cells.add(self._made)
+        else:
+            self._cells.choice(self._which, list(map(json_bytes, _ENCODINGS)))
