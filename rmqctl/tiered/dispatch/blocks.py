@@ -15,11 +15,11 @@ import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
-from rmqctl.scan.buffer_pool import BufferPool
 from rmqctl.scan.frames import Array, Batch, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.tiered.dispatch.buffer_pool import BufferPool
 from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 
 WINDOW = 32 << 20
