@@ -26,6 +26,7 @@ from rmqctl.engine.opening import (
     catch_up_start,
     done_again,
     examine,
+    forget_cut_off,
     recorded_runs,
     set_right,
     sizes_of,
@@ -84,6 +85,10 @@ class Engine(Closing):
             self._dispatcher = Dispatcher(root, settings, wall_clock, self.is_batch_topic,
                                           state.end, aside=self.aside)
             held.callback(self._dispatcher.close)
+            if state.cut_off:
+                self._dispatcher.wipe_cut()
+                self._checkpoint.flush()
+                forget_cut_off(root)
             self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
             self._catch_up(again)

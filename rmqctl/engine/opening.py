@@ -21,12 +21,21 @@ from rmqctl.broker.view import broker_view
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.aside import AsideFolder
-from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
+from rmqctl.files.durable import (
+    STAGING,
+    failed,
+    open_file,
+    publish,
+    sync,
+    sync_folder,
+    write_all,
+)
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log.cut_off import NOTE, cut_at
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Sizes, Store
 
@@ -172,7 +181,7 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
     which on it has to be indexed again. StoreIOError.
     """
     # 1. The checkpoint in memory: times later than any message are not believed.
-    newest = None if state.clean else _newest_time(store, state)
+    newest = None if state.clean and not state.cut_off else _newest_time(store, state)
     if newest is not None:
         checkpoint.hold_back(newest, _index_ends(store))
     # 2. Index files that end later than the checkpoint says cannot be relied on.
@@ -180,7 +189,7 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
     # 3. On disk: the torn end of the log, then those index files.
     if doubtful or not state.clean or state.cut_off:
         begin()
-        clear_torn_tail(store, state.end, aside)
+        clear_torn_tail(store, state.end, aside, cut_off=state.cut_off)
         move_aside(store, doubtful, again, aside)
     return again
 
@@ -267,22 +276,34 @@ def _noted(store: Store, end: int) -> int:
 
 def done_again(root: str) -> None:
     """What had to be indexed again is on disk. StoreIOError."""
-    path = os.path.join(root, STAGING, _AGAIN)
+    _unlink(os.path.join(root, STAGING, _AGAIN))
+
+
+def forget_cut_off(root: str) -> None:
+    """Nothing is left of what a repair cut off, neither bytes nor rows. StoreIOError."""
+    if _unlink(os.path.join(root, NOTE)):
+        sync_folder(os.path.join(root, STAGING))
+
+
+def _unlink(path: str) -> bool:
+    """Whether there was such a file. StoreIOError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
-        return
+        return False
     except OSError as error:
         raise failed(error, path, "remove") from None
+    return True
 
 
-def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
+def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
     """Zeros beyond the end of the log in its file; what was there is kept.
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
     has no next one. A broker leaves it, and a short record appended over it would have a part of
     it behind: damage to anyone who looks later. The tail may be a whole file: it is copied and
-    overwritten in blocks. StoreIOError.
+    overwritten in blocks. What a repair ``cut_off`` stays known as such until `forget_cut_off`.
+    StoreIOError.
     """
     file = store.log.file_of(end)
     if file is None:
@@ -293,8 +314,11 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
         if used <= position:
             return
         starts = range(position, used, _BLOCK)
-        aside.save_bytes(file.path, position, (
+        copy = aside.save_bytes(file.path, position, (
             source.read(start, min(_BLOCK, used - start)) for start in starts))
+    if cut_off:
+        note = cut_at(store.log, end).build(copy)
+        publish(store.path(NOTE), note, store=store.root)
     fd = open_file(file.path, os.O_RDWR)
     try:
         # The last block first: its head keeps what lies in a torn record from passing for records

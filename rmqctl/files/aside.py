@@ -45,13 +45,15 @@ class AsideFolder:
             target = _numbered(target, 2)
         move(path, target)
 
-    def save_bytes(self, path: str, position: int, data: Content) -> None:
-        """Keeps bytes of a file (at once, or in blocks) that are about to be overwritten.
-        StoreIOError.
+    def save_bytes(self, path: str, position: int, data: Content) -> str:
+        """Keeps bytes of a file (at once, or in blocks) that are about to be overwritten; where,
+        relative to the store root. StoreIOError.
 
         ``position`` is where they lie in the file.
         """
-        publish(f"{self._target(path)}.at-{position}", data, store=self._root)
+        copy = f"{self._target(path)}.at-{position}"
+        publish(copy, data, store=self._root)
+        return os.path.relpath(copy, self._root)
 
     def _target(self, path: str) -> str:
         target = _below(path, self._root, self.folder)

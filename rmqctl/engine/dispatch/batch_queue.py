@@ -102,7 +102,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
 
     def put(self, rows: BatchRows) -> None:
         """Writes the rows of one chunk of the log; StoreIOError when a file cannot be written."""
-        self._wipe_cut()
+        self.wipe_cut()
         wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
         self.refused += int((wild & wanted).sum())

@@ -145,7 +145,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
 
         StoreIOError when a file cannot be written: giving the same rows again is then harmless.
         """
-        self._wipe_cut()
+        self.wipe_cut()
         # Rows that no queue can have, and those of queues which are left out.
         wild = (rows.offset < 0) | (rows.offset > self._greatest)
         if self._wanted is not None:

@@ -369,8 +369,8 @@ class QueueSet(ABC, Generic[Q, D]):
         number = self._numbers[key] = len(self.queues) - 1
         return number
 
-    def _wipe_cut(self) -> None:
-        """Takes away the rows that were cut off on opening."""
+    def wipe_cut(self) -> None:
+        """Takes away the rows that were cut off on opening. StoreIOError."""
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()

@@ -323,6 +323,16 @@ class Dispatcher:
 
     # -- the end ----------------------------------------------------------------------------------
 
+    def wipe_cut(self) -> None:
+        """Brings to the disk that rows which led beyond the end of the log are gone, else done
+        with the next rows. StoreIOError.
+        """
+        self._failed = True
+        self._queues.wipe_cut()
+        self._batches.wipe_cut()
+        self._failed = False
+        self.flush()
+
     def show(self) -> None:
         """Hands what is only in memory to the system, so that readers see it."""
         failed, self._failed = self._failed, True

@@ -3,8 +3,11 @@
 A broker that cuts its log leaves the bytes, and rows and index entries that lead to them
 (spec: recovery.md §3); so does the repair that does what a broker does. It notes the end in
 ``.rmqctl/log-end.json``, with a checksum of what lies beyond it: as long as they are as they were,
-nothing has been written since, and they are no part of the log. Whoever appends overwrites them,
-and the note says nothing any more.
+nothing has been written since, and they are no part of the log.
+
+Who appends clears them first: a long tail takes many writes. Meanwhile the note names the copy that
+was kept of it, and each byte is what it was there, or zero. It goes when no row is left that leads
+beyond the end either, before the first message is written there.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.source import FileSource, Source
@@ -21,6 +26,7 @@ from rmqctl.store.log.end import used_size
 from rmqctl.store.store_settings import FOLDER
 
 NOTE = f"{FOLDER}/log-end.json"
+COPIES = f"{FOLDER}/aside"
 _FORMAT = 1
 _MOST = 4096
 _BLOCK = 1 << 16
@@ -35,9 +41,12 @@ class CutOff(NamedTuple):
     used: int
     crc: int
 
-    def build(self) -> bytes:
-        """The note's content."""
-        return json.dumps({"format": _FORMAT, **self._asdict()}).encode() + b"\n"
+    def build(self, copy: str | None = None) -> bytes:
+        """The note's content. ``copy``: where in the store, below `COPIES`, that lies from which
+        what was cut off is being cleared now.
+        """
+        more = {} if copy is None else {"copy": copy}
+        return json.dumps({"format": _FORMAT, **self._asdict(), **more}).encode() + b"\n"
 
 
 def cut_at(log: CommitLog, end: int) -> CutOff:
@@ -63,10 +72,31 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
         noted = CutOff(*(int(document[name]) for name in CutOff._fields))
         if document["format"] != _FORMAT or any(file.base > noted.end for file in log.files):
             return None
-        return noted if cut_at(log, noted.end) == noted else None
+        now = cut_at(log, noted.end)
+        return now if now == noted or _is_being_cleared(root, log, now, document) else None
     except (StoreIOError, FormatError, KeyError, TypeError, ValueError,
             OverflowError):
         return None
+
+
+def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
+    """Whether what lies beyond the end ``now`` is the copy that the note names, but for zeros."""
+    copy = document.get("copy")
+    if not isinstance(copy, str) or os.path.normpath(copy) != copy or not copy.startswith(
+            f"{COPIES}/"):
+        return False
+    place = log.locate(now.end)
+    with FileSource(os.path.join(root, copy)) as kept:
+        if place is None or now.used - now.end > kept.size:
+            return False
+        source, position = place
+        for start in range(0, now.used - now.end, _BLOCK):
+            length = min(_BLOCK, now.used - now.end - start)
+            here = np.frombuffer(source.read(position + start, length), np.uint8)
+            there = np.frombuffer(kept.read(start, length), np.uint8)
+            if len(here) != len(there) or bool(((here != there) & (here != 0)).any()):
+                return False
+    return True
 
 
 def _crc(source: Source, start: int, end: int) -> int:
