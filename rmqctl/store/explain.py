@@ -59,12 +59,17 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
              *queue_ids(store, "batchconsumequeue", topic)}
     if not known or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
         return None
-    count = min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
+    count = _queue_count(store, topic, known)
     missing = [str(queue_id) for queue_id in range(count) if queue_id not in known]
     if not missing:
         return None
     return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; if the log "
             f"has messages of it, `{by_the_log(topic)}` shows them")
+
+
+def _queue_count(store: Store, topic: str, known: Iterable[int]) -> int:
+    """How many queues a topic is to have: by topics.json, or by those that are there."""
+    return min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
@@ -79,6 +84,11 @@ def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
             f"there are: {named(topics)}" if topics else "there are no consumequeues at all")
             + f"; `{by_the_log(topic)}` looks for it in the log")
     if queue_id is not None and queue_id not in known:
+        count = _queue_count(store, topic, known)
+        if 0 <= queue_id < count and not topic.startswith(_SYSTEM):
+            return (f"{topic}: no consumequeue for queue {queue_id} of {count}; if the log has "
+                    f"messages of it, `{by_the_log(topic, '--where', f'queue_id={queue_id}')}` "
+                    "shows them")
         return f"topic {topic} has no queue {queue_id} here; there are: " + named(
             [str(queue_id) for queue_id in known])
     return None

@@ -207,6 +207,11 @@ def test_queues_without_a_consumequeue_are_named(golden_copy: GoldenFolder,
     advised = rmqctl("read", root, "--where", "topic=TP_fraud_Topic", "-o", "jsonl").expect(0)
     assert len(advised.jsonl()) > len(done.jsonl())
     assert "topic=TP_fraud_Topic" in done.err
+    alone = rmqctl("read", root, "--topic", "TP_fraud_Topic", "--queue", "1").expect(0)
+    assert "no consumequeue for queue 1 of 4" in alone.err
+    assert "--where queue_id=1" in alone.err
+    assert "has no queue 9" in rmqctl("read", root, "--topic", "TP_fraud_Topic", "--queue",
+                                      "9").expect(0).err
 
 
 @pytest.mark.parametrize(("offset", "said"), [
