@@ -85,6 +85,7 @@ def check(case: Case, folder: Path) -> None:
             assert row["physical_offset"] in puts
     # What is counted is no more than there is.
     counted = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()
+    assert "tiered-shifted" not in {one["category"] for one in counted["findings"]}
     coverage = counted["coverage"]
     assert coverage["messages"] + coverage["orphans"] <= len(puts)
     stats = run("tiered", "stats", tier, "-o", "json").expect(0).json()

@@ -20,11 +20,11 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.problems import ambiguity
+from rmqctl.tiered.displaced import Shifted
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.damaged import Patched, find_damaged, with_units
 from rmqctl.tiered.recover.survey import (
     PHYSICAL_OFFSET,
-    Shifted,
     Survey,
     close_up,
     copy_ranges,

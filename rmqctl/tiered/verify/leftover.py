@@ -7,9 +7,7 @@ those of a block that was cut and then repeated behind its first part (§8.4, `S
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,100 +18,12 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.scan.frames import Array, Span
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.verify.queue import Loose, QueueCheck
+from rmqctl.tiered.verify.shifts import Shifts, Unit
 
 MOST_EXPLAINED = 10_000
 """Units of a queue that are explained one by one; more are only counted."""
 MOST_BEHIND = 10_000
 """Messages without a unit at the end that a broker may have pending (its group commit limit)."""
-_SEARCHED = 4 << 20
-_MOST_TRIED = 10_000
-
-
-class Unit(NamedTuple):
-    """A unit that no message was found for."""
-
-    queue_offset: int
-    offset: int
-    size: int
-
-
-class Shifts:
-    """Distances by which messages of a queue lie behind their places, and how many.
-
-    A write was cut, then repeated behind its part. Consume queue and embedded offsets of the
-    repeated block still describe the place where it should be; messages of later blocks say where
-    they lie, and only their units are wrong.
-    """
-
-    def __init__(self, check: QueueCheck) -> None:
-        self._check, self._log = check, check.queue.commit_log
-        self._shifts: Counter[int] = Counter()
-        self._first: tuple[int, int] | None = None
-        self._searched: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._shifts)
-
-    def frames(self, loose: Loose, claimed: Array) -> None:
-        """Marks the provable messages a distance behind what their units say as ``claimed``."""
-        distance = loose.offset - loose.unit_offset
-        rows = np.flatnonzero(loose.known & (loose.unit_size == loose.size) & (distance > 0)
-                              & (loose.unit_offset >= self._log.start))
-        for row in rows.tolist():
-            queue_offset = int(loose.queue_offset[row])
-            if not self._check.seen.has(queue_offset, 1)[0]:
-                claimed[row] = True
-                self._note(int(distance[row]), queue_offset, int(loose.offset[row]))
-                self._check.seen.add(loose.queue_offset[row:row + 1])
-
-    def _note(self, distance: int, queue_offset: int, offset: int) -> None:
-        self._shifts[distance] += 1
-        if self._first is None or queue_offset < self._first[0]:
-            self._first = queue_offset, offset
-
-    def explains(self, unit: Unit, number: int | None) -> bool:
-        """Whether the message of a unit lies a known distance behind.
-
-        ``number``: which of the check's spans the unit leads into, where new distances are looked
-        for once.
-        """
-        if number is not None and number not in self._searched:
-            self._searched.add(number)
-            self._search(self._check.spans[number])
-        for distance in self._shifts:
-            record = self._log.record_at(unit.offset + distance, unit.size)
-            # Those of later blocks say where they lie: only their units are wrong.
-            if record is not None and record.queue_offset == unit.queue_offset and (
-                    record.physical_offset in (unit.offset, unit.offset + distance)):
-                self._note(distance, unit.queue_offset, unit.offset + distance)
-                return True
-        return False
-
-    def _search(self, span: Span) -> None:
-        """Finds a message in a span of no records that says it lies further ahead, with a unit."""
-        data = self._log.read(span.offset, min(span.length, _SEARCHED))
-        for tried, hit in enumerate(message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET)):
-            position = span.offset + hit.start() - message.MAGIC_OFFSET
-            record = self._log.record_at(position)
-            if record is not None and record.physical_offset < position:
-                units = self._check.units.at(np.array([record.queue_offset], np.int64))
-                if units.known[0] and int(units.offset[0]) == record.physical_offset and int(
-                        units.size[0]) == record.total_size:
-                    self._shifts.setdefault(position - record.physical_offset, 0)
-                    return
-            if tried > _MOST_TRIED:
-                return
-
-    def findings(self) -> Iterator[Finding]:
-        if self._first is None:
-            return
-        queue_offset, offset = self._first
-        count = sum(self._shifts.values())
-        distance = self._shifts.most_common(1)[0][0]
-        yield self._check.place.log(
-            "tiered-shifted", f"{plural(count, 'message')} from queue offset {queue_offset} on lie "
-            f"{distance} bytes after where their units lead: a write was cut and then repeated "
-            "after its first part", offset, queue_offset=queue_offset, count=count)
 
 
 class Left:
@@ -124,8 +34,6 @@ class Left:
         self.loose: Loose = check.loose
         self._claimed: Array = np.zeros(len(self.loose.offset), bool)
         self._shifts = Shifts(check)
-        self._span_starts = np.array([min(span.offset, NEVER) for span in check.spans],
-                                     np.int64)
         self._hit_spans: dict[int, list[Unit]] = {}
         self._explained = 0
         self._unexplained = 0
@@ -234,9 +142,9 @@ class Left:
             yield from self._at_frame(unit, int(self.loose.size[frame]),
                                       int(self.loose.queue_offset[frame]))
             return
-        number = self._span_of(unit.offset)
-        if self._shifts.explains(unit, number):
+        if self._shifts.explains(unit):
             return
+        number = self._shifts.span_of(unit.offset)
         if number is not None:
             self._hit_spans.setdefault(number, []).append(unit)
             return
@@ -274,10 +182,6 @@ class Left:
         return self.place.rows("tiered-cq-unit", detail, self.check.units.place(unit.queue_offset),
                                length=UNIT_SIZE, queue_offset=unit.queue_offset)
 
-    def _span_of(self, offset: int) -> int | None:
-        number = int(np.searchsorted(self._span_starts, offset, "right")) - 1
-        return number if number >= 0 and offset < self.check.spans[number].end else None
-
     def _damaged(self, span: Span, units: list[Unit]) -> Finding:
         first = units[0]
         some = "" if len(units) == 1 else (
@@ -312,15 +216,15 @@ class Left:
                                  f"{check.units.end} on have no unit: more than a broker has "
                                  "pending", int(loose.offset[late][0]), count=many)
         # What is left: whole messages without a unit, and bytes that are no message.
-        garbage = [span for number, span in enumerate(check.spans) if number not in self._hit_spans]
-        if self._shifts:
-            garbage = []
+        garbage = [span for number, span in enumerate(check.spans)
+                   if number not in self._hit_spans and not self._shifts.has(span.offset)]
         count = int(free.sum()) + check.loose_count - len(loose.offset)
         if not count and not garbage:
             return
         parts = []
         if count:
-            again = int((free & loose.known & ~late).sum())
+            again = sum(bool(check.seen.has(one, 1)[0])
+                        for one in loose.queue_offset[free & ~late].tolist())
             parts.append(f"{plural(count, 'whole message')} ({again} written again after it, "
                          f"{int(late.sum())} not yet in the consume queue)")
         if garbage:
