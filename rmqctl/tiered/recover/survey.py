@@ -28,6 +28,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.tiered.displaced import Shifted, find_shifted
 from rmqctl.tiered.files.reader import Entry, Reader
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.tiered.slots import Slots
 
 ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("tags_code", "i8"),
                 ("store_time", "i8")])
@@ -143,6 +144,7 @@ class MessageRows:
 class _Reading:
     def __init__(self, queue: FlatQueue, found: Survey) -> None:
         self._name, self._found = queue.name, found
+        self._slots = Slots(found.log, queue.name)
         self._messages = MessageRows(queue.name)
         self._last = -1
         """The queue offset of the last row."""
@@ -154,7 +156,7 @@ class _Reading:
 
     def _rows_of(self, walk: Walk, about: SegmentSurvey) -> Iterator[Array]:
         source, waiting = walk.source, None
-        for batch in walk:
+        for batch in self._slots.batches(walk):
             if len(batch):
                 if waiting is not None:
                     yield from self._damaged(source, about, waiting)

@@ -27,6 +27,7 @@ from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.tiered.slots import Slots
 from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
 from rmqctl.tiered.verify.units import Seen, UnitColumns, Units
@@ -161,6 +162,7 @@ class QueueCheck:
                  progress: Progress | None = None) -> None:
         self.queue, self.place = queue, place
         self.units = Units(queue)
+        self._slots = Slots(queue.commit_log, queue.name)
         self.seen = Seen()
         self.times = Times(queue)
         self.spans: list[Span] = []
@@ -185,7 +187,7 @@ class QueueCheck:
             try:
                 with self.queue.commit_log.walk(segment, cut=True) as walk:
                     done = 0
-                    for batch in walk:
+                    for batch in self._slots.batches(walk):
                         yield from self._take(batch, segment)
                         self._progress(walk.position - done)
                         done = walk.position
