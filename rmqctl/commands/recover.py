@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -9,7 +11,15 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
-from rmqctl.commands.shared.options import Jobs, Out, Queue, StoreOptions, Topic, worker_count
+from rmqctl.commands.shared.options import (
+    Jobs,
+    Out,
+    Queue,
+    StoreOptions,
+    Topic,
+    complete_folders,
+    worker_count,
+)
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.parse_values import now_ms
 
@@ -51,6 +61,14 @@ def command(
     fillers: Annotated[Literal["in-place", "none"], typer.Option(
         "--fillers", help="What consumers meet where a message is lost: in-place, a filler in its "
         "topic. none: refuse a repair that needs one.")] = "in-place",
+    sources: Annotated[list[str] | None, typer.Option(
+        "--from", metavar="SOURCE", autocompletion=complete_folders, help="Another store with the "
+        "same log, only read: a slave's, an older copy, another disk's. What is damaged or missing "
+        "is copied from it where it proves to hold the same; repeatable, in this order.")] = None,
+    prefer: Annotated[str | None, typer.Option(
+        "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
+        "a SOURCE has other intact messages at the same place (split brain): one of those of "
+        "--from, or ours. Without it ours stay, and the exit code is 1.")] = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -72,6 +90,8 @@ def command(
 
         rmqctl recover STORE --correct byte
 
+        rmqctl recover STORE --from /backup/store --apply
+
         rmqctl recover STORE --only consumequeue --topic TopicTest --queue 3 --apply
 
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
@@ -80,11 +100,12 @@ def command(
     from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, strategy, topic, queue)
+    _refuse_sources(only, strategy, topic, sources or (), prefer)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
                             worker_count(jobs), store.folders, store.sizes, given, correct,
-                            keep_damaged, fillers)
+                            keep_damaged, fillers, sources or (), prefer)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands import recover_table
 
@@ -99,7 +120,7 @@ def command(
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
         lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
-                    or plan.kept_damaged)
+                    or plan.kept_damaged or plan.conflicts)
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True)
@@ -113,6 +134,20 @@ def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | Non
         raise UsageError("--queue needs --topic")
     if topic is not None and only not in (None, "consumequeue"):
         raise UsageError("--topic goes with --only consumequeue")
+
+
+def _refuse_sources(only: str | None, strategy: str, topic: str | None, sources: Sequence[str],
+                    prefer: str | None) -> None:
+    if sources and (strategy == "broker" or topic or (only and "commitlog" not in only)):
+        raise UsageError("--from brings back what the log has lost: it goes with --strategy "
+                         "salvage, and not without the commitlog")
+    if prefer is None:
+        return
+    if not sources:
+        raise UsageError("--prefer goes with --from")
+    named = {os.path.realpath(name) for name in sources}
+    if prefer != "ours" and os.path.realpath(prefer) not in named:
+        raise UsageError(f"--prefer {prefer}: is ours, or one of those given with --from")
 
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,

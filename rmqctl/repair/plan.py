@@ -121,7 +121,8 @@ class Plan:
     abort. ``notes`` are warnings for a person. ``messages_lost_total``: how many messages are
     lost where ``messages_lost`` names only the first of them, else None. ``ambiguous``: whole
     records left out that may be messages. ``messages``: how many the store had, lost ones among
-    them; None where they were not counted.
+    them; None where they were not counted. ``conflicts``: places where another store has
+    other intact messages, and nobody has said which are right.
     ``kept_damaged``: how many are delivered with the damage of their bodies.
     """
 
@@ -138,6 +139,7 @@ class Plan:
     kept_damaged: int = 0
     consumers: Consumers | None = None
     """What the plan means for groups, once it is carried out; None where that was not judged."""
+    conflicts: int = 0
 
     @property
     def impact(self) -> Impact | None:
@@ -167,4 +169,6 @@ class Plan:
             values["kept_damaged"] = self.kept_damaged
         if self.consumers is not None:
             values |= self.consumers.as_fields()
+        if self.conflicts:
+            values["conflicts"] = self.conflicts
         return values

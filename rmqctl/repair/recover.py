@@ -7,8 +7,9 @@ that differ are replaced. A store that is whole gets an empty plan.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from rmqctl.repair.salvage.salvage import (
     Salvage,
     salvage,
 )
+from rmqctl.repair.salvage.sources import OURS, Source, open_source
 from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
@@ -57,7 +59,8 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 class RecoverOptions:
     """What to recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
 
-    ``given`` are values by the names of `Settings`, None where not given.
+    ``given`` are values by the names of `Settings`, None where not given. ``sources``: roots of
+    stores with the same log; ``prefer`` is one of them or "ours", which decides where they differ.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -72,6 +75,8 @@ class RecoverOptions:
     correct: Correct = "bit"
     keep_damaged: bool = False
     fillers: Fillers = "in-place"
+    sources: Sequence[str] = ()
+    prefer: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -131,7 +136,8 @@ class _Planner:
                                  complete=total is None) if self._options.whole else None)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
                     table, tuple(self._notes), total, saved.ambiguous,
-                    saved.messages + saved.lost_total, saved.kept_damaged, found)
+                    saved.messages + saved.lost_total, saved.kept_damaged, found,
+                    saved.conflicts)
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = planned
@@ -156,19 +162,32 @@ class _Planner:
             self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         total = sum(file.size for file in self._store.log.files)
-        with self._watch("looking for damage", total) as done:
+        with ExitStack() as stack:
+            sources = self._sources(stack)
+            done = stack.enter_context(self._watch("looking for damage", total))
             saved = salvage(self._store, self._generation,
                             missing_file=self._options.missing_file,
                             ambiguous=self._options.ambiguous,
                             batch_topics=self._known.batch_topics, progress=done,
                             scratch=self._scratch, correct=self._options.correct,
                             keep_damaged=self._options.keep_damaged,
-                            fillers=self._options.fillers)
+                            fillers=self._options.fillers,
+                            sources=sources, keep_ours=self._options.prefer == OURS)
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes
         self._known = self._known.with_batches(self._store, saved.inner_batch_topics)
         return saved
+
+    def _sources(self, stack: ExitStack) -> list[Source]:
+        prefer = self._options.prefer
+        opened = []
+        for name in self._options.sources:
+            source = open_source(self._store, name, preferred=prefer not in (None, OURS)
+                                 and os.path.realpath(prefer or "") == os.path.realpath(name))
+            stack.enter_context(source.store)
+            opened.append(source)
+        return opened
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
         """What only the log tells, where it is asked for without salvage."""

@@ -23,8 +23,11 @@ def target(store: Store, path: str) -> str:
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """The target of a file of the log; of one that is missing the path it would have."""
-    path = part.path
+    """The target of a file of the log; of one that is missing the path it would have.
+
+    What is in it may come from a file that lies elsewhere: that is none of the log's.
+    """
+    path = next((file.path for file in store.log.files if file.base == part.base), None)
     if path is None:
         folders = sorted(store.log_folders)
         path = os.path.join(folders[(part.base // part.size) % len(folders)],

@@ -274,13 +274,14 @@ class Side:
             walk = Walk(source, position, upto - source.base)
             for batch in walk:
                 self.position = source.base + walk.position
-                self._passed(batch)
+                self.passed(batch)
                 yield batch
             if walk.end < upto - source.base:  # all of the file, which may have shrunk meanwhile
                 self.position = max(source.base + walk.position, file.end)
             self._normalise()
 
-    def _passed(self, batch: Batch) -> None:
+    def passed(self, batch: Batch) -> None:
+        """Hears of every batch that is walked."""
         self.messages += len(batch)
         for span in batch.spans:
             if span.kind == DAMAGED:

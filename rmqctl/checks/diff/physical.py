@@ -1,7 +1,8 @@
 """Two logs that share their physical offsets (master and slave, before and after, a backup).
 
 Both are walked together. Where a batch of one lies in the other byte for byte, nothing else is
-looked at; elsewhere records are paired by physical offset and compared by column.
+looked at; elsewhere records are paired by physical offset and compared by column. `PhysicalPass`
+tells what it finds as differences; who wants it otherwise overrides `same`, `missing`, `different`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """Compares the frames of two sides from where they stand; what one alone has is missing."""
+    """Compares the frames of two sides from where they stand; what one alone has is missing.
+
+    The batches that `same`, `missing` and `different` are given are valid during the call only.
+    """
 
     def __init__(self, a: Side, b: Side, out: Differences,
                  progress: Progress | None = None) -> None:
@@ -56,7 +60,16 @@ class PhysicalPass:
         self._drain(self.b, end)
         self._close(min(self.a.position, self.b.position))
 
-    def rest(self, side: Side, end: int, detail: str) -> int:
+    def whole(self) -> None:
+        """Everything that one of the sides has."""
+        start, end = max(self.a.start, self.b.start), min(self.a.end, self.b.end)
+        for side in (self.a, self.b):
+            self.rest(side, min(start, side.end))
+        self.compare(end)
+        for side in (self.a, self.b):
+            self.rest(side, side.end)
+
+    def rest(self, side: Side, end: int, detail: str = "") -> int:
         """Everything of one side up to ``end`` is missing in the other; how many messages."""
         before = side.messages
         self._drain(side, end, detail)
@@ -74,7 +87,7 @@ class PhysicalPass:
             if b.position < first:
                 self._drain(b, first)
             if b.position == first and b.holds(first, batch.data[start:last]):
-                self.tally.equal += len(batch)
+                self.same(batch, np.arange(len(batch)))
                 b.skip(batch.base + last, len(batch))
                 batch = batch.select(slice(0, 0))
         self._pair(batch, a.position)
@@ -90,28 +103,32 @@ class PhysicalPass:
             index = np.searchsorted(offset, theirs)
             common = index < len(offset)
             common[common] = offset[index[common]] == theirs[common]
-            self._missing(their_batch, ~common, self.a)
+            self.missing(their_batch, ~common, self.a)
             pair_rows, other = index[common], np.flatnonzero(common)
             alone[pair_rows] = False
             same = size[pair_rows] == their_batch.column("total_size")[other]
             same[same] = _equal(batch, pair_rows[same], their_batch, other[same])
-            self._different(batch, pair_rows[~same], their_batch, other[~same])
-            self.tally.equal += int(same.sum())
-        self._missing(batch, alone, self.b)
+            self.different(batch, pair_rows[~same], their_batch, other[~same])
+            self.same(batch, pair_rows[same])
+        self.missing(batch, alone, self.b)
 
     def _drain(self, side: Side, upto: int, detail: str = "") -> None:
         """Frames of one side that have no counterpart."""
         other = self.b if side is self.a else self.a
         before = side.position
         for batch in side.frames(upto):
-            self._missing(batch, np.ones(len(batch), bool), other, detail)
+            self.missing(batch, np.ones(len(batch), bool), other, detail)
             if detail:
                 self._progress(side.position - before)
                 before = side.position
 
     # -- telling ------------------------------------------------------------------------------
 
-    def _missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
+    def same(self, batch: Batch, rows: Array) -> None:
+        """These messages of a's batch lie in b, byte for byte."""
+        self.tally.equal += len(rows)
+
+    def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
         """The chosen messages of a batch are not in ``side``."""
         rows = np.flatnonzero(which)
         if not len(rows):
@@ -142,7 +159,8 @@ class PhysicalPass:
             return f"no file of {side.name} covers this offset"
         return ""
 
-    def _different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
+    def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
+        """These of a's batch and those of b's are at the same offsets, and not the same."""
         self.tally.different += len(rows)
         room = min(self.out.room, len(rows))
         for left, right in zip(rows[:room].tolist(), other[:room].tolist(), strict=True):

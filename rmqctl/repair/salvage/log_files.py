@@ -8,9 +8,11 @@ from dataclasses import replace
 from math import gcd
 
 from rmqctl.errors import RefusedError
+from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import build, decode
-from rmqctl.repair.plan import Action, Create, FileContent, MoveAside, Patch, Step
+from rmqctl.repair.plan import Action, Create, FileContent, MoveAside, Patch, Replace, Step
 from rmqctl.repair.salvage.bulk import Bulk
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
@@ -23,6 +25,8 @@ from rmqctl.store.store import Store
 _MOST_PROPERTIES = 32767
 _LEAST_FILE = 4096
 """No broker's files are smaller; cut files may be."""
+_COPIED = "copied"
+_BLOCK = 1 << 20
 _FAR = 64
 """Missing files between two that may be a loss; more are a file of another log."""
 
@@ -149,6 +153,49 @@ def cut(piece: Piece, start: int, end: int) -> Piece:
     return Piece(start, end - start, tuple(parts))
 
 
+def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
+    """Writes pieces into a file. StoreIOError."""
+    for piece in pieces:
+        position = 0
+        for at, data in piece.parts:
+            zero(fd, path, piece.at + position, at - position)
+            write_all(fd, data, piece.at + at, path)
+            position = at + len(data)
+        zero(fd, path, piece.at + position, piece.size - position)
+
+
+def zero(fd: int, path: str, position: int, length: int) -> None:
+    """Makes bytes of a file zero; holes stay holes. StoreIOError."""
+    for start in range(position, position + length, _BLOCK):
+        count = min(_BLOCK, position + length - start)
+        if any(os.pread(fd, count, start)):
+            write_all(fd, bytes(count), start, path)
+
+
+def copy_path(scratch: Scratch, part: LogPart) -> str:
+    """Where the whole content of a file of the log is made ready. StoreIOError."""
+    path = scratch.path(_COPIED, f"{part.base:020d}")
+    make_folders(os.path.dirname(path), durable=False)
+    return path
+
+
+def _with_pieces(scratch: Scratch, part: LogPart) -> str:
+    """A file of such content with the pieces laid over it; its path. StoreIOError."""
+    path = copy_path(scratch, part)
+    assert part.path is not None
+    try:
+        if part.path != path:
+            copy_sparse(part.path, path)
+        fd = open_file(path, os.O_RDWR)
+        try:
+            lay(fd, path, part.pieces)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise failed(error, path, "write") from None
+    return path
+
+
 # -- the steps ------------------------------------------------------------------------------------
 
 
@@ -158,8 +205,11 @@ _LOST = "lost message"
 class Files:
     """Makes the steps; what they do is told in ``actions``, which grows."""
 
-    def __init__(self, store: Store, scratch: Scratch | None, actions: list[Action]) -> None:
+    def __init__(self, store: Store, scratch: Scratch | None, actions: list[Action],
+                 copied: Mapping[int, FileContent]) -> None:
         self._store, self._scratch, self._actions = store, scratch, actions
+        self._copied = copied
+        self._own = {file.base for file in store.log.files}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
         """Tells what a region is filled with."""
@@ -192,7 +242,10 @@ class Files:
         """What makes the files those of ``parts``. ``written``: files that are ready, by number."""
         steps: list[Step] = []
         for number, part in enumerate(parts):
-            target = self._target(replace(part, path=None) if number in written else part)
+            target = self._target(part)
+            if part.base in self._copied:
+                steps.append(self._whole(target, part))
+                continue
             if number in written:
                 steps.append(Create(target, FileContent(written[number]),
                                     os.stat(written[number]).st_mtime_ns))
@@ -216,6 +269,16 @@ class Files:
             if some:
                 steps.append(Patch(target, tuple(some)))
         return steps
+
+    def _whole(self, target: str, part: LogPart) -> Step:
+        """A file whose whole content was copied, with what was laid over that."""
+        content = self._copied[part.base]
+        time = os.stat(content.path).st_mtime_ns if part.base not in self._own else (
+            os.stat(os.path.join(self._store.root, target)).st_mtime_ns)
+        if part.pieces:
+            assert self._scratch is not None
+            content = FileContent(_with_pieces(self._scratch, part))
+        return (Replace if part.base in self._own else Create)(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
         """A neighbour's modification time: a broker's expiry goes by it."""

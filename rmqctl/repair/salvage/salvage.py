@@ -20,6 +20,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.copies import Copied, Copier
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
@@ -27,6 +28,7 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
+from rmqctl.repair.salvage.sources import Source
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
@@ -50,7 +52,8 @@ class Salvage:
     ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
     ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
     they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
-    many are intact.
+    many are intact. ``conflicts``: places where a source has other intact messages, and nobody has
+    said which are right.
     ``kept_damaged``: messages that are delivered with the damage of their bodies.
     """
 
@@ -66,6 +69,7 @@ class Salvage:
     ambiguous: int = 0
     messages: int = 0
     kept_damaged: int = 0
+    conflicts: int = 0
 
     @property
     def empty(self) -> bool:
@@ -78,7 +82,8 @@ def salvage(store: Store, generation: int | None = None, *,
             batch_topics: Iterable[str] | None = None,
             progress: Callable[[int], None] | None = None,
             scratch: Scratch | None = None, correct: Correct = "bit",
-            keep_damaged: bool = False, fillers: Fillers = "in-place") -> Salvage:
+            keep_damaged: bool = False, fillers: Fillers = "in-place",
+            sources: Sequence[Source] = (), keep_ours: bool = False) -> Salvage:
     """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
 
     With ``scratch`` missing files of very many messages are made there, instead of in memory; it
@@ -90,12 +95,17 @@ def salvage(store: Store, generation: int | None = None, *,
     changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
     as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress`` hears of the bytes
     walked.
-    RefusedError for files whose names or sizes no broker can have written; StoreIOError.
+
+    ``sources``: other stores with the same log, from which comes first what they have of the lost
+    bytes; they must stay open. ``keep_ours``: where they have other intact messages, ours are
+    right. RefusedError for a source of another log, and for files whose names or sizes no broker
+    can have written; StoreIOError.
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
     return _Job(store, generation or store.generation, missing_file, ambiguous, topics, progress,
-                scratch, correct, keep_damaged, fillers).run()
+                scratch, correct, keep_damaged, fillers, sources=sources,
+                keep_ours=keep_ours).run()
 
 
 @dataclass(slots=True)
@@ -115,12 +125,15 @@ class _Job:
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    sources: Sequence[Source] = ()
+    keep_ours: bool = False
     left_out: int = 0
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
+    copied: Copied = field(default_factory=lambda: Copied([]))
 
     def run(self) -> Salvage:
-        parts = log_parts(self.store)
+        parts: Sequence[LogPart] = log_parts(self.store)
         if not parts:
             return Salvage(())
         if all(file.size != parts[0].size for file in self.store.log.files):
@@ -130,6 +143,9 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
+        if self.sources:
+            parts, survey = self._copy(survey, parts)
+            restored = self.copied.messages
         unclear = [span for region in survey.regions for span in region.doubtful]
         if unclear and self.ambiguous == "keep":
             self.confirmed.update(unclear)
@@ -176,6 +192,25 @@ class _Job:
             restored += mending.messages
             self.actions += mending.actions
         return self._fill(parts, survey, gatherer, evidence, restored)
+
+    def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
+        """What other stores have of what is damaged or missing."""
+        def survey_of(parts: Sequence[LogPart], places: Sequence[tuple[int, int]],
+                      disproved: Iterable[int]) -> Survey:
+            self.rejected -= {one for one in self.rejected
+                              if any(start <= one < end for start, end in places)}
+            self.rejected.update(disproved)
+            return self._survey(parts)
+
+        doubtful = survey.doubtful() - self.rejected
+        if doubtful:
+            self.rejected |= doubtful
+            survey = self._survey(parts)
+        copier = Copier(self.store, self.scratch, self.keep_ours, survey_of)
+        self.copied, survey = copier.run(parts, survey, self.sources)
+        self.notes += self.copied.notes
+        self.actions += self.copied.actions
+        return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
         """Missing files: nothing lies there but what the consumequeues tell."""
@@ -297,7 +332,7 @@ class _Job:
               restored: int) -> Salvage:
         # Missing files by column, unless one blank record is to stand for them.
         pieces: dict[int, list[Piece]] = {}
-        files = Files(self.store, self.scratch, self.actions)
+        files = Files(self.store, self.scratch, self.actions, self.copied.files)
         bulks = {start: bulk for start, bulk in known.bulks.items() if not any(
             self._is_blank(region, filling.span.mode) for region, filling in fillings
             if region is bulk.region)}
@@ -351,7 +386,7 @@ class _Job:
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
-                       self.kept)
+                       self.kept, self.copied.conflicts)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

@@ -1,0 +1,387 @@
+"""Lost bytes copied from another store, where it proves to hold the same log.
+
+A log only grows at its end, and a slave's follows it byte for byte. So what lies between two
+records that both logs have at the same places is the same in both, as far as it is intact in
+either. Where only one such record is near (a lost head, a torn tail, a source that ends or begins
+there) our consumequeues and our index tell how far the logs are one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.files.durable import failed, open_file, write_all
+from rmqctl.files.sparse import copy_sparse
+from rmqctl.repair.plan import Action, FileContent
+from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
+from rmqctl.repair.salvage.sources import (
+    ENDLESS,
+    Comparison,
+    Range,
+    Ranges,
+    Source,
+    Stretch,
+    compare,
+    stretches,
+)
+from rmqctl.repair.salvage.survey import Survey
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.targets import part_target
+from rmqctl.scan.frames import used_length
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
+
+_BLOCK = 1 << 20
+_MOST_IN_MEMORY = 32 << 20
+"""Bytes that are laid over a file; of more a copy of the file is made."""
+_MOST_TOPICS = 3
+
+
+@dataclass(slots=True)
+class Copied:
+    """What came of the sources. ``parts`` are the files of the log with what was copied; ``files``
+    (by the file's first physical offset) is the whole content of some. ``places``: of copied
+    bytes, ``[start, end)``. ``conflicts``: how many nobody has decided.
+    """
+
+    parts: list[LogPart]
+    files: dict[int, FileContent] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    messages: int = 0
+    conflicts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """A part ``[start, end)`` of a stretch in which the source's log is ours, and why."""
+
+    start: int
+    end: int
+    before: int | None
+    after: int | None
+    words: str
+
+
+class Copier:
+    """Fills what our log lacks out of one source after the other.
+
+    ``survey_of`` makes a survey of a log's parts. In some ranges of places no record counts as
+    damaged any more that was intact by itself; at some places one does from now on.
+    """
+
+    def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
+                 survey_of: Callable[[Sequence[LogPart], Sequence[tuple[int, int]],
+                                      Iterable[int]], Survey],
+                 progress: Callable[[int], None] | None = None) -> None:
+        self._store, self._scratch, self._keep_ours = store, scratch, keep_ours
+        self._survey_of, self._progress = survey_of, progress
+
+    def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
+            Copied, Survey]:
+        """StoreIOError; RefusedError for a source that is of another log."""
+        result = Copied(list(parts))
+        for source in sources:
+            if source.note:
+                result.notes.append(source.note)
+            gone, found = self._compared(result, source, survey)
+            if found.disproved:
+                survey = self._survey_of(result.parts, [], found.disproved)
+                gone, found = self._compared(result, source, survey)
+            if found.conflicts.items:
+                spans = self._conflicts(result, source, found)
+                if source.preferred:
+                    survey = self._give_way(result, spans)
+                    gone, found = self._compared(result, source, survey)
+            before = len(result.places)
+            for stretch in gone:
+                if _any(found.offered, stretch.start, stretch.end):
+                    self._stretch(result, source, found, stretch)
+            if len(result.places) > before:
+                survey = self._survey_of(result.parts, result.places[before:], ())
+        return result, survey
+
+    def _compared(self, result: Copied, source: Source, survey: Survey) -> tuple[
+            list[Stretch], Comparison]:
+        gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
+        return gone, compare(self._store, result.parts, source, survey, gone, self._progress)
+
+    # -- split brain ------------------------------------------------------------------------------
+
+    def _conflicts(self, result: Copied, source: Source, found: Comparison) -> list[
+            tuple[int, int]]:
+        """Tells of what both logs have intact, and not the same; where it lies."""
+        spans: dict[tuple[int, int], int] = {}
+        for item in found.conflicts.items:
+            before, behind = found.equal.before(item.start), found.equal.behind(item.end)
+            span = (0 if before is None else before.end, ENDLESS if behind is None
+                    else behind.start)
+            spans[span] = spans.get(span, 0) + item.messages
+        decided = source.preferred or self._keep_ours
+        words = (f"{source.name} is preferred" if source.preferred else "ours stays, as preferred"
+                 if self._keep_ours else f"ours stays, unless --prefer {source.name} is given")
+        for (low, high), messages in spans.items():
+            start = max(low, min(item.start for item in found.conflicts.within(low, high)))
+            end = min(high, max(found.end, result.parts[-1].end) if high == ENDLESS else high)
+            part = next((part for part in result.parts if part.base <= start < part.end),
+                        result.parts[-1])
+            topics = Counter(topic for place, topic in found.topics if low <= place < high)
+            names = sorted(topics, key=lambda topic: (-topics[topic], topic))
+            named = ", ".join(names[:_MOST_TOPICS]) + (
+                f" and {len(names) - _MOST_TOPICS} more topics"
+                if len(names) > _MOST_TOPICS else "")
+            differ = sorted({name for place, fields in found.fields.items()
+                             if low <= place < high for name in fields})
+            if messages == 1 and differ:
+                named += f"; {', '.join(differ[:_MOST_TOPICS])}"
+            what = f"{plural(messages, 'message')} in {source.name}, intact and other than ours"
+            result.actions.append(Action(
+                "conflict", part_target(self._store, part), None, None,
+                f"{what} ({named}): {words}", offset=start, length=end - start,
+                proof={"source": source.name, "messages": messages, "topics": dict(topics),
+                       "fields": differ,
+                       "neighbours": {"before": low or None,
+                                      "after": None if high == ENDLESS else high},
+                       "decided": decided}))
+            result.conflicts += not decided
+        if not decided:
+            result.notes.append(
+                f"{source.name} and this store have other intact messages at the same physical "
+                "offsets (a split brain, or changed bytes that no CRC covers): ours stays, and "
+                "nothing is mixed; --prefer ours says that it is right, --prefer "
+                f"{source.name} takes what that has instead")
+        return list(spans)
+
+    def _give_way(self, result: Copied, spans: Sequence[tuple[int, int]]) -> Survey:
+        """Takes what is ours out of conflicts."""
+        pieces: dict[int, list[Piece]] = {}
+        for low, high in spans:
+            for number, start, end in _by_part(result.parts, low, high):
+                pieces.setdefault(number, []).append(
+                    Piece(start - result.parts[number].base, end - start))
+        result.parts = laid_over(result.parts, pieces)
+        return self._survey_of(result.parts, list(spans), ())
+
+    # -- one stretch ------------------------------------------------------------------------------
+
+    def _stretch(self, result: Copied, source: Source, found: Comparison,
+                 stretch: Stretch) -> None:
+        proven = self._proven(result, source, found, stretch)
+        if isinstance(proven, str):
+            items = list(found.offered.within(stretch.start, stretch.end))
+            result.notes.append(
+                f"{source.name}: {plural(sum(item.messages for item in items), 'message')} from "
+                f"physical offset {max(items[0].start, stretch.start)} on not copied: {proven}")
+            return
+        ranges = [one for item in found.offered.within(proven.start, proven.end)
+                  if (one := _clipped(source, item, proven.start, proven.end)) is not None]
+        if not ranges:
+            return
+        self._widen(result, ranges[0].start, ranges[-1].end)
+        for number, part in enumerate(result.parts):
+            here = [one for item in ranges
+                    if (one := _clipped(source, item, part.base, part.end)) is not None]
+            if here:
+                self._copy(result, source, number, here, proven, stretch)
+
+    def _proven(self, result: Copied, source: Source, found: Comparison,
+                stretch: Stretch) -> _Proven | str:
+        """How much of a stretch is proven; why none is."""
+        left = found.equal.before(stretch.start) if stretch.start else None
+        right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
+        parted_left = left is not None and _any(found.conflicts, left.end, stretch.start)
+        parted_right = right is not None and _any(found.conflicts, stretch.end, right.start)
+        before = None if left is None or parted_left else left.last
+        after = None if right is None or parted_right else right.first
+        start, end = stretch.start, stretch.end
+        against, agreed = stretch.against, stretch.agreed_end
+        told = _told(stretch)
+        if source.preferred:
+            return _Proven(start, end, before, after, "preferred")
+        if before is not None and after is not None:
+            if len(against) > max(stretch.rows, stretch.keys):
+                return ("our consumequeues and index contradict "
+                        f"{plural(len(against), 'message')}, the first at {against[0][0]}")
+            return _Proven(start, end, before, after,
+                           f"equal messages before ({before}) and behind ({after}){told}")
+        # Only one side: what is ours tells how far. What nothing contradicts goes on from there.
+        if before is not None:
+            contradicted = [place for place, _ in against if place >= agreed]
+            is_tail = end == ENDLESS
+            if not is_tail:
+                end = agreed
+            elif contradicted:
+                end = contradicted[0]
+            return _Proven(start, end, before, None, f"equal messages up to {before}{told}") if (
+                end > start) else _one_sided(source, contradicted, "ends or goes another way there")
+        if after is not None:
+            contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
+                            or stretch.agreed_first < 0]
+            if start > 0:
+                start = stretch.agreed_first if stretch.agreed_first >= 0 else end
+            else:
+                start = max([self._head(result.parts), *contradicted])
+            return _Proven(start, end, None, after, f"equal messages from {after} on{told}") if (
+                start < end) else _one_sided(
+                    source, contradicted, "begins or comes another way there" if stretch.start
+                    else "begins before ours, and nothing of ours tells of it: it has expired")
+        return "no equal message on either side of it"
+
+    def _head(self, parts: Sequence[LogPart]) -> int:
+        """From where on our log has a head that it lost; what expired is not fetched back."""
+        base, witness = parts[0].base, parts[0].witness
+        if witness is None:
+            return 0
+        rows, _ = witness.rows(0, base)
+        keys, _ = witness.keys(0, base)
+        told = [int(places[0]) for places in (rows, keys) if len(places)]
+        if told:
+            size = parts[0].size
+            return max(0, base - -(-(base - min(told)) // size) * size)
+        anything = len(witness.rows(base, ENDLESS)[0]) or len(witness.keys(base, ENDLESS)[0])
+        return base if anything else 0
+
+    # -- the bytes --------------------------------------------------------------------------------
+
+    def _widen(self, result: Copied, start: int, end: int) -> None:
+        """Adds the files before and behind our log that something is copied into."""
+        parts = result.parts
+        size, witness = parts[0].size, parts[0].witness
+        while start < parts[0].base >= size:
+            parts.insert(0, LogPart(parts[0].base - size, size, None, witness=witness))
+        while end > parts[-1].end:
+            parts.append(LogPart(parts[-1].end, size, None, witness=witness))
+
+    def _copy(self, result: Copied, source: Source, number: int, ranges: Sequence[Range],
+              proven: _Proven, stretch: Stretch) -> None:
+        part = result.parts[number]
+        total = sum(item.end - item.start for item in ranges)
+        whole = part.path is None and not part.pieces and self._whole_file(source, part, ranges)
+        if whole:
+            assert isinstance(whole, str)
+            result.files[part.base] = FileContent(whole, movable=False)
+            result.parts[number] = LogPart(part.base, part.size, whole, witness=part.witness)
+        elif self._scratch is not None and (part.path is None or total > _MOST_IN_MEMORY):
+            path = self._written(self._scratch, source, part, ranges)
+            result.files[part.base] = FileContent(path)
+            result.parts[number] = LogPart(part.base, part.size, path, witness=part.witness)
+        else:
+            pieces = [Piece(item.start - part.base, item.end - item.start, tuple(
+                (at - item.start, data) for at, data in _bytes(source, item))) for item in ranges]
+            result.parts[number] = laid_over([part], {0: pieces})[0]
+        for item in ranges:
+            result.places.append((item.start, item.end))
+            result.messages += item.messages
+            result.actions.append(Action(
+                "copy", part_target(self._store, part), None, item.messages,
+                f"{source.name} has the same log: {proven.words}", "message", item.start,
+                item.end - item.start, self._proof(source, proven, stretch)))
+
+    def _proof(self, source: Source, proven: _Proven, stretch: Stretch) -> dict[str, Any]:
+        return {"source": source.name, "neighbours": {"before": proven.before,
+                                                      "after": proven.after},
+                "crc": "right of every message", "rows_agreeing": stretch.rows,
+                "keys_agreeing": stretch.keys, "contradicted": len(stretch.against)}
+
+    def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
+        """The source's own file, where every byte comes from it and nobody appends to it."""
+        log = source.store.log
+        file = log.file_of(part.base)
+        if (file is None or file is log.files[-1] or (file.base, file.size) != (
+                part.base, part.size) or len(ranges) != 1):
+            return None
+        return file.path if (ranges[0].start, ranges[0].end) == (part.base, part.end) else None
+
+    def _written(self, scratch: Scratch, source: Source, part: LogPart,
+                 ranges: Sequence[Range]) -> str:
+        """A file with all of a part's bytes and the copied ones. StoreIOError."""
+        path = copy_path(scratch, part)
+        if part.path is not None and part.path != path:
+            try:
+                copy_sparse(part.path, path)
+            except OSError as error:
+                raise failed(error, path, "write") from None
+        fresh = os.O_TRUNC if part.path is None else 0
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | fresh, "make")
+        try:
+            os.ftruncate(fd, part.size)
+            lay(fd, path, part.pieces)
+            for item in ranges:
+                position = item.start
+                for at, data in _bytes(source, item):
+                    zero(fd, path, position - part.base, at - position)
+                    write_all(fd, data, at - part.base, path)
+                    position = at + len(data)
+                zero(fd, path, position - part.base, item.end - position)
+        except OSError as error:
+            raise failed(error, path, "write") from None
+        finally:
+            os.close(fd)
+        return path
+
+
+def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
+    """(place, bytes) of a range; what is left out is zero. StoreIOError."""
+    position = item.start
+    while position < item.end:
+        place = source.store.log.locate(position)
+        if place is None:
+            return
+        count = min(_BLOCK, item.end - position, place[0].size - place[1])
+        data = place[0].read(place[1], count)
+        used = used_length(data)
+        if used:
+            yield position, data[:used]
+        if len(data) < count:
+            return
+        position += count
+
+
+def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
+    """The part of a range between two places, which are borders of its frames."""
+    low, high = max(item.start, start), min(item.end, end)
+    if low >= high:
+        return None
+    if (low, high) == (item.start, item.end):
+        return item
+    messages, position = 0, low
+    while position < high and (place := source.store.log.locate(position)) is not None:
+        file, at = place
+        walk = Walk(file, at, min(file.size, high - file.base))
+        messages += sum(len(batch) for batch in walk)
+        position = file.base + max(walk.position, at + 1)
+    return Range(low, high, messages)
+
+
+def _by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(number of the part, start, end) of physical bytes."""
+    for number, part in enumerate(parts):
+        low, high = max(part.base, start), min(part.end, end)
+        if low < high:
+            yield number, low, high
+
+
+def _any(ranges: Ranges, start: int, end: int) -> bool:
+    return next(ranges.within(start, end), None) is not None
+
+
+def _told(stretch: Stretch) -> str:
+    """What our own structures say of it, in words."""
+    said = [plural(count, name) for count, name in (
+        (stretch.rows, "consumequeue row"), (stretch.keys, "index key")) if count]
+    if not said:
+        return ""
+    return f"; {' and '.join(said)} of ours agree{'' if stretch.rows + stretch.keys > 1 else 's'}"
+
+
+def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
+    if contradicted:
+        return f"our consumequeues or index contradict it at {contradicted[0]}"
+    return f"{source.name} {words}"

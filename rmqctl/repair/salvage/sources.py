@@ -1,0 +1,437 @@
+"""Another store as a source of lost bytes: what of its log is ours, and what it has beyond that.
+
+Both logs are compared by physical offset, as `diff` does it. A record counts on either side when
+it is intact: as a broker would take it, and no filler of an earlier repair.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from rmqctl.checks.diff.differences import Differences, Name, Side, differences_of
+from rmqctl.checks.diff.physical import PhysicalPass
+from rmqctl.errors import NotAStoreError, RefusedError, RmqctlError, UsageError
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
+from rmqctl.scan.extents import key_hashes
+from rmqctl.scan.fillers import fillers
+from rmqctl.scan.frames import BLANK, Array, Batch
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import FileSource, Witness
+from rmqctl.scan.source import Source as PartSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+OURS = "ours"
+ENDLESS = 1 << 62
+_MOST_NAMED = 1000
+_MOST_AGAINST = 10_000
+_KEYS_OF_BATCH = 64
+_TORN = 8
+"""More than consumequeues and index can weigh."""
+
+
+# -- which stores may be one ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Source:
+    """An opened store that bytes may come from; ``name`` as it was given. ``note``: a warning.
+
+    ``preferred``: what it has is taken where both logs have an intact record of their own.
+    """
+
+    name: str
+    store: Store
+    preferred: bool = False
+    note: str = ""
+
+
+def open_source(ours: Store, name: str, *, preferred: bool = False) -> Source:
+    """NotAStoreError, UnsupportedError (its log is in a layout of its own), StoreIOError;
+    UsageError where it is our store, or shares files with it.
+    """
+    if os.path.isfile(name):
+        raise NotAStoreError(f"{name}: is a file; --from takes the directory of a store")
+    store = Store.open(name)
+    try:
+        refuse_same(ours, store, name)
+    except RmqctlError:
+        store.close()
+        raise
+    if not any(file.size for file in store.log.files):
+        store.close()
+        raise NotAStoreError(f"{name}: there is no commitlog in it")
+    holder, note = store.lock, ""
+    if holder.held:
+        who = f"process {holder.pid}" if holder.pid else "another process"
+        note = (f"{name}: {who} holds it; it is read up to where its log ended when this began, "
+                "and what it writes from then on is left")
+    return Source(name, store, preferred, note)
+
+
+def refuse_same(ours: Store, other: Store, name: str) -> None:
+    """UsageError where nothing is gained, or where a repair in place would change the source."""
+    if os.path.samefile(ours.root, other.root):
+        raise UsageError(f"--from {name}: is the store itself")
+    folders = {os.path.realpath(folder) for folder in ours.log_folders}
+    if not folders.isdisjoint(os.path.realpath(folder) for folder in other.log_folders):
+        raise UsageError(f"--from {name}: its commitlog is that of the store itself")
+    known = {_inode(file.path): file.path for file in ours.log.files}
+    for file in other.log.files:
+        same = known.get(_inode(file.path))
+        if same is not None:
+            raise UsageError(f"--from {name}: {file.path} and {same} are one file under two names "
+                             "(hard links): what is changed in one changes in the other; copy it "
+                             "(cp --reflink=auto) and give the copy")
+
+
+def _inode(path: str) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_dev, about.st_ino
+
+
+# -- ranges of a log ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Range:
+    """Physical bytes ``[start, end)`` of whole frames without a gap. ``first`` and ``last``: places
+    of its first and last message, -1 without one.
+    """
+
+    start: int
+    end: int
+    messages: int = 0
+    first: int = -1
+    last: int = -1
+
+
+class Ranges:
+    """Ranges in the order of the log; those that touch are one."""
+
+    def __init__(self) -> None:
+        self.items: list[Range] = []
+
+    def add(self, offset: Array, size: Array) -> None:
+        """Messages by place, ascending."""
+        if not len(offset):
+            return
+        end = offset + size
+        cuts = (np.flatnonzero(offset[1:] != end[:-1]) + 1).tolist()
+        for low, high in pairwise([0, *cuts, len(offset)]):
+            self.put(Range(int(offset[low]), int(end[high - 1]), high - low, int(offset[low]),
+                           int(offset[high - 1])))
+
+    def put(self, item: Range) -> None:
+        last = self.items[-1] if self.items else None
+        if last is None or last.end != item.start:
+            self.items.append(item)
+            return
+        last.end, last.messages = item.end, last.messages + item.messages
+        last.first = item.first if last.first < 0 else last.first
+        last.last = item.last if item.last >= 0 else last.last
+
+    def settle(self) -> None:
+        """Once all are there, in whatever order they came."""
+        items, self.items = sorted(self.items, key=lambda item: item.start), []
+        for item in items:
+            self.put(item)
+
+    def before(self, position: int) -> Range | None:
+        """The last one with a message that starts before a place."""
+        number = bisect_left(self.items, position, key=lambda item: item.start)
+        return next((item for item in reversed(self.items[:number]) if item.first >= 0), None)
+
+    def behind(self, position: int) -> Range | None:
+        """The first one with a message that ends behind a place."""
+        number = bisect_right(self.items, position, key=lambda item: item.end)
+        return next((item for item in self.items[number:] if item.first >= 0), None)
+
+    def within(self, start: int, end: int) -> Iterator[Range]:
+        """Those that lie, with some byte, in ``[start, end)``."""
+        number = bisect_right(self.items, start, key=lambda item: item.end)
+        while number < len(self.items) and self.items[number].start < end:
+            yield self.items[number]
+            number += 1
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Physical bytes ``[start, end)`` in which our log has nothing intact, from record to record.
+
+    What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree,
+    from record ``agreed_first`` to the end ``agreed_end``; ``against`` are (place, end) of records
+    which they contradict.
+    """
+
+    start: int
+    end: int
+    rows: int = 0
+    keys: int = 0
+    agreed_first: int = -1
+    agreed_end: int = -1
+    against: list[tuple[int, int]] = field(default_factory=list)
+
+    def agree(self, start: int, end: int, rows: int, keys: int) -> None:
+        self.rows += rows
+        self.keys += keys
+        if self.agreed_first < 0:
+            self.agreed_first = start
+        self.agreed_end = max(self.agreed_end, end)
+
+
+def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
+    """From the damaged regions of a log; what lies before and behind the log is of it, too."""
+    found = [Stretch(0, log_start)] if log_start > 0 else []
+    for region in regions:
+        if found and found[-1].end == region.start:
+            found[-1].end = region.end
+        else:
+            found.append(Stretch(region.start, region.end))
+    if found and found[-1].end == log_end:
+        found[-1].end = ENDLESS
+    else:
+        found.append(Stretch(log_end, ENDLESS))
+    return found
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What one source has to do with our log.
+
+    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact ones of
+    the source where ours has nothing. ``conflicts``: intact ones of the source where ours has
+    other intact ones; ``topics`` are (place, topic) of the first of them, and ``fields`` by place
+    what differs where the sizes are equal, ``verdicts`` by how much better our consumequeues and
+    index know theirs. ``disproved``: places where they say that ours is the wrong one. ``end``: of
+    the source's log, when the comparison began.
+    """
+
+    equal: Ranges
+    offered: Ranges
+    conflicts: Ranges
+    stretches: Sequence[Stretch]
+    end: int
+    topics: list[tuple[int, str]] = field(default_factory=list)
+    fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    verdicts: dict[int, int] = field(default_factory=dict)
+    disproved: set[int] = field(default_factory=set)
+
+    def settle(self) -> None:
+        """Once both logs are compared. Ours is damaged where our own consumequeues and index know
+        theirs better. Where one record alone differs, between equal ones, it is no split brain:
+        then the source's is damaged if they know ours better.
+        """
+        for ranges in (self.equal, self.offered, self.conflicts):
+            ranges.settle()
+        self.disproved = {place for place, verdict in self.verdicts.items() if verdict > 0}
+        left = Ranges()
+        for item in self.conflicts.items:
+            verdict = self.verdicts.get(item.start, 0) if item.messages == 1 else 0
+            before, behind = self.equal.before(item.start), self.equal.behind(item.end)
+            alone = before is not None and behind is not None and not any(
+                other is not item for other in self.conflicts.within(before.end, behind.start))
+            if verdict > -_TORN and not (alone and verdict < 0):
+                left.put(item)
+        self.conflicts = left
+
+
+class _PartsLog(CommitLog):
+    """A log as it would be: of what is missing there is no file."""
+
+    def __init__(self, parts: Sequence[LogPart]) -> None:
+        there = [part for part in parts if part.path is not None or part.pieces]
+        super().__init__([StoreFile(part.path or "", f"{part.base:020d}", part.base, part.size,
+                                    witness=part.witness) for part in there], parts[0].size)
+        self._parts = there
+        self._stack = ExitStack()
+        self._opened: tuple[int, PartSource] | None = None
+
+    def source(self, number: int) -> FileSource:
+        if self._opened is None or self._opened[0] != number:
+            self._stack.close()
+            self._opened = number, self._stack.enter_context(self._parts[number].open())
+        return cast("FileSource", self._opened[1])
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class _Side(Side):
+    """Remembers where files are closed by a blank. ``log``: instead of the one on disk."""
+
+    def __init__(self, name: Name, view: View, log: CommitLog | None = None) -> None:
+        super().__init__(name, view)
+        if log is not None:
+            self.log, self.start, self.position = log, log.min_offset, log.min_offset
+            self.end = log.end
+        self.blanks: dict[int, int] = {}
+
+    def passed(self, batch: Batch) -> None:
+        super().passed(batch)
+        self.blanks.update((span.offset, span.length) for span in batch.spans
+                           if span.kind == BLANK)
+
+
+class _Pass(PhysicalPass):
+    def __init__(self, a: _Side, b: _Side, found: Comparison, sealed: bool,
+                 progress: Callable[[int], None] | None) -> None:
+        super().__init__(a, b, Differences(0), progress)
+        self._found, self._sealed = found, sealed
+        self._witness: Witness | None = next(
+            (file.witness for file in a.log.files if file.witness is not None), None)
+        self._starts = np.array([one.start for one in found.stretches], np.int64)
+        self._ends = np.array([one.end for one in found.stretches], np.int64)
+
+    def same(self, batch: Batch, rows: Array) -> None:
+        super().same(batch, rows)
+        offset, size = batch.offset[rows], batch.column("total_size")[rows]
+        inside, _ = self._inside(offset, size)
+        self._found.equal.add(offset[~inside], size[~inside])  # the others are damaged alike
+
+    def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
+        if side.name == "a":
+            self._theirs(batch, np.flatnonzero(which))
+
+    def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
+        sizes = batch.column("total_size")[rows], their_batch.column("total_size")[other]
+        alike = (sizes[0] == sizes[1]) & ~self._inside(batch.offset[rows], sizes[0])[0]
+        alike &= ~fillers(batch)[rows] & their_batch.crc_ok()[other]
+        for one in np.flatnonzero(alike)[:max(0, _MOST_NAMED - len(self._found.fields))].tolist():
+            ours = decode(batch.bytes_at(int(rows[one])))
+            theirs = decode(their_batch.bytes_at(int(other[one])))
+            place = ours.physical_offset
+            self._found.fields[place] = tuple(differences_of(ours, theirs))
+            raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
+            self._found.verdicts[place] = self._known(theirs) - self._known(ours) + _TORN * (
+                _is_torn(raw, their_raw) - _is_torn(their_raw, raw))
+        self._theirs(their_batch, other)
+
+    def _known(self, record: Record) -> int:
+        """How many structures of ours know a record as it is."""
+        if self._witness is None:
+            return 0
+        place = record.physical_offset
+        hashes = self._witness.keys(place, place + 1)[1].tolist()
+        return (self._witness.confirms(record) is True) + (
+            bool(hashes) and key_hashes(record).issuperset(hashes))
+
+    def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
+        """(whether records lie in a stretch, number of the stretch)."""
+        number = np.searchsorted(self._starts, offset, "right") - 1
+        inside = number >= 0
+        inside &= offset + size <= self._ends[number]
+        return inside, number
+
+    def _theirs(self, batch: Batch, rows: Array) -> None:
+        """Records of the source that are not ours."""
+        if not len(rows):
+            return
+        batch = batch.select(rows)
+        good = batch.crc_ok() | (batch.column("body_length") == 0)
+        good &= ~fillers(batch)
+        if self._sealed:
+            good &= ~appended_crcs(batch)[1]
+        offset, size = batch.offset, batch.column("total_size")
+        inside, number = self._inside(offset, size)
+        self._conflict(batch, np.flatnonzero(good & ~inside))
+        taken = np.flatnonzero(good & inside)
+        if not len(taken):
+            return
+        self._found.offered.add(offset[taken], size[taken])
+        for one in np.unique(number[taken]).tolist():
+            self._weigh(self._found.stretches[one], batch, taken[number[taken] == one])
+
+    def _conflict(self, batch: Batch, rows: Array) -> None:
+        offset, size, found = batch.offset, batch.column("total_size"), self._found
+        found.conflicts.add(offset[rows], size[rows])
+        for row in rows[:max(0, _MOST_NAMED - len(found.topics))].tolist():
+            found.topics.append((int(offset[row]), decode(batch.bytes_at(row)).topic.decode(
+                "utf-8", "replace")))
+
+    # -- what our consumequeues and index say of them ---------------------------------------------
+
+    def _weigh(self, stretch: Stretch, batch: Batch, rows: Array) -> None:
+        if self._witness is None:
+            return
+        offset, size = batch.offset[rows], batch.column("total_size")[rows]
+        low, high = int(offset[0]), int(offset[-1] + size[-1])
+        places, sizes = self._witness.rows(low, high)
+        against: set[int] = set()
+        agreeing = np.zeros(len(rows), bool)
+        if len(places):
+            which = np.searchsorted(offset, places, "right") - 1
+            here = (which >= 0) & (places < offset[which] + size[which])
+            right = here & (places == offset[which]) & (sizes == size[which])
+            agreeing[which[right]] = True
+            against.update(np.unique(which[here & ~right]).tolist())
+        # A row that is damaged itself leads anywhere: that of the record's queue offset decides.
+        against = {one for one in against if not self._confirmed(stretch, batch, rows[one])}
+        known, hashes = self._witness.keys(low, high)
+        keyed = np.flatnonzero(np.isin(offset, known))
+        keys = 0
+        for one in keyed[::max(1, len(keyed) // _KEYS_OF_BATCH)].tolist():
+            theirs = key_hashes(decode(batch.bytes_at(int(rows[one]))))
+            if theirs.issuperset(hashes[known == offset[one]].tolist()):
+                keys += 1
+                agreeing[one] = True
+            else:
+                against.add(one)
+        for one in sorted(against):
+            agreeing[one] = False
+            stretch.against.append((int(offset[one]), int(offset[one] + size[one])))
+        for one in np.flatnonzero(agreeing)[[0, -1]].tolist() if agreeing.any() else ():
+            stretch.agree(int(offset[one]), int(offset[one] + size[one]), 0, 0)
+        stretch.rows += int(agreeing.sum())
+        stretch.keys += keys
+
+
+    def _confirmed(self, stretch: Stretch, batch: Batch, row: int) -> bool:
+        if len(stretch.against) > _MOST_AGAINST:
+            return False
+        assert self._witness is not None
+        return bool(self._witness.confirms(decode(batch.bytes_at(int(row)))))
+
+
+def _is_torn(raw: bytes, other: bytes) -> bool:
+    """Whether this is the other record without its last bytes, which were never written."""
+    length = len(raw.rstrip(b"\0"))
+    return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
+
+
+def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
+            gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
+    """Walks both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
+
+    StoreIOError; RefusedError where nothing of the source is of our log.
+    """
+    with closing(_PartsLog(parts)) as log:
+        a, b = _Side("a", View(ours), log), _Side("b", View(source.store))
+        found = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
+        _Pass(a, b, found, survey.has_crcs, progress).whole()
+    for start, length in b.blanks.items():
+        if a.blanks.get(start) == length:
+            found.equal.put(Range(start, start + length))
+        elif any(one.start <= start and start + length <= one.end for one in gone):
+            found.offered.put(Range(start, start + length))
+    found.settle()
+    if not any(one.messages for one in found.equal.items):
+        raise RefusedError(
+            f"{source.name}: no message of it is the same as one of ours at the same physical "
+            "offset: it is of another broker or of another log, or nothing of ours is left to "
+            "compare with; nothing is copied from it")
+    return found

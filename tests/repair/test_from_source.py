@@ -1,0 +1,389 @@
+"""`recover --from`: lost bytes come back from another store, if it has the same log."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.writer import Layout, Writer, record
+from tests.conftest import GoldenFolder
+from tests.repair import damage
+from tests.support import snapshot
+from tests.support.cli import Result, run
+from tests.support.share import sample
+
+JSON = ("-o", "json")
+APPLY = ("--apply", "--yes", *JSON)
+STORES = ["4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/appendcrc/store",
+          "5.3.3/multipath/store", "5.3.3/batchcq/store", "4.9.3/transaction/store",
+          "5.3.3/ipv6/store", "5.3.3/lmq/store"]
+HOLD = """import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print(flush=True)
+    sys.stdin.read()
+"""
+SIZES = ("--index-slots", "16", "--index-max", "64")
+SMALL = Layout(log_file_size=8 << 10, queue_file_units=20)
+
+
+def recover(store: Path, *sources: Path, options: tuple[str, ...] = JSON) -> Result:
+    named = [word for source in sources for word in ("--from", str(source))]
+    return run("recover", store, *named, *options)
+
+
+def log_of(root: Path) -> dict[str, bytes]:
+    """The files of the log, by name."""
+    return {f"{folder}/{path.name}": path.read_bytes() for folder in ("commitlog", "cl1", "cl2")
+            for path in sorted((root / folder).glob("[0-9]*"))}
+
+
+def actions(document: dict[str, Any], verb: str) -> list[dict[str, Any]]:
+    return [action for action in document["actions"] if action["action"] == verb]
+
+
+def log_files(root: Path) -> list[Path]:
+    """The files that hold anything, in the order of the log."""
+    return sorted((root / name for name, data in log_of(root).items() if any(data)),
+                  key=lambda path: path.name)
+
+
+# -- what comes back ------------------------------------------------------------------------------
+
+
+def flipped(root: Path) -> None:
+    """A bit of a body in each file, what a CRC tells."""
+    for number, path in enumerate(log_files(root)):
+        data = bytearray(path.read_bytes())
+        starts = [0]
+        while data[starts[-1] + 4:starts[-1] + 8] == b"\xda\xa3\x20\xa7":
+            starts.append(starts[-1] + int.from_bytes(data[starts[-1]:starts[-1] + 4]))
+        data[starts[min(1 + number % 3, len(starts) - 2)] + 120] ^= 4
+        path.write_bytes(data)
+
+
+def zeroed_pages(root: Path) -> None:
+    path = log_files(root)[0]
+    data = bytearray(path.read_bytes())
+    data[4096:12288] = bytes(8192)
+    path.write_bytes(data)
+
+
+def first_file_gone(root: Path) -> None:
+    log_files(root)[0].unlink()
+
+
+def middle_file_gone(root: Path) -> None:
+    log_files(root)[1].unlink()
+
+
+def last_files_gone(root: Path) -> None:
+    for path in log_files(root)[2:]:
+        path.unlink()
+
+
+def torn_tail(root: Path) -> None:
+    """The last file with anything ends in the midst of a message, and is shorter than it was."""
+    path = log_files(root)[-1]
+    os.truncate(path, len(path.read_bytes().rstrip(b"\0")) * 2 // 3)
+
+
+def zeroed_tail(root: Path) -> None:
+    path = log_files(root)[-1]
+    data = path.read_bytes()
+    half = len(data.rstrip(b"\0")) // 2
+    path.write_bytes(data[:half] + bytes(len(data) - half))
+
+
+KINDS = [flipped, zeroed_pages, first_file_gone, middle_file_gone, last_files_gone, torn_tail,
+         zeroed_tail]
+
+
+@pytest.mark.parametrize(("name", "kind"), sample(
+    [(name, kind) for name in STORES for kind in KINDS], 12, "recover from",
+    always=lambda case: case[0] == "5.3.3/basic/store"))
+def test_the_log_is_the_engines_again(name: str, kind: Callable[[Path], None],
+                                      golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
+    store, source = golden_copy(name), golden(name)
+    whole = log_of(source)
+    kind(store)
+    damaged = log_of(store)
+    assert damaged != whole
+    with snapshot.assert_unchanged(source, store):
+        plan = recover(store, source).expect(0).json()
+    copied = actions(plan, "copy")
+    for action in copied:
+        assert action["proof"]["source"] == str(source)
+        assert action["proof"]["contradicted"] == 0
+        neighbours = action["proof"]["neighbours"]
+        assert {*neighbours.values()} != {None}
+        if kind in (flipped, zeroed_pages, middle_file_gone):
+            assert neighbours["before"] < action["offset"] < neighbours["after"]
+    with snapshot.assert_unchanged(source):
+        done = recover(store, source, options=APPLY).expect(0).json()
+    assert (done["messages_lost"], actions(done, "copy")) == ([], copied)
+    assert log_of(store) == whole
+    assert run("verify", store, *JSON).expect(0).json()["ok"]
+    assert run("diff", store, source, *JSON).expect(0).json()["summary"]["equal"] > 0
+    assert recover(store, source).expect(0).json()["actions"] == []
+    run("undo", store, "--yes").expect(0)
+    assert log_of(store) == damaged
+
+
+def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path,
+                                             seed: int) -> None:
+    """Whatever is damaged, with an intact replica every byte of it comes back, and nothing else."""
+    luck = random.Random(seed)
+    for number in range(6):
+        name = luck.choice(STORES)
+        store = snapshot.copy_tree(golden(name), tmp_path / f"s{number}")
+        folders = ("cl1", "cl2") if "multipath" in name else ()
+        done = damage.do(store, luck.getrandbits(32), commitlog_dirs=folders)
+        result = recover(store, golden(name), options=("--prefer", str(golden(name)), *APPLY))
+        assert log_of(store) == log_of(golden(name)), (seed, number, name, done)
+        result.expect(0)
+
+
+def test_two_damaged_copies_make_one_whole(golden: GoldenFolder, golden_copy: GoldenFolder,
+                                           tmp_path: Path) -> None:
+    """A source's own damage is not copied; what another source has of it is."""
+    name = "5.3.3/basic/store"
+    whole = log_of(golden(name))
+    store = golden_copy(name)
+    first = snapshot.copy_tree(golden(name), tmp_path / "first")
+    second = snapshot.copy_tree(golden(name), tmp_path / "second")
+    zeroed_pages(store)
+    for source, low, high in ((first, 5000, 9000), (second, 10000, 14000)):
+        path = log_files(source)[0]
+        data = bytearray(path.read_bytes())
+        data[low:high] = os.urandom(high - low)
+        path.write_bytes(data)
+    # The first alone leaves what is damaged in both.
+    plan = recover(store, first).expect(1).json()
+    assert 0 < len(plan["messages_lost"]) < 8
+    lost = [message["physical_offset"] for message in plan["messages_lost"]]
+    assert not any(action["offset"] <= place < action["offset"] + action["length"]
+                   for place in lost for action in actions(plan, "copy"))
+    recover(store, first, second, options=APPLY).expect(0)
+    assert log_of(store) == whole
+
+
+def test_a_source_that_is_held_is_read_to_a_fixed_end(golden: GoldenFolder,
+                                                      golden_copy: GoldenFolder,
+                                                      tmp_path: Path) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    whole = log_of(store)
+    source = snapshot.copy_tree(golden("5.3.3/basic/store"), tmp_path / "slave")
+    middle_file_gone(store)
+    assert "holds it" not in recover(store, source).expect(0).err
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(source / "lock")], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        result = recover(store, source, options=APPLY).expect(0)
+        assert f"process {holder.pid} holds it" in result.err
+    finally:
+        holder.communicate()
+    assert log_of(store) == whole
+
+
+# -- what is not copied ---------------------------------------------------------------------------
+
+
+def filled(count: int = 120, *, split: int = 1 << 30, layout: Layout = SMALL) -> Writer:
+    """Messages of equal sizes; from number ``split`` on they are others."""
+    writer = Writer(layout, seed=1)
+    for number in range(count):
+        mark = "a" if number < split else "b"
+        writer.put("orders" if number % 3 else "pays!!", b"%s body %04d" % (mark.encode(), number),
+                   queue_id=number % 4, keys=f"{mark}{number:04d}",
+                   unique_key=f"{mark}{number:06d}")
+    return writer
+
+
+def test_another_brokers_store_of_equal_sizes(tmp_path: Path) -> None:
+    ours, other = filled(), filled(split=0)
+    assert [put.physical for put in ours.puts] == [put.physical for put in other.puts]
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    middle_file_gone(store)
+    with snapshot.assert_unchanged(store, source):
+        result = recover(store, source, options=(*SIZES, *JSON)).expect(6)
+    assert "another broker or of another log" in result.err
+
+
+def test_split_brain_is_decided_by_the_user_only(tmp_path: Path) -> None:
+    """The same log up to message 70; from then on both went on by themselves."""
+    ours, other = filled(), filled(140, split=70)
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    whole, theirs = log_of(store), log_of(source)
+    for path in log_files(store)[:1]:
+        data = bytearray(path.read_bytes())
+        data[300] ^= 1
+        path.write_bytes(data)
+    result = recover(store, source, options=(*SIZES, *JSON)).expect(1)
+    (conflict,) = actions(result.json(), "conflict")
+    assert conflict["offset"] == ours.puts[70].physical
+    assert conflict["proof"]["topics"] == {"orders": 34, "pays!!": 16}
+    assert "split brain" in result.err
+    # What is damaged before it is copied all the same; behind it ours stays.
+    recover(store, source, options=(*SIZES, *APPLY)).expect(1)
+    assert log_of(store) == whole
+    run("undo", store, "--yes").expect(0)
+    recover(store, source, options=(*SIZES, "--prefer", "ours", *APPLY)).expect(0)
+    assert log_of(store) == whole
+    run("undo", store, "--yes").expect(0)
+    recover(store, source, options=(*SIZES, "--prefer", str(source), *APPLY)).expect(0)
+    assert log_of(store) == theirs
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+    run("undo", store, "--yes").expect(0)
+
+
+def test_damage_behind_a_split_is_none_of_the_sources(tmp_path: Path) -> None:
+    ours, other = filled(), filled(split=70)
+    ours.flip(ours.puts[90].physical + 95)
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    plan = recover(store, source, options=(*SIZES, "--prefer", "ours", "--correct", "off",
+                                           *JSON)).expect(1).json()
+    assert actions(plan, "copy") == []
+    assert len(plan["messages_lost"]) == 1
+
+
+def test_a_torn_tail_goes_on_only_as_far_as_ours_knows(tmp_path: Path) -> None:
+    """Our log ends at the split; our rows and keys tell that the source went another way."""
+    ours, other = filled(), filled(split=70)
+    start = ours.puts[70].physical
+    for base in ours.log:
+        if base + SMALL.log_file_size > start:
+            low = max(base, start)
+            ours.patch(low, bytes(base + SMALL.log_file_size - low))
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    plan = recover(store, source, options=(*SIZES, *JSON)).expect(1)
+    assert actions(plan.json(), "copy") == []
+    assert "contradict it" in plan.err
+    # The right one's comes back.
+    right = filled().write(tmp_path / "right")
+    recover(store, right, options=(*SIZES, *APPLY)).expect(0)
+    assert log_of(store) == log_of(right)
+
+
+def test_an_older_source_gives_what_it_has(tmp_path: Path) -> None:
+    ours, old = filled(), filled(60)
+    store, source = ours.write(tmp_path / "ours"), old.write(tmp_path / "old")
+    for number in (20, 100):
+        with next(path for path in log_files(store) if int(path.name) <= ours.puts[
+                number].physical < int(path.name) + SMALL.log_file_size).open("r+b") as file:
+            file.seek(ours.puts[number].physical % SMALL.log_file_size + 20)
+            file.write(bytes(60))
+    plan = recover(store, source, options=(*SIZES, *JSON)).expect(1).json()
+    assert [action["offset"] for action in actions(plan, "copy")] == [ours.puts[20].physical]
+    assert [lost["physical_offset"] for lost in plan["messages_lost"]] == [ours.puts[100].physical]
+    # A source whose own writing ended within our damage and went another way there gives nothing.
+    low = ours.puts[55].physical
+    for path in log_files(store):
+        base = int(path.name)
+        if base <= low < base + SMALL.log_file_size:
+            data = bytearray(path.read_bytes())
+            data[low - base:] = bytes(len(data) - (low - base))
+            path.write_bytes(data)
+    gone = filled(60, split=55).write(tmp_path / "gone")
+    plan = recover(store, gone, options=(*SIZES, *JSON)).expect(1).json()
+    assert [action["offset"] for action in actions(plan, "copy")] == [ours.puts[20].physical]
+
+
+def test_what_has_expired_is_not_fetched_back(tmp_path: Path) -> None:
+    """Nothing of ours tells of it. Where rows do, it is a head that was lost."""
+    source = filled().write(tmp_path / "source")
+    store = shutil.copytree(source, tmp_path / "store")
+    log_files(store)[0].unlink()
+    assert actions(recover(store, source, options=(*SIZES, *JSON)).expect(0).json(), "copy")
+    for parts in ("consumequeue", "index"):
+        shutil.rmtree(store / parts)
+    recover(store, options=(*SIZES, *APPLY)).expect(0)
+    result = recover(store, source, options=(*SIZES, *JSON)).expect(0)
+    assert actions(result.json(), "copy") == []
+    assert "expired" in result.err
+
+
+def test_forged_frames_in_bodies_of_both(tmp_path: Path) -> None:
+    """Damaged messages whose bodies hold whole records: of the source only messages come."""
+    def forged(place: int) -> bytes:
+        return b"x" * 11 + record("orders", b"forged", b"", 0, 3, 0, None, 0)[:0] + bytes(9)
+
+    for side in ("ours", "source"):
+        root = tmp_path / side
+        writers = [Writer(SMALL, seed=1) for _ in range(2)]
+        for writer in writers:
+            inner = Writer(SMALL, seed=9)
+            for number in range(40):
+                inner_body = b"".join(put.raw for put in inner.puts[-3:])
+                writer.put("orders", inner_body + b"body %04d" % number, queue_id=number % 4,
+                           keys=f"k{number}")
+                inner.put("orders", b"forged %d" % number, keys="f", queue_id=number % 4)
+        ours, source = (writer.write(root / name) for writer, name in zip(
+            writers, ("ours", "source"), strict=True))
+        whole = log_of(source)
+        hurt = ours if side == "ours" else source
+        other = source if side == "ours" else ours
+        for number in (10, 11, 30):
+            put = writers[0].puts[number]
+            path = next(path for path in log_files(hurt) if int(path.name) <= put.physical
+                        < int(path.name) + SMALL.log_file_size)
+            with path.open("r+b") as file:
+                file.seek(put.physical % SMALL.log_file_size)
+                file.write(bytes(100))
+        if side == "source":  # and ours a little elsewhere: what the source has is no conflict
+            assert actions(recover(other, hurt, options=(*SIZES, *JSON)).expect(0).json(),
+                           "conflict") == []
+            continue
+        recover(ours, source, options=(*SIZES, *APPLY)).expect(0)
+        assert log_of(ours) == whole
+
+
+def test_a_damaged_row_of_ours_does_not_keep_a_message_away(tmp_path: Path) -> None:
+    writer = filled()
+    store, source = writer.write(tmp_path / "ours"), filled().write(tmp_path / "source")
+    whole = log_of(store)
+    first_file_gone(store)
+    row = store / "consumequeue/orders/1/00000000000000000000"
+    data = bytearray(row.read_bytes())
+    data[27] ^= 2
+    row.write_bytes(data)
+    recover(store, source, options=(*SIZES, *APPLY)).expect(0)
+    assert log_of(store) == whole
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    store = filled().write(tmp_path / "store")
+    other = filled().write(tmp_path / "other")
+    empty = tmp_path / "empty"
+    (empty / "commitlog").mkdir(parents=True)
+    linked = tmp_path / "linked"
+    shutil.copytree(store, linked, copy_function=os.link)
+    (tmp_path / "link").symlink_to(store)
+    for code, words, said in (
+            (2, ("--from", str(store)), "is the store itself"),
+            (2, ("--from", str(tmp_path / "link")), "is the store itself"),
+            (2, ("--from", str(linked)), "hard links"),
+            (3, ("--from", str(tmp_path / "nowhere")), "not a store"),
+            (3, ("--from", str(empty)), "no commitlog"),
+            (3, ("--from", str(log_files(other)[0])), "is a file"),
+            (2, ("--prefer", "ours"), "--prefer goes with --from"),
+            (2, ("--from", str(other), "--prefer", str(store)), "given with --from"),
+            (2, ("--from", str(other), "--only", "index"), "commitlog"),
+            (2, ("--from", str(other), "--strategy", "broker"), "--strategy salvage")):
+        with snapshot.assert_unchanged(store, other):
+            assert said in run("recover", store, *SIZES, *words).expect(code).err, words
