@@ -152,6 +152,19 @@ def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Pat
         result.expect(0)
 
 
+def test_the_source_tells_how_long_files_are(golden: GoldenFolder,
+                                             golden_copy: GoldenFolder) -> None:
+    """All of ours were cut, and one of two is left."""
+    store, source = golden_copy("5.3.3/ipv6/store"), golden("5.3.3/ipv6/store")
+    first, *_, last = log_files(store)
+    os.truncate(first, 9000)
+    os.truncate(last, 5000)
+    for path in log_files(store)[1:-1]:
+        path.unlink()
+    recover(store, source, options=APPLY).expect(0)
+    assert log_of(store) == log_of(source)
+
+
 def test_two_damaged_copies_make_one_whole(golden: GoldenFolder, golden_copy: GoldenFolder,
                                            tmp_path: Path) -> None:
     """A source's own damage is not copied; what another source has of it is."""

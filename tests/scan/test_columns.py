@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,20 @@ def test_no_columns_keep_the_number_of_rows() -> None:
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_batch(found)
         assert pa.ipc.open_stream(sink.getvalue()).read_next_batch().num_rows == count
+
+
+def test_some_rows_of_several_shapes() -> None:
+    """Of the chosen rows none may be of a shape that others of the batch have."""
+    hosts = [(b"\x0a\0\0\1", 7), (bytes(15) + b"\1", 8)]
+    raw = b""
+    for number, host in enumerate(hosts):
+        record = Record(0, MAGIC_V1, 0, 0, 0, 0, len(raw), 16 * number, 1, host, 1,
+                        (b"\x0a\0\0\1", 7), 0, 0, b"", b"t", b"")
+        raw += build(replace(record, total_size=size_of(record.sys_flag, MAGIC_V1, 0, 1, 0)))
+    (batch,) = Walk(BytesSource(raw))
+    for number, (_, port) in enumerate(hosts):
+        assert batch.select(np.array([number])).reach("born_host.port") == (port, port)
+    assert len(batch.select(np.zeros(0, np.int64))) == 0
 
 
 def test_frames_come_in_physical_order() -> None:

@@ -51,13 +51,14 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
                        "too few for any record, and no message before them can take them")
 
 
-def log_parts(store: Store) -> list[LogPart]:
-    """The files of a log as they should be: all of one size, none missing between two.
+def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
+    """The files of a log as they should be: all of one ``size`` (else as the files tell), none
+    missing between two.
 
     RefusedError where names or sizes make no log.
     """
     log = store.log
-    size = file_size(store)
+    size = size or file_size(store)
     parts: list[LogPart] = []
     for file in log.files:
         if file.size > size:

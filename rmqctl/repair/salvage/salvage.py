@@ -28,7 +28,7 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
-from rmqctl.repair.salvage.sources import Source
+from rmqctl.repair.salvage.sources import Source, file_size_of
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
@@ -133,7 +133,8 @@ class _Job:
     copied: Copied = field(default_factory=lambda: Copied([]))
 
     def run(self) -> Salvage:
-        parts: Sequence[LogPart] = log_parts(self.store)
+        parts: Sequence[LogPart] = log_parts(self.store,
+                                             file_size_of(self.store, self.sources))
         if not parts:
             return Salvage(())
         if all(file.size != parts[0].size for file in self.store.log.files):

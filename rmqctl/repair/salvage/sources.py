@@ -96,6 +96,22 @@ def refuse_same(ours: Store, other: Store, name: str) -> None:
                              "(cp --reflink=auto) and give the copy")
 
 
+def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
+    """The size of the log's files, as a source has them; None where ours cannot be of that size.
+
+    Where all of ours were cut, nothing else tells.
+    """
+    if ours.sizes.commitlog_file is not None:
+        return None
+    files = ours.log.files
+    for source in sources:
+        size = source.store.log.file_size
+        if len(source.store.log.files) > 1 and all(
+                file.base % size == 0 and file.size <= size for file in files):
+            return size
+    return None
+
+
 def _inode(path: str) -> tuple[int, int]:
     about = os.stat(path)
     return about.st_dev, about.st_ino
