@@ -8,22 +8,21 @@ no more: `rmqctl.scan.extents` decides what is a record of the log.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from heapq import merge
+
+import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
-    BLANK_PATTERN,
     BLANK_SIZE,
     HOST_BITS,
     MAGIC_BLANK,
     MAGIC_OFFSET,
-    MAGIC_PATTERN,
     MAGIC_V1,
     MIN_SIZE,
     PROPERTIES_LENGTH_SIZE,
     START_SIZE,
+    VERSIONS,
     Blank,
     Message,
     decode,
@@ -32,6 +31,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.scan.frames import used_length
+from rmqctl.scan.magics import find_magics
 from rmqctl.scan.source import Source
 
 MAX_RECORD = 128 << 20
@@ -134,9 +134,9 @@ def provable(source: Source, position: int) -> bool:
 def next_provable(source: Source, start: int, end: int) -> int | None:
     """The first position in ``[start, end)`` where a record or blank provably starts."""
     for window_start, data in used_windows(source, start, end):
-        for match in merge(MAGIC_PATTERN.finditer(data), BLANK_PATTERN.finditer(data),
-                           key=re.Match.start):
-            candidate = window_start + match.start() - MAGIC_OFFSET
+        magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (*VERSIONS, MAGIC_BLANK))
+        candidates: list[int] = (magics + (window_start - MAGIC_OFFSET)).tolist()
+        for candidate in candidates:
             if start <= candidate < end and provable(source, candidate):
                 return candidate
     return None

@@ -12,6 +12,7 @@ import pytest
 from rmqctl.formats.local.message import MAGIC_BLANK, decode
 from rmqctl.repair.carve.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, CarveOptions
 from rmqctl.repair.carve.scan import Scan
+from rmqctl.repair.carve.window import CHUNK
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from tests.conftest import GoldenFolder
@@ -285,3 +286,15 @@ def test_a_few_bytes_before_a_record(bytes_before: int, tmp_path: Path) -> None:
     whole = data + more[:bytes_before] + log(50, base=len(data) + bytes_before, seed=b"m")
     found = carve(saved(tmp_path, whole, NAME))
     assert found.tally.in_place == 350
+
+
+@pytest.mark.parametrize("count", [8, 16])
+@pytest.mark.parametrize("less", [0, 50])
+def test_a_log_ends_with_the_greatest_offset(count: int, less: int, tmp_path: Path) -> None:
+    """Of a chain whose end lies beyond all offsets, at a border of what is read at once."""
+    size = CHUNK // 8
+    body = bytes(size - len(record(0, b"")))
+    base = (1 << 63) - count * size + less
+    data = b"".join(record(base + number * size, body) for number in range(count))
+    carved = carve(saved(tmp_path, data + bytes(CHUNK)))
+    assert carved.offsets("in-place") == [number * size for number in range(count)]

@@ -32,7 +32,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
 from rmqctl.scan.extents import Known, claimed_end, judge, own_extent
-from rmqctl.scan.frames import Array, Batch, examine, hop
+from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source, Witness
 
@@ -45,6 +45,7 @@ _LARGE = 1 << 20
 HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _BLANK = layout.reader(Blank)
 _LAST_RECORD = 8 << 20
+_MOST_OFFSET = (1 << 63) - 1
 
 
 class Scan:
@@ -115,23 +116,22 @@ class Scan:
     def _follow(self, shift: int) -> Iterator[Batch]:
         """The chain of records with one shift from here on; then stands behind its end."""
         burst, window, last = _BURST, self._window, -1
-        while self._at < self.size:
+        while self._at < self.size and self._at + shift <= _MOST_OFFSET:
             window.hold(self._at, START_SIZE)
-            position, held = self._at - window.start, window.end
-            start = hop(window.buffer, position, window.end - window.start, burst)
-            batch, ok = examine(window.data, shift + window.start, start)
-            good = len(start) if ok.all() else int(ok.argmin())
+            held = window.end
+            batch = records_from(window.data, shift + window.start, self._at - window.start,
+                                 len(window.data), burst)
+            good = len(batch)
             if good:
                 if self._broken_at is not None:
                     self._mend()
-                batch = batch if good == len(start) else batch.select(slice(0, good))
-                last = window.start + int(start[good - 1])
+                last = window.start + int(batch.start[-1])
                 self._at = last + int(batch.column("total_size")[-1])
                 yield from self._sound(batch, shift)
                 self._progress()
-                burst = min(burst * 8, 1 << 62)
-            if (good < len(start) or not good) and not self._goes_on(shift, held):
+            if good < burst and not self._goes_on(shift, held):
                 break
+            burst = min(burst * 8, 1 << 62)
         if last >= 0 and not self._of_store(shift):
             self._at = self._judge.behind(last, self._at)
 
@@ -270,20 +270,18 @@ class Scan:
         # The intact records that follow each other with this shift, the first few to begin with.
         window.hold(self._at, max(size, min(LOG_BYTES, self.size - self._at)))
         for most in (_BURST, 1 << 62):
-            start = hop(window.buffer, self._at - window.start, window.end - window.start, most)
-            batch, ok = examine(window.data, shift + window.start, start)
-            good = len(start) if ok.all() else int(ok.argmin())
-            batch = batch.select(slice(0, good))
+            batch = records_from(window.data, shift + window.start, self._at - window.start,
+                                 len(window.data), most)
             sound = batch.crc_ok()
-            good = good if sound.all() else int(sound.argmin())
-            if good < min(most, len(start)):
+            good = len(batch) if sound.all() else int(sound.argmin())
+            if good < most:
                 break
         if not good:  # the file changes while it is read
             self._at += 1
             return
         # Long enough to be a log of its own?
         sizes = batch.column("total_size")[:good]
-        last = int(start[good - 1]) + window.start
+        last = int(batch.start[good - 1]) + window.start
         end = last + int(sizes[-1])
         length = end - self._at
         if not self._named and ((good >= LOG_RECORDS and length >= LOG_BYTES) or (
@@ -292,7 +290,7 @@ class Scan:
             if len(self.log_shifts) < MOST_LOG_SHIFTS:
                 self.log_shifts.add(shift)
             return
-        places: Array = start[:good] + window.start
+        places: Array = batch.start[:good] + window.start
         self._undecided.add(self._number, places, places + shift, sizes)
         self.shifts.add(shift, good)
         self._leave(last, end, shift)

@@ -111,6 +111,8 @@ def _hosts(page: Page) -> Array:
         joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))
     batch = page.batch
+    if len(batch) > 1 and batch.has_one_store_host():
+        return np.repeat(_hosts(BatchPage(batch.select(slice(0, 1)))), len(batch))
     kinds = batch.column("sys_flag") & HOST_BITS
     out: Array = np.zeros(len(page), np.int64)
     for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:

@@ -17,12 +17,12 @@ from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
     MAGIC_OFFSET,
-    MAGIC_PATTERN,
     MIN_SIZE,
     VARIANTS,
     fixed_field,
 )
 from rmqctl.scan.frames import Array, gather_int, shape
+from rmqctl.scan.magics import find_magics
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source, Witness
 
@@ -32,7 +32,7 @@ _BLOCK = 1 << 20
 _DIRECT = 64 << 10
 _HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
 """The widest fixed part before the body: so much is looked at."""
-_STEP = 64 << 10
+_STEP, _LONG_STEP = 64 << 10, 1 << 20
 
 
 class Window:
@@ -190,23 +190,22 @@ class Candidates:
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         position = max(position, window.next_data(position) - MAGIC_OFFSET)
-        self._found, self._from, self._to = [], position, min(position + _STEP, window.size)
+        self._found, self._from, self._to = [], position, position + 1
         if position >= window.size:
-            self._to = position + 1
             return position
         window.hold(position, min(_STEP + _HEAD_SIZE, window.size - position))
-        low = position - window.start
-        high = min(self._to - window.start + MAGIC_OFFSET + 3, window.end - window.start)
-        hits = [match.start() - MAGIC_OFFSET for match in MAGIC_PATTERN.finditer(
-            window.buffer, low + MAGIC_OFFSET, high)]
-        if hits:
-            self._found = self._plausible(hits)
+        # As far as the heads are held as a whole, or up to the end of the source.
+        step = min(max(window.end - _HEAD_SIZE - position, _STEP), _LONG_STEP)
+        self._to = max(min(position + step, window.size), self._to)
+        shift = MAGIC_OFFSET - window.start
+        magics = find_magics(window.data, position + shift, self._to + shift)
+        if len(magics):
+            self._found = self._plausible(magics - MAGIC_OFFSET)
         return position
 
-    def _plausible(self, hits: list[int]) -> list[int]:
+    def _plausible(self, places: Array) -> list[int]:
         """Those whose size and length of body could be; positions in the source."""
         window = self._window
-        places = np.array(hits, np.int64)
         left = window.end - window.start - places
         # Near to the end of the source the short head has to do; the judge looks again.
         plausible = places[left >= MIN_SIZE]
