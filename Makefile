@@ -6,7 +6,7 @@
 # make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
 # make docs    docs/reference.md and the table of docs/verify.md from the program
-# make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
+# make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=dir the environment, JOBS=4 the test processes,
@@ -87,13 +87,8 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.run --dir $(BENCH) $(ARGS)
-	$(BIN)/python -m benchmarks.rebuilding --dir $(BENCH)
-	$(BIN)/python -m benchmarks.recovering --dir $(BENCH)
-	$(BIN)/python -m benchmarks.carving --dir $(BENCH)
 	@$(PIP) -e '.[bench]'
-	$(BIN)/python -m benchmarks.pipeline --dir $(BENCH)
-	$(BIN)/python -m benchmarks.writing --dir $(BENCH)/writing
+	$(BIN)/python -m benchmarks.run --dir $(BENCH) $(ARGS)
 
 clean:
 	rm -rf .venv .venv-ci build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

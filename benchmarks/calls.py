@@ -1,57 +1,117 @@
-"""Measurements that call Python instead of the command line: each takes a store's root and
-returns (records, bytes of log) it went through. Imported only in the process measured.
+"""Measurements that call Python: each prepares its work and returns what is timed, a function
+that says what it went through. Imported only in the process measured.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks import peers
-from benchmarks.peers import Scan
-from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from benchmarks import peers, writing
 from rmqctl.scan import malloc_tuning
-from rmqctl.store import Store
-from rmqctl.store.files import StoreFile
-from rmqctl.store.log.ranges import Range, in_order, split
-from rmqctl.store.stats import Query, collect
 
 MIB = 1 << 20
+PIECE = 4 * MIB
+TEN = ("physical_offset", "total_size", "topic", "queue_id", "queue_offset", "store_timestamp",
+       "born_timestamp", "sys_flag", "tags", "reconsume_times")
 
 
-def log_files(store: Path) -> Iterator[tuple[Path, int]]:
-    """(path, offset of the first byte) of the commitlog files in order."""
-    for path in sorted((store / "commitlog").iterdir()):
-        yield path, int(path.name)
+@dataclass(frozen=True)
+class Where:
+    """The store measured, a folder for what is made, the threads to work with."""
+
+    store: Path
+    scratch: Path
+    jobs: int = 1
+
+    def log_files(self) -> Iterator[tuple[Path, int]]:
+        """(path, offset of the first byte) of the commitlog files in order."""
+        for path in sorted((self.store / "commitlog").iterdir()):
+            yield path, int(path.name)
+
+    def fresh(self, name: str) -> Path:
+        """An empty folder."""
+        folder = self.scratch / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
 
-def over_files(store: Path, scan: Callable[[Path, int], Scan]) -> Scan:
-    """The scan of every file, summed up."""
-    parts = [scan(path, base) for path, base in log_files(store)]
-    return Scan(sum(part.records for part in parts), sum(part.bytes for part in parts))
+@dataclass(frozen=True)
+class Done:
+    """Records (messages, items) and bytes gone through; ``seconds`` where not all of it counts."""
+
+    records: int
+    bytes: int
+    seconds: float | None = None
 
 
-def peer_construct(store: Path, mib: int) -> Scan:
-    """Only the first `mib` MiB of the log: the speed does not depend on the length."""
-    path, base = next(log_files(store))
-    return peers.construct_parse(path, base, mib * MIB)
+Run = Callable[[], Done]
 
 
-def peer_struct(store: Path) -> Scan:
-    """The struct loop with the fastest CRC there is."""
-    return over_files(store, peers.struct_loop)
+# -- peers ----------------------------------------------------------------------------------------
 
 
-def peer_struct_zlib(store: Path) -> Scan:
-    """The struct loop with the standard library's CRC."""
-    return over_files(store, lambda path, base: peers.struct_loop(path, base, zlib.crc32))
+def peer(where: Where, name: str) -> Run:
+    """A parse of the log by other means: see peers.py."""
+    scan: Callable[[Path, int], peers.Scan] = {
+        "construct": partial(peers.construct_parse, limit=16 * MIB),  # as slow on the rest
+        "struct": peers.struct_loop,
+        "struct, zlib": partial(peers.struct_loop, crc32=zlib.crc32),
+        "fields": peers.struct_fields}[name]
+    files = [*where.log_files()][:1 if name == "construct" else None]
+
+    def run() -> Done:
+        parts = [scan(path, base) for path, base in files]
+        return Done(sum(one.records for one in parts), sum(one.bytes for one in parts))
+
+    return run
 
 
-def peer_struct_fields(store: Path) -> Scan:
-    """All fields of every record, by struct."""
-    return over_files(store, peers.struct_fields)
+def copy(where: Where) -> Run:
+    """The log as one file, forced to disk."""
+    folder = where.fresh("copy")
+
+    def run() -> Done:
+        size = 0
+        with (folder / "log").open("wb") as out:
+            for path, _ in where.log_files():
+                with path.open("rb", buffering=0) as log:
+                    while part := log.read(PIECE):
+                        size += out.write(part)
+            out.flush()
+            os.fdatasync(out.fileno())
+        return Done(0, size)
+
+    return run
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def walk_crc(where: Where) -> Run:
+    """The frame walk of the whole log, CRC of every body included."""
+    from rmqctl.store import Store
+    from rmqctl.store.log.ranges import in_order, split
+
+    malloc_tuning.keep_freed_memory()
+    # One thread reads each file as a whole; several share it in ranges with checked seams.
+    size = 1 << 40 if where.jobs == 1 else 64 * MIB
+
+    def run() -> Done:
+        with Store.open(where.store) as opened:
+            parts = [done for _, done in in_order(_walk, split(opened.log.files, size), where.jobs)]
+        assert not any(part.bad for part in parts)
+        return Done(sum(part.records for part in parts), sum(part.bytes for part in parts))
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -65,7 +125,7 @@ class _Walked:
     bad: int
 
 
-def _walk_range(part: Range[StoreFile]) -> _Walked:
+def _walk(part: Any) -> _Walked:
     """The frame walk with the CRC of every body, over one range of a log file."""
     records = size = bad = 0
     with part.file.open() as source:
@@ -77,29 +137,187 @@ def _walk_range(part: Range[StoreFile]) -> _Walked:
     return _Walked(frames.first, frames.position, records, size, bad)
 
 
-def walk_crc(store: Path, jobs: int) -> Scan:
-    """The frame walk of the whole log, CRC of every body included."""
+def verify(where: Where) -> Run:
+    """Everything `rmqctl verify` checks."""
+    from rmqctl.checks.verify.verify import Verification, VerifyOptions
+    from rmqctl.store import Store
+
+    def run() -> Done:
+        with Store.open(where.store) as opened:
+            checked = Verification(opened, VerifyOptions(jobs=where.jobs))
+            assert not any(True for _ in checked.findings())
+            return Done(checked.coverage.messages, checked.coverage.bytes_in_messages)
+
+    return run
+
+
+def stats(where: Where, by: str) -> Run:
+    """Messages and bytes by a field."""
+    from rmqctl.store import Store
+    from rmqctl.store.stats import Query, collect
+
+    def run() -> Done:
+        with Store.open(where.store) as opened:
+            sums = collect(opened, Query(by), where.jobs)
+            sums.groups()
+            total = sums.total
+            assert total
+            return Done(total.messages, sums.bytes_in_messages)
+
+    return run
+
+
+def carve(where: Where, noise: bool) -> Run:
+    """What `rmqctl carve --summary` does with an image: the log without its name, or noise."""
+    from rmqctl.repair.carve.carve import Carving
+    from rmqctl.repair.carve.sources import inputs
+
+    log, _ = next(where.log_files())
+    image = where.fresh("carve") / "image"
+    if noise:
+        with image.open("wb") as out:
+            for _ in range(0, max(log.stat().st_blocks * 512, PIECE), PIECE):
+                out.write(os.urandom(PIECE))
+    else:
+        os.link(log, image)
+
+    def run() -> Done:
+        with Carving([*inputs([str(image)], lambda *_: None)]) as carving:
+            for _ in carving.found():
+                pass
+            assert bool(carving.tally.messages) != noise
+            return Done(carving.tally.messages,
+                        carving.tally.bytes_read if noise else carving.tally.bytes_in_messages)
+
+    return run
+
+
+def export(where: Where, ten: bool, compression: str | None = None) -> Run:
+    """`rmqctl pipeline export --engine local --partition-by none`: Parquet, forced to disk."""
+    from rmqctl.pipeline.export.export import export as write
+    from rmqctl.pipeline.export.plan import plan
+    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.store.log.ranges import Threads
+    from rmqctl.store.query.select import Selection
+
+    spec = Export.of(fields=TEN if ten else None, partition_by=(), compression=compression)
+    out = where.fresh("export") / "out"
+
+    def run() -> Done:
+        plans = plan([str(where.store)], Selection(), where.jobs)
+        done = write(plans, spec, str(out), Threads(where.jobs))
+        return Done(sum(store.messages for store in done.stores),
+                    sum(store.used for store in plans))
+
+    return run
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def rebuild(where: Where) -> Run:
+    """Consumequeue and index from the log alone, into new files (not forced)."""
+    from rmqctl.broker.settings import Settings
+    from rmqctl.repair.rebuild.rebuild import rebuild as make
+    from rmqctl.repair.scratch import Scratch
+    from rmqctl.scan.overlay import LogPart
+    from rmqctl.store import Store
+
+    folder = where.fresh("rebuild")
+    with Store.open(where.store) as opened:
+        parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+    size = sum(path.stat().st_blocks * 512 for path, _ in where.log_files())
+
+    def run() -> Done:
+        with Scratch(str(folder), "rebuilding") as scratch:
+            made = make(parts, str(where.store), Settings(), scratch, jobs=where.jobs)
+            return Done(made.messages, size)
+
+    return run
+
+
+def append_many(where: Where, size: int, count: int) -> Run:
+    """`Engine.append_many`, until all is dispatched; then it is forced, which does not count."""
+    return _put(writing.engine(where.fresh("append"), count, size))
+
+
+def append(where: Where, size: int, count: int) -> Run:
+    """`rmqctl append` from JSON lines, from the start of its process to its end."""
+    return _put(writing.command(where.fresh("append"), count, size))
+
+
+def _put(run: Callable[[], writing.Pass]) -> Run:
+    return lambda: Done(*run())
+
+
+def dispatch(where: Where) -> Run:
+    """`rmqctl tiered dispatch` with its index, forced to disk."""
+    from rmqctl.parse_values import now_ms
+    from rmqctl.tiered.dispatch.request import Request
+    from rmqctl.tiered.dispatch.session import dispatch as upload
+
+    target = where.fresh("tier")
+    request = Request(str(where.store), str(target / "tier"), broker="b", index=True,
+                      metadata=str(target / "config" / "tieredStoreMetadata.json"))
+
+    def run() -> Done:
+        done = upload(request, now_ms)
+        assert not done.is_fault
+        return Done(sum(one.messages for one in done.outcomes),
+                    sum(one.bytes for one in done.outcomes))
+
+    return run
+
+
+def compact(where: Where, items: int) -> Run:
+    """An index file of a tier rearranged, written and forced to disk."""
+    import numpy as np
+
+    from rmqctl.formats.tiered.index import DEFAULT_SHAPE
+    from rmqctl.tiered.index import compaction
+    from rmqctl.tiered.index.keys import Keys
+    from rmqctl.tiered.index.writer import IndexWriter
+
+    folder = where.fresh("index")
+    draw, begin = np.random.default_rng(items), 1_795_233_794_638
+    with IndexWriter(str(folder), DEFAULT_SHAPE, lambda: begin) as feed:
+        for start in range(0, items, 1 << 17):
+            at = np.arange(start, min(start + (1 << 17), items))
+            keys = Keys(at - start, draw.integers(0, (1 << 31) - 1, len(at), dtype=np.int32))
+            feed.put_keys(keys, at * 1000, np.full(len(at), 1000), begin + at, 1, 2)
+        feed.commit()
+        path = str(feed.open_file)
+    with open(path, "rb", buffering=0) as file:  # into the page cache
+        while file.read(PIECE):
+            pass
     malloc_tuning.keep_freed_memory()
-    with Store.open(store) as opened:
-        # One process reads each file as a whole; several share it in ranges with checked seams.
-        size = 1 << 40 if jobs == 1 else 64 * MIB
-        parts = [done for _, done in in_order(_walk_range, split(opened.log.files, size), jobs)]
-    if any(part.bad for part in parts):
-        raise ValueError("the bench store is damaged")
-    return Scan(sum(part.records for part in parts), sum(part.bytes for part in parts))
+
+    def run() -> Done:
+        with compaction.opened(path) as one:
+            found = compaction.compact(one)
+            compaction.write(found, str(folder / "compacted"))
+        assert found.sound
+        return Done(items, found.size)
+
+    return run
 
 
-def verify_all(store: Path, jobs: int) -> Scan:
-    """Everything `rmqctl verify` checks, without the start of a process."""
-    with Store.open(store) as opened:
-        run = Verification(opened, VerifyOptions(jobs=jobs))
-        if any(True for _ in run.findings()):
-            raise ValueError("the bench store is damaged")
-        return Scan(run.coverage.messages, run.coverage.bytes_in_messages)
+# -- what commands are measured on ------------------------------------------------------------
 
 
-def stats_by_topic(store: Path, jobs: int) -> Scan:
-    """Messages and bytes by topic, without the start of a process."""
-    with Store.open(store) as opened:
-        sums = collect(opened, Query("topic"), jobs)
-        return Scan(sum(one.messages for one in sums.groups().values()), sums.bytes_in_messages)
+def copy_with_damage(store: Path, target: Path, places: int = 20) -> None:
+    """A copy of a store with a wrong byte at some places of its log."""
+    import random
+
+    shutil.rmtree(target, ignore_errors=True)
+    subprocess.run(["cp", "-a", str(store), str(target)], check=True)
+    chance = random.Random(4)
+    for path in sorted((target / "commitlog").iterdir()):
+        with path.open("r+b") as log:
+            size = path.stat().st_blocks * 512
+            for _ in range(places):
+                at = chance.randrange(size // 20, size - size // 20)
+                log.seek(at)
+                byte = log.read(1)[0]
+                log.seek(at)
+                log.write(bytes([byte ^ 0x40]))

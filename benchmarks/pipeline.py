@@ -24,8 +24,7 @@ from typing import Any
 
 from benchmarks import process
 from benchmarks.pipeline_scale import fleet, many_files
-from benchmarks.report import machine
-from benchmarks.results import publish
+from benchmarks.results import machine, publish
 from benchmarks.run import PROFILES, prepare, warm
 
 MARK = "\n## Pipeline on Spark\n"

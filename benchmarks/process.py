@@ -6,12 +6,15 @@ The kernel hands a starting child its parent's memory peak, so the parent must s
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,3 +111,21 @@ def run(argv: list[str], timeout_s: float = 600.0, *, discards: bool = False) ->
 def python(*arguments: str) -> list[str]:
     """Command line of this interpreter with arguments."""
     return [sys.executable, *arguments]
+
+
+@contextlib.contextmanager
+def cores(count: int) -> Iterator[None]:
+    """What is started meanwhile has so many cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[-count:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def remove(folder: Path) -> None:
+    """Removes what a measurement made; the next one shall not wait for it to reach the disk."""
+    if folder.exists():
+        shutil.rmtree(folder)
+        os.sync()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+from datetime import UTC, datetime
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
@@ -19,3 +22,15 @@ def publish(mark: str, lines: list[str]) -> None:
     """Writes a section into RESULTS.md."""
     text = RESULTS.read_text(encoding="utf-8")
     RESULTS.write_text(with_section(text, mark, lines), encoding="utf-8")
+
+
+def machine() -> str:
+    """One line: CPU model, cores, Python, system, date."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    cores = len(os.sched_getaffinity(0))
+    today = datetime.now(UTC).date().isoformat()
+    return f"{model}, {cores} cores, Python {platform.python_version()}, Linux, {today}"

@@ -1,10 +1,11 @@
-"""Measures rmqctl and its peers on the two bench stores, in one run, and prints ratios.
+"""Measures rmqctl and its peers on the two bench stores, in one run, as one table of goals.
 
-    python benchmarks/run.py --dir DIR [--profile 1k] [--only verify ...] [--times 3]
-                             [--json FILE] [--write-results]
+    python -m benchmarks.run --dir DIR [--profile 1k] [--only verify ...] [--times 3] [--by cpu]
+                             [--log-size 64MiB] [--scale 0.05] [--json FILE] [--write-results]
 
 The stores are made in DIR when they are not there (s1k and s100, facts in s1k.json, s100.json).
-Every measurement runs in processes of its own, with the stores in the page cache.
+Every measurement is a process of its own, on one core, or on two where a goal names two threads,
+with the stores in the page cache; calls are repeated in it, commands each in a new one.
 """
 
 from __future__ import annotations
@@ -13,25 +14,55 @@ import argparse
 import compileall
 import json
 import os
+import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 from benchmarks import process
-from benchmarks.measurements import MEASUREMENTS, Call, Command, Measurement
-from benchmarks.report import Row, machine, markdown, table
-from benchmarks.results import RESULTS
-from benchmarks.writing import MARK
+from benchmarks.goals import (
+    BODY,
+    COUNT,
+    CPU,
+    FACTOR,
+    ITEMS,
+    K_S,
+    M_S,
+    PEAK,
+    PEAK_MIB,
+    SECONDS,
+    WORKS,
+    Work,
+)
+from benchmarks.results import machine, publish
 
-PROFILES = ("1k", "100")
+MARK = "\n## Goals\n"
+PROFILES = tuple(BODY)
 BUFFER = 1 << 23
-MEGA = 1e6
+COLUMNS = ("work", "store", "one core", "two threads", "unit", "goal", "reached", "engine",
+           "x engine", "CPU s", "MiB")
 
 
-def prepare(profile: str, directory: Path) -> tuple[Path, dict[str, Any]]:
+@dataclass
+class Row:
+    """One line. ``figures``: on one core and, where asked for, with two threads; ``cpu_s`` and
+    ``mib`` (largest resident set, pages of mapped files included) are those on one core.
+    """
+
+    work: Work
+    profile: str
+    figures: tuple[float, ...] = ()
+    cpu_s: float = 0.0
+    mib: float = 0.0
+    error: str = ""
+    beside: float | None = None
+
+
+# -- stores -----------------------------------------------------------------------------------
+
+
+def prepare(profile: str, directory: Path, log_size: str = "") -> tuple[Path, dict[str, Any]]:
     """The bench store of a profile, made if need be, and its facts."""
     # As an installation is: with PYTHONDONTWRITEBYTECODE each run would compile rmqctl anew.
     compileall.compile_dir(process.ROOT / "rmqctl", quiet=1)
@@ -39,12 +70,24 @@ def prepare(profile: str, directory: Path) -> tuple[Path, dict[str, Any]]:
     if not facts.exists():
         print(f"making {store}", file=sys.stderr)
         directory.mkdir(parents=True, exist_ok=True)
-        script = str(Path(__file__).with_name("make_store.py"))
-        made = process.run(process.python(script, "--profile", profile, "--out", str(store)))
+        more = ("--log-size", log_size) if log_size else ()
+        made = process.run(process.python("-m", "benchmarks.make_store", "--profile", profile,
+                                          "--out", str(store.resolve()), *more))
         if made.exit_code:
             raise SystemExit(f"could not make {store}:\n{made.stderr}")
         facts.write_text(made.stdout, encoding="utf-8")
     return store, json.loads(facts.read_text(encoding="utf-8"))
+
+
+def damaged(store: Path) -> Path:
+    """A copy of a store with wrong bytes in its log, made if need be."""
+    target = store.with_name(f"{store.name}-damaged").resolve()
+    if not target.exists():
+        code = f"copy_with_damage(Path({str(store.resolve())!r}), Path({str(target)!r}))"
+        made = process.run(process.python("-c", f"from benchmarks.calls import *; {code}"))
+        if made.exit_code:
+            raise SystemExit(f"could not make {target}:\n{made.stderr}")
+    return target
 
 
 def warm(store: Path) -> None:
@@ -64,60 +107,146 @@ def warm(store: Path) -> None:
                 position += file.readinto(buffer) or 0
 
 
-def measure(what: Measurement, profile: str, store: Path, facts: dict[str, Any], times: int) -> Row:
-    """The best of some passes."""
-    if isinstance(what, Call):
-        return measure_call(what, profile, store, times)
-    return measure_command(what, profile, store, facts, times)
+# -- measuring --------------------------------------------------------------------------------
 
 
-def measure_call(what: Call, profile: str, store: Path, times: int) -> Row:
-    """All passes in one new process; the time is that of the function alone."""
-    arguments = (what.function, str(store.resolve()), json.dumps(what.arguments), str(times))
-    used = process.run(process.python("-m", "benchmarks.worker", *arguments))
-    if used.exit_code:
-        return Row(what.name, profile, error=last_line(used))
-    best = json.loads(used.stdout)
-    return Row(
-        what.name,
-        profile,
-        wall_s=best["wall_s"],
-        cpu_s=best["cpu_s"],
-        mb_s=best["bytes"] / best["wall_s"] / MEGA,
-        mrec_s=best["records"] / best["wall_s"] / MEGA,
-        max_rss_mib=used.max_rss_mib,
-        anon_mib=used.anon_mib,
-    )
+def measure(work: Work, profile: str, directory: Path, facts: dict[str, Any],
+            given: argparse.Namespace) -> Row:
+    """The best of some passes, with as many cores as there are goals."""
+    row = Row(work, profile)
+    for cores in range(1, 1 + max(1, len(work.goal.get(profile, ())))):
+        with process.cores(cores):
+            passes = (_call if work.call else _command)(work, profile, directory, facts, given,
+                                                        cores)
+        failed = next((used for used, _ in passes if used.exit_code not in work.exits), None)
+        if failed:
+            why = (failed.stderr.strip() or "-").splitlines()[-1]
+            row.error = f"exit {failed.exit_code}: {why}"[:100]
+            return row
+        by = "cpu_s" if work.unit == CPU or (given.by == "cpu" and cores == 1) else "wall_s"
+        best = min((found for _, found in passes), key=lambda one: one[by])
+        row.figures += (_figure(work.unit, best, best[by]),)
+        if cores == 1:
+            row.cpu_s, row.mib = best["cpu_s"], max(used.max_rss_mib for used, _ in passes)
+    return row
 
 
-def measure_command(
-    what: Command, profile: str, store: Path, facts: dict[str, Any], times: int
-) -> Row:
-    """A new process for each pass; the time is that of the process from start to end."""
-    values = {**facts["probe"], "store": str(store.resolve())}
-    argv = process.python("-m", "rmqctl", *(part.format_map(values) for part in what.argv))
-    passes = [process.run(argv, discards=what.discards) for _ in range(times)]
-    failed = next((used for used in passes if used.exit_code), None)
-    if failed:
-        return Row(what.name, profile, error=last_line(failed))
-    best = min(passes, key=lambda used: used.wall_s)
-    amount = 1 / best.wall_s / MEGA if what.whole_log else None
-    return Row(
-        what.name,
-        profile,
-        wall_s=best.wall_s,
-        cpu_s=best.cpu_s,
-        mb_s=amount and facts["log_bytes"] * amount,
-        mrec_s=amount and facts["records"] * amount,
-        max_rss_mib=max(used.max_rss_mib for used in passes),
-        anon_mib=max(used.anon_mib for used in passes),
-    )
+Passes = list[tuple[process.Usage, dict[str, float]]]
 
 
-def last_line(used: process.Usage) -> str:
-    """Why a process failed, in short."""
-    lines = used.stderr.strip().splitlines() or [""]
-    return f"exit {used.exit_code}: {lines[-1]}"[:100]
+def _call(work: Work, profile: str, directory: Path, _facts: dict[str, Any],
+          given: argparse.Namespace, cores: int) -> Passes:
+    arguments = {name: value[profile] if isinstance(value, dict) else value
+                 for name, value in work.arguments.items()}
+    for name, least in (("count", 1000), ("items", 1000)):
+        if name in arguments:
+            arguments[name] = max(least, int(arguments[name] * given.scale))
+    scratch = directory.resolve() / "scratch"
+    used = process.run(process.python(
+        "-m", "benchmarks.worker", work.call, str((directory / f"s{profile}").resolve()),
+        str(scratch), str(cores), str(given.times), json.dumps(arguments)))
+    process.remove(scratch)
+    return [(used, json.loads(used.stdout) if not used.exit_code else {})]
+
+
+def _command(work: Work, profile: str, directory: Path, facts: dict[str, Any],
+             given: argparse.Namespace, _cores: int) -> Passes:
+    store = (directory / f"s{profile}").resolve()
+    log = shlex.join(map(str, sorted((store / "commitlog").iterdir())))
+    line = work.argv.format_map({**facts["probe"], "store": store, "log": log,
+                                 "damaged": f"{store}-damaged"})
+    argv = (shlex.split(line[1:]) if line.startswith("!")
+            else process.python("-m", "rmqctl", *shlex.split(line)))
+    size = sum(path.stat().st_size for path in (store / "commitlog").iterdir())
+    passes = []
+    for _ in range(given.times):
+        used = process.run(argv, discards=True)
+        passes.append((used, {"wall_s": used.wall_s, "cpu_s": used.cpu_s,
+                              "records": facts["records"], "bytes": size}))
+    return passes
+
+
+def _figure(unit: str, best: dict[str, float], seconds: float) -> float:
+    if unit in (SECONDS, CPU):
+        return seconds
+    return best["records" if unit in (K_S, M_S) else "bytes"] / seconds / FACTOR[unit]
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+def cells(row: Row) -> list[str]:
+    """A line as text, a cell for each of `COLUMNS`."""
+    work, goals = row.work, row.work.goal.get(row.profile, ())
+    start = [work.name, row.profile]
+    if row.error:
+        return [*start, *[""] * 4, f"NO: {row.error}", *[""] * (len(COLUMNS) - 7)]
+    engine = work.engine.get(row.profile)
+    shown = [f"{figure:.3g}" for figure in row.figures]
+    wanted = f"{goals[0]:g}" + (f" ({goals[1]:g})" if len(goals) > 1 else "") if goals else ""
+    if work.beside:
+        name, times = work.beside
+        wanted = " or ".join(filter(None, (wanted, f"{times:g} x {name}")))
+    return [*start, shown[0], shown[1] if len(shown) > 1 else "", work.unit, wanted, reached(row),
+            "" if engine is None else f"{engine:g}",
+            "" if engine is None else f"{row.figures[0] / engine:.2f}",
+            f"{row.cpu_s:.3f}", f"{row.mib:.0f}"]
+
+
+def reached(row: Row) -> str:
+    """``yes`` or ``NO`` for each goal of a line, the second one in brackets."""
+    work, goals = row.work, row.work.goal.get(row.profile, ())
+    least = work.unit in FACTOR
+
+    def holds(figure: float, goal: float) -> bool:
+        return figure >= goal if least else figure < goal
+
+    said = [holds(figure, goal) for figure, goal in zip(row.figures, goals, strict=False)]
+    if work.beside and row.beside is not None:
+        near = holds(row.figures[0], work.beside[1] * row.beside)
+        said = [near or any(said[:1])]
+    words = ["yes" if one else "NO" for one in said]
+    return " ".join([*words[:1], *(f"({word})" for word in words[1:])])
+
+
+def peak(rows: list[Row]) -> list[str]:
+    """The line on memory: the greatest of all, and which need more than the goal."""
+    own = [row for row in rows if not row.work.is_peer and not row.error]
+    over = [f"{row.work.name} ({row.profile})" for row in own if row.mib >= PEAK_MIB]
+    greatest = max((row.mib for row in own), default=0.0)
+    said = "NO: " + ", ".join(over) if over else "yes"
+    return [PEAK, "", f"{greatest:.0f}", "", "MiB", f"{PEAK_MIB:g}", said, "", "", "", ""]
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    """All lines, each row beside the one its goal names."""
+    for row in rows:
+        if row.work.beside:
+            row.beside = next((other.figures[0] for other in rows if other.figures and (
+                other.work.name, other.profile) == (row.work.beside[0], row.profile)), None)
+    return [[*COLUMNS], *map(cells, rows), peak(rows)]
+
+
+def text(lines: list[list[str]]) -> str:
+    """A table in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+                     .rstrip() for line in lines)
+
+
+def markdown(lines: list[list[str]], given: argparse.Namespace) -> list[str]:
+    """The section of RESULTS.md."""
+    time = "wall clock" if given.by == "wall" else "CPU time"
+    return [MARK.strip("\n"), "",
+            (f"Made by `python -m benchmarks.run --dir DIR --write-results`: {machine()}. Stores: "
+             "`1k` = 1 GiB of log with bodies of 1 KiB, `100` = 512 MiB with bodies of 100 bytes, "
+             "each with consumequeues and index, about 1 % of the bodies imitating records. One "
+             f"core, two threads on two; page cache warm; {time}, best of {given.times} passes; GB "
+             "are 10^9 bytes of log. The engine: 4.9.3 with Java 17 on the same kind of machine, "
+             f"hot. Appended are {COUNT:,} messages, compacted {ITEMS:,} items. MiB: largest "
+             "resident set, pages of mapped files included."), "",
+            *(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(COLUMNS), *lines[1:])),
+            ""]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -127,34 +256,40 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", choices=PROFILES, action="append", help="default: both")
     parser.add_argument("--only", action="append", metavar="TEXT", help="names containing TEXT")
     parser.add_argument("--times", type=int, default=3, help="passes of each (default 3)")
+    parser.add_argument("--by", choices=("wall", "cpu"), default="wall",
+                        help="cpu: for a machine that has other work")
+    parser.add_argument("--log-size", default="", help="of stores to make; default: the profile's")
+    parser.add_argument("--scale", type=float, default=1.0,
+                        help="of the numbers of messages and items that are written")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--write-results", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--write-results", action="store_true", help="write RESULTS.md")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures what the command line asks for."""
     given = parse(arguments)
-    chosen = [
-        what
-        for what in MEASUREMENTS
-        if not given.only or any(text in what.name for text in given.only)
-    ]
+    chosen = [work for work in WORKS
+              if not given.only or any(part in work.name for part in given.only)]
     rows: list[Row] = []
     for profile in given.profile or PROFILES:
-        store, facts = prepare(profile, given.dir)
+        store, facts = prepare(profile, given.dir, given.log_size)
         warm(store)
-        for what in chosen:
-            print(f"{profile}: {what.name}", file=sys.stderr)
-            rows.append(measure(what, profile, store, facts, given.times))
-    print(table(rows))
+        if any("{damaged}" in work.argv for work in chosen):
+            warm(damaged(store))
+        for work in chosen:
+            if profile in work.stores:
+                rows.append(measure(work, profile, given.dir, facts, given))
+                print(f"{profile}: {work.name}: {rows[-1].figures or rows[-1].error}",
+                      file=sys.stderr)
+    lines = table(sorted(rows, key=lambda row: WORKS.index(row.work)))
+    print(text(lines))
     if given.json:
-        document = {"machine": machine(), "rows": [vars(row) for row in rows]}
-        given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        found = [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
+        given.json.write_text(json.dumps({"machine": machine(), "rows": found}, indent=2) + "\n",
+                              encoding="utf-8")
     if given.write_results:
-        # The section on writing is another script's.
-        _, mark, writing = RESULTS.read_text(encoding="utf-8").partition(MARK)
-        RESULTS.write_text(markdown(rows) + mark + writing, encoding="utf-8")
+        publish(MARK, markdown(lines, given))
 
 
 if __name__ == "__main__":

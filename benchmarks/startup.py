@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import ROOT
-from benchmarks.report import machine
-from benchmarks.results import publish
+from benchmarks.results import machine, publish
 from benchmarks.run import prepare, warm
 
 MARK = "\n## Start-up\n"

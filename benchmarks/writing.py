@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import publish
+from benchmarks.results import machine, publish
 
 MARK = "\n## Writing\n"
 TOPICS, QUEUES, HOST = 3, 4, ("10.0.0.7:52011", "10.0.0.1:10911")
@@ -244,8 +244,6 @@ def main() -> None:
     if given.one:
         one(given.one, given.dir, given.count, given.size)
         return
-    from benchmarks.report import machine
-
     about = ("Made by `python -m benchmarks.writing --dir DIR --write-results`: "
              f"{given.count:,} messages, {TOPICS} topics of {QUEUES} queues, UNIQ_KEY, one key "
              "and tags, dispatch included, everything on one core unless it says so; best pass. "

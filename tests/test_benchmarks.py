@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pytest
 
-from benchmarks import peers, run
+from benchmarks import goals, peers, run
 from benchmarks.consumequeue import Rows, write_queue
+from benchmarks.goals import WORKS
 from benchmarks.index import Entries, write_index
 from benchmarks.make_store import main, make_store, parse_options
 from benchmarks.options import PROFILES, Options
-from benchmarks.report import Row, markdown
 from benchmarks.results import with_section
+from benchmarks.run import Row
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG_SIZE = 2 << 20
@@ -411,35 +412,50 @@ def test_run_measures_in_processes_of_their_own(
 ) -> None:
     facts = make_store(Options(1024, **SMALL), tmp_path / "s1k")
     (tmp_path / "s1k.json").write_text(json.dumps(facts))
+    names = ("peer: cat", "peer: struct loop, isal CRC", "walk + CRC", "query id", "append_many")
     figures = tmp_path / "figures.json"
     run.main(
         [
-            *("--dir", str(tmp_path), "--profile", "1k", "--only", "peer: struct"),
-            *("--times", "1", "--json", str(figures)),
+            *("--dir", str(tmp_path), "--profile", "1k", "--times", "1", "--scale", "0.001"),
+            *(part for name in names for part in ("--only", name)),
+            *("--json", str(figures)),
         ]
     )
-    assert "peer: struct loop, isal CRC" in capsys.readouterr().out
+    assert "walk + CRC" in capsys.readouterr().out
     document = json.loads(figures.read_text())
     assert "Python" in document["machine"]
-    assert len(document["rows"]) == 3
-    for row in document["rows"]:
-        assert not row["error"]
-        assert row["mb_s"] > 0
-        assert row["max_rss_mib"] > 1
+    *rows, peak = document["rows"]
+    assert len(rows) == len(names)
+    for row in rows:
+        assert float(row["one core"]) > 0, row
+        assert float(row["MiB"]) > 1
+        assert bool(row["goal"]) == (row["reached"] in ("yes", "NO", "NO (NO)", "yes (NO)"))
+    assert [bool(row["two threads"]) for row in rows] == [name == "walk + CRC" for name in names]
+    assert float(peak["one core"]) == max(float(row["MiB"]) for row in rows[2:])
 
 
 def test_results_judge_goals_and_show_failures() -> None:
+    works = {work.name: work for work in WORKS}
     rows = [
-        Row("peer: construct parse", "1k", wall_s=1.0, cpu_s=1.0, mb_s=30.0, mrec_s=0.03),
-        Row("stats by topic, in process", "1k", wall_s=0.5, cpu_s=0.5, mb_s=2400.0, mrec_s=2.0),
-        Row("query id", "1k", wall_s=0.9, cpu_s=0.8),
-        Row("verify", "1k", error="exit 1: a finding"),
+        Row(works[goals.DAMAGED], "1k", (1.0,), 1.0, 90),
+        Row(works["recover of it, a plan"], "1k", (1.9,), 1.9, 91),
+        Row(works["recover of it, a plan"], "100", (1.9,), 1.9, 91),
+        Row(works["walk + CRC"], "1k", (9.4, 16.1), 0.1, 50),
+        Row(works["query id"], "1k", (0.19,), 0.19, 201),
+        Row(works[goals.COPY], "1k", (0.5,), 1.0, 4000),
+        Row(works["tier dispatch with index, forced"], "1k", (0.44,), 1.0, 90),
+        Row(works["tier dispatch with index, forced"], "100", (0.61,), 1.0, 90),
+        Row(works["verify, in process"], "1k", error="exit 1: a finding"),
     ]
-    lines = {line.split(" | ")[0].strip("| "): line for line in markdown(rows).splitlines()}
-    assert "| 80.00 |" in lines["stats by topic, in process"]
-    assert ">= 2000 MB/s: yes" in lines["stats by topic, in process"]
-    assert "< 0.4 s of CPU: NO" in lines["query id"]
-    assert "exit 1: a finding" in lines["verify"]
+    lines = [dict(zip(run.COLUMNS, line, strict=True)) for line in run.table(rows)[1:]]
+    assert [line["reached"] for line in lines] == [
+        "", "yes", "", "NO (yes)", "yes", "", "NO", "yes", "NO: exit 1: a finding",
+        "NO: query id (1k)"]
+    assert lines[3]["goal"] == "10 (16)"
+    assert lines[3]["x engine"] == "2.00"
+    assert lines[-1]["one core"] == "201"
+    rows[1].figures, rows[6].figures = (2.1,), (0.46,)
+    assert [line[6] for line in run.table(rows)[1:]][1:8:5] == ["NO", "yes"]
 
 
 def test_the_results_file_keeps_its_other_sections():
