@@ -14,7 +14,7 @@ from rmqctl.formats.local.message import (
     MAGIC_V1,
     MAGIC_V2,
 )
-from rmqctl.scan.magics import find_magics
+from rmqctl.scan.resync import find_magics
 
 PIECES = (b"", b"\0", b"\xda", b"\xda\xa3", b"\xda\xa3\x20", *(
     magic.to_bytes(4) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK, MAGIC_V1 + 1)))

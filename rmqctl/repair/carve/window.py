@@ -22,8 +22,7 @@ from rmqctl.formats.local.message import (
     fixed_field,
 )
 from rmqctl.scan.frames import Array, gather_int, shape
-from rmqctl.scan.magics import find_magics
-from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.resync import MAX_RECORD, find_magics
 from rmqctl.scan.source import Source, Witness
 
 CHUNK = 2 << 20
