@@ -226,27 +226,31 @@ def untrusted_index(store: Store, state: LogState,
     end. The offset is where the first of them began, the end of the log when all are sound.
     """
     start = _noted(store, state.end)
-    doubtful: list[StoreFile] = []
+    doubtful: set[StoreFile] = set()
+    begins: list[tuple[int, StoreFile]] = []
     for file in store.index_listing.files:
+        begin = begins[-1][0] if begins else 0
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError):
-            start, doubtful = min(start, store.log.min_offset), [*doubtful, file]
+            start = min(start, store.log.min_offset)
+            doubtful.add(file)
+            begins.append((begin, file))
             continue
         header = index.header
+        begins.append((header.begin_phy_offset if header.entries else begin, file))
         # One that is not full yet may end in the very millisecond that is trusted.
         torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
                                     or header.index_count < index.shape.max_entries)
         ahead = header.entries > 0 and header.end_phy_offset >= state.end
         if torn or ahead:
-            doubtful.append(file)
+            doubtful.add(file)
             inside = store.log.min_offset <= header.begin_phy_offset <= state.end
             start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
-    if doubtful:
-        # What follows such a file was made after it, and goes with it.
-        first = min(file.name for file in doubtful)
-        doubtful = [file for file in store.index_listing.files if file.name >= first]
-    return doubtful, start
+    # What was made after such a file goes with it. Names are no order: a clock may be set back.
+    files = [file for _, file in sorted(begins, key=lambda each: each[0])]
+    first = next((number for number, file in enumerate(files) if file in doubtful), len(files))
+    return files[first:], start
 
 
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
