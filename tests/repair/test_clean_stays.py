@@ -37,6 +37,12 @@ def actions(store: Path, *options: str) -> list[dict[str, Any]]:
     return planned
 
 
+def test_a_sample_does_not_know_the_newest_message(tmp_path: Path) -> None:
+    store, _ = with_a_clock_set_back(tmp_path)
+    for seed in range(8):
+        run("verify", store, *SIZES, "--sample", "30%", "--seed", str(seed)).expect(0)
+
+
 def put(store: Path, body: str, *options: str) -> None:
     run("write", store, "--topic", "orders", "--queue", "0", "--body", body, *SIZES,
         *options).expect(0)

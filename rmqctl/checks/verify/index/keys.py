@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -104,7 +105,21 @@ class Entries:
             self._sources.append(index.source)
             room = max(0, (index.source.size - index.shape.entry_position(1)) // ENTRY.size)
             self.counts.append(min(index.header.entries, room))
+        self._by_age()
         self.starts = np.cumsum([0, *self.counts]).tolist()
+
+    def _by_age(self) -> None:
+        """Names are no order where a clock was set back; headers are, if they fit each other."""
+        headers = [file.header for file in self.files]
+        order = sorted(range(len(headers)), key=lambda number: (
+            not self.counts[number], headers[number].begin_phy_offset))
+        used = [headers[number] for number in order if self.counts[number]]
+        if all(header.begin_phy_offset <= header.end_phy_offset for header in used) and all(
+                before.end_phy_offset <= behind.begin_phy_offset
+                for before, behind in pairwise(used)):
+            self.files = [self.files[number] for number in order]
+            self._sources = [self._sources[number] for number in order]
+            self.counts = [self.counts[number] for number in order]
 
     @property
     def total(self) -> int:
@@ -212,12 +227,13 @@ class KeyCheck:
 
     def _rolled(self, file: int, diff: int) -> bool:
         """Whether ``diff`` may stand in entry 1: in a rolled file it counts from the end of the
-        file before (index.md §7), which may have expired.
+        file before (index.md §7), which may have expired, or of the last one by name.
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
-        before, own = self.entries.files[file - 1].header, self.entries.files[file].header
-        return diff == max(0, own.begin_timestamp - before.end_timestamp) // 1000
+        begin = self.entries.files[file].header.begin_timestamp
+        return any(diff == max(0, begin - before.header.end_timestamp) // 1000
+                   for before in self.entries.files[:file])
 
     def _pair(self, physical: Array, key_hash: Array, end: int) -> None:
         window = self.entries.read(self.position, 2 * len(physical) + 4096)
