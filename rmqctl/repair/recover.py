@@ -18,6 +18,7 @@ from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.config_copies import lost_config
 from rmqctl.repair.consumers import consumers_after
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
@@ -112,12 +113,15 @@ class _Planner:
     def plan(self) -> Plan:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root)
-        self._refuse_without_log()
+        if not self._options.sources:
+            self._refuse_without_log()
         cut = ended_by_repair(self._store)
         if cut is not None:
             self._notes.append(f"a repair has ended the log at {cut.end}; this plan brings back "
                                "what it cut off")
         saved = self._log()
+        if not saved.restored:
+            self._refuse_without_log()
         rebuilt = self._derived(saved)
         if CHECKPOINT in self._options.only:
             facts = (facts_of(self._store) if rebuilt is None
@@ -173,8 +177,10 @@ class _Planner:
                             keep_damaged=self._options.keep_damaged,
                             fillers=self._options.fillers,
                             sources=sources, keep_ours=self._options.prefer == OURS)
+            config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
+        self._take(config)
         self._notes += saved.notes
         self._known = self._known.with_batches(self._store, saved.inner_batch_topics)
         return saved

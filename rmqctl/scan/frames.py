@@ -308,6 +308,8 @@ class Batch:
             kept = part[rows]
             groups = [(np.flatnonzero(kept == n), s) for n, (_, s) in enumerate(groups)]
             groups = [group for group in groups if len(group[0])] or groups[:1]
+        if len(groups) == 1:
+            groups = [(slice(None), groups[0][1])]
         return Batch(self.data, self.base, self.start[rows], groups,
                      {name: value[rows] for name, value in self._columns.items()})
 

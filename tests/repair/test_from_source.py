@@ -152,6 +152,93 @@ def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Pat
         result.expect(0)
 
 
+def test_fillers_of_an_earlier_repair_give_way(golden: GoldenFolder,
+                                               golden_copy: GoldenFolder) -> None:
+    """The replica was found after the repair. Its messages are no conflict with fillers."""
+    store, source = golden_copy("5.3.3/basic/store"), golden("5.3.3/basic/store")
+    middle_file_gone(store)
+    zeroed_pages(store)
+    assert recover(store, options=APPLY).expect(1).json()["messages_lost"]
+    filled = log_of(store)
+    done = recover(store, source, options=APPLY).expect(0).json()
+    assert actions(done, "conflict") == []
+    assert log_of(store) == log_of(source)
+    assert run("diff", store, source, *JSON).expect(0)
+    # And a source with fillers is one that has lost them, too.
+    run("undo", store, "--yes").expect(0)
+    assert log_of(store) == filled
+    again = snapshot.copy_tree(source, store.parent / "again")
+    zeroed_pages(again)
+    result = recover(again, store).expect(1).json()
+    assert (actions(result, "conflict"), actions(result, "copy")) == ([], [])
+    whole = snapshot.copy_tree(source, store.parent / "whole")
+    assert recover(whole, store).expect(0).json()["actions"] == []
+
+
+@pytest.mark.parametrize("left", ["no file", "nothing in them"])
+def test_a_log_of_which_nothing_is_left(left: str, tmp_path: Path) -> None:
+    """The index tells that a source has it; without one nothing does."""
+    store, source = filled().write(tmp_path / "ours"), filled().write(tmp_path / "source")
+    other = filled(split=0).write(tmp_path / "other")
+    whole = log_of(store)
+    for path in log_files(store):
+        if left == "no file":
+            path.unlink()
+        else:
+            path.write_bytes(bytes(len(path.read_bytes())))
+    result = recover(store, other, options=(*SIZES, *JSON)).expect(6)
+    assert "nothing is left to tell" in result.err
+    recover(store, source, options=(*SIZES, *APPLY)).expect(0)
+    assert log_of(store) == whole
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+    run("undo", store, "--yes").expect(0)
+    shutil.rmtree(store / "index")
+    recover(store, source, options=(*SIZES, *JSON)).expect(6)
+
+
+def test_lost_configuration(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "billing"] = {0: 7, 1: 2}
+    store, source = writer.write(tmp_path / "ours"), writer.write(tmp_path / "source")
+    names = sorted(path.name for path in (source / "config").iterdir())
+    assert {"topics.json", "consumerOffset.json"} <= {*names}
+    (store / "config/topics.json").unlink()
+    (store / "config/consumerOffset.json").write_bytes(b'{"offsetTable":{"ord')
+    for path in (store / "config").glob("*.bak"):
+        path.unlink()
+    before = snapshot.take(store)
+    plan = recover(store, source, options=(*SIZES, *APPLY)).expect(0).json()
+    assert {action["target"] for action in actions(plan, "copy")} == {
+        "config/topics.json", "config/consumerOffset.json"}
+    for name in ("topics.json", "consumerOffset.json"):
+        assert (store / "config" / name).read_bytes() == (source / "config" / name).read_bytes()
+    run("undo", store, "--yes").expect(0)
+    assert [line for line in before.differences(snapshot.take(store))
+            if ".rmqctl" not in line and "mtime_ns" not in line] == []
+    # What a backup still has is not lost.
+    shutil.copy(source / "config/topics.json", store / "config/topics.json.bak")
+    plan = recover(store, source, options=(*SIZES, *JSON)).expect(0).json()
+    assert [action["target"] for action in actions(plan, "copy")] == ["config/consumerOffset.json"]
+
+
+def test_much_of_a_file_is_not_held_in_memory(golden: GoldenFolder, golden_copy: GoldenFolder,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes a new file, with the name, time and mode of the old one."""
+    from rmqctl.repair.salvage import copies
+
+    monkeypatch.setattr(copies, "_MOST_IN_MEMORY", 1000)
+    store, source = golden_copy("5.3.3/multipath/store"), golden("5.3.3/multipath/store")
+    zeroed_pages(store)
+    zeroed_tail(store)
+    damaged = log_of(store)
+    times = {path: path.stat().st_mtime_ns for path in log_files(store)}
+    recover(store, source, options=APPLY).expect(0)
+    assert log_of(store) == log_of(source)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    run("undo", store, "--yes").expect(0)
+    assert log_of(store) == damaged
+
+
 def test_the_source_tells_how_long_files_are(golden: GoldenFolder,
                                              golden_copy: GoldenFolder) -> None:
     """All of ours were cut, and one of two is left."""

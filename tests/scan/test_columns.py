@@ -239,7 +239,10 @@ def test_some_rows_of_several_shapes() -> None:
         raw += build(replace(record, total_size=size_of(record.sys_flag, MAGIC_V1, 0, 1, 0)))
     (batch,) = Walk(BytesSource(raw))
     for number, (_, port) in enumerate(hosts):
-        assert batch.select(np.array([number])).reach("born_host.port") == (port, port)
+        some = batch.select(np.array([number]))
+        assert some.reach("born_host.port") == (port, port)
+        assert some.select(np.zeros(0, np.int64)).column("queue_id").tolist() == []
+        assert some.select(np.array([0, 0])).column("born_host.port").tolist() == [port, port]
     assert len(batch.select(np.zeros(0, np.int64))) == 0
 
 

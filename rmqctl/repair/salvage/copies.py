@@ -9,6 +9,7 @@ there) our consumequeues and our index tell how far the logs are one.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Copier:
                  progress: Callable[[int], None] | None = None) -> None:
         self._store, self._scratch, self._keep_ours = store, scratch, keep_ours
         self._survey_of, self._progress = survey_of, progress
+        self._fillers: list[int] = []
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
             Copied, Survey]:
@@ -93,6 +95,8 @@ class Copier:
                 result.notes.append(source.note)
             gone, found = self._compared(result, source, survey)
             if found.disproved:
+                filled = {int(place) for some in found.fillers for place in some[:, 0]}
+                self._fillers += filled & found.disproved
                 survey = self._survey_of(result.parts, [], found.disproved)
                 gone, found = self._compared(result, source, survey)
             if found.conflicts.items:
@@ -111,6 +115,8 @@ class Copier:
     def _compared(self, result: Copied, source: Source, survey: Survey) -> tuple[
             list[Stretch], Comparison]:
         gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
+        for place in self._fillers:
+            gone[bisect_right(gone, place, key=lambda one: one.start) - 1].filled = True
         return gone, compare(self._store, result.parts, source, survey, gone, self._progress)
 
     # -- split brain ------------------------------------------------------------------------------
@@ -232,6 +238,9 @@ class Copier:
                 start < end) else _one_sided(
                     source, contradicted, "begins or comes another way there" if stretch.start
                     else "begins before ours, and nothing of ours tells of it: it has expired")
+        if found.bare and stretch.keys and not against:
+            return _Proven(start or self._head(result.parts), end, None, None,
+                           f"no message of ours is left{told}")
         return "no equal message on either side of it"
 
     def _head(self, parts: Sequence[LogPart]) -> int:
@@ -320,6 +329,10 @@ class Copier:
                     write_all(fd, data, at - part.base, path)
                     position = at + len(data)
                 zero(fd, path, position - part.base, item.end - position)
+            file = source.store.log.file_of(ranges[0].start)
+            if file is not None:  # a broker's expiry goes by it
+                time = os.stat(file.path).st_mtime_ns
+                os.utime(fd, ns=(time, time))
         except OSError as error:
             raise failed(error, path, "write") from None
         finally:

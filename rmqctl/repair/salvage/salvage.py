@@ -135,9 +135,14 @@ class _Job:
     def run(self) -> Salvage:
         parts: Sequence[LogPart] = log_parts(self.store,
                                              file_size_of(self.store, self.sources))
+        if not parts and self.sources:
+            log, witness = self.sources[0].store.log, self.store.new_witness()
+            parts = [LogPart(file.base, log.file_size, None, witness=witness)
+                     for file in log.files]
         if not parts:
             return Salvage(())
-        if all(file.size != parts[0].size for file in self.store.log.files):
+        files = self.store.log.files
+        if files and all(file.size != parts[0].size for file in files):
             self.notes.append("no file of the log has its whole length: by their names they have "
                               f"{parts[0].size} bytes (else say --commitlog-file-size: a broker "
                               "with another mappedFileSizeCommitLog does not start)")

@@ -188,7 +188,7 @@ class Stretch:
 
     What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree,
     from record ``agreed_first`` to the end ``agreed_end``; ``against`` are (place, end) of records
-    which they contradict.
+    which they contradict. ``filled``: an earlier repair made fillers there, so the rows are theirs.
     """
 
     start: int
@@ -198,6 +198,7 @@ class Stretch:
     agreed_first: int = -1
     agreed_end: int = -1
     against: list[tuple[int, int]] = field(default_factory=list)
+    filled: bool = False
 
     def agree(self, start: int, end: int, rows: int, keys: int) -> None:
         self.rows += rows
@@ -234,7 +235,8 @@ class Comparison:
     other intact ones; ``topics`` are (place, topic) of the first of them, and ``fields`` by place
     what differs where the sizes are equal, ``verdicts`` by how much better our consumequeues and
     index know theirs. ``disproved``: places where they say that ours is the wrong one. ``end``: of
-    the source's log, when the comparison began.
+    the source's log, when the comparison began. ``fillers``: (place, end) of ours that the source
+    does not have. ``bare``: ours has no intact message at all.
     """
 
     equal: Ranges
@@ -246,6 +248,8 @@ class Comparison:
     fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[int, int] = field(default_factory=dict)
     disproved: set[int] = field(default_factory=set)
+    fillers: list[Array] = field(default_factory=list)
+    bare: bool = False
 
     def settle(self) -> None:
         """Once both logs are compared. Ours is damaged where our own consumequeues and index know
@@ -255,6 +259,8 @@ class Comparison:
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()
         self.disproved = {place for place, verdict in self.verdicts.items() if verdict > 0}
+        self.disproved.update(int(place) for some in self.fillers for place, end in some
+                              if next(self.conflicts.within(place, end), None) is not None)
         left = Ranges()
         for item in self.conflicts.items:
             verdict = self.verdicts.get(item.start, 0) if item.messages == 1 else 0
@@ -305,11 +311,9 @@ class _Side(Side):
 
 class _Pass(PhysicalPass):
     def __init__(self, a: _Side, b: _Side, found: Comparison, sealed: bool,
-                 progress: Callable[[int], None] | None) -> None:
+                 witness: Witness | None, progress: Callable[[int], None] | None) -> None:
         super().__init__(a, b, Differences(0), progress)
-        self._found, self._sealed = found, sealed
-        self._witness: Witness | None = next(
-            (file.witness for file in a.log.files if file.witness is not None), None)
+        self._found, self._sealed, self._witness = found, sealed, witness
         self._starts = np.array([one.start for one in found.stretches], np.int64)
         self._ends = np.array([one.end for one in found.stretches], np.int64)
 
@@ -322,6 +326,8 @@ class _Pass(PhysicalPass):
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
         if side.name == "a":
             self._theirs(batch, np.flatnonzero(which))
+        else:
+            self._ours(batch, np.flatnonzero(which))
 
     def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
         sizes = batch.column("total_size")[rows], their_batch.column("total_size")[other]
@@ -335,7 +341,16 @@ class _Pass(PhysicalPass):
             raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
             self._found.verdicts[place] = self._known(theirs) - self._known(ours) + _TORN * (
                 _is_torn(raw, their_raw) - _is_torn(their_raw, raw))
+        self._ours(batch, rows)
         self._theirs(their_batch, other)
+
+    def _ours(self, batch: Batch, rows: Array) -> None:
+        """Records of ours that are not the source's: what an earlier repair put there?"""
+        rows = rows[fillers(batch)[rows]] if len(rows) else rows
+        if len(rows):
+            offset = batch.offset[rows]
+            self._found.fillers.append(np.stack(
+                [offset, offset + batch.column("total_size")[rows]], axis=1))
 
     def _known(self, record: Record) -> int:
         """How many structures of ours know a record as it is."""
@@ -382,7 +397,7 @@ class _Pass(PhysicalPass):
     # -- what our consumequeues and index say of them ---------------------------------------------
 
     def _weigh(self, stretch: Stretch, batch: Batch, rows: Array) -> None:
-        if self._witness is None:
+        if self._witness is None or stretch.filled:
             return
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         low, high = int(offset[0]), int(offset[-1] + size[-1])
@@ -438,16 +453,21 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     with closing(_PartsLog(parts)) as log:
         a, b = _Side("a", View(ours), log), _Side("b", View(source.store))
         found = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
-        _Pass(a, b, found, survey.has_crcs, progress).whole()
+        _Pass(a, b, found, survey.has_crcs, parts[0].witness, progress).whole()
     for start, length in b.blanks.items():
         if a.blanks.get(start) == length:
             found.equal.put(Range(start, start + length))
         elif any(one.start <= start and start + length <= one.end for one in gone):
             found.offered.put(Range(start, start + length))
     found.settle()
-    if not any(one.messages for one in found.equal.items):
+    found.bare = not survey.messages
+    if not any(one.messages for one in found.equal.items) and not (
+            found.bare and any(one.keys for one in gone) and not any(
+                one.against for one in gone)):
         raise RefusedError(
             f"{source.name}: no message of it is the same as one of ours at the same physical "
-            "offset: it is of another broker or of another log, or nothing of ours is left to "
-            "compare with; nothing is copied from it")
+            "offset"
+            + (", and no index of ours knows its keys: nothing is left to tell whether it is of "
+               "this log" if found.bare else ": it is of another broker or of another log")
+            + "; nothing is copied from it")
     return found

@@ -1,0 +1,72 @@
+"""Lost files of ``config/``, taken from another store of the same log.
+
+A file is lost where a broker would start without what it said: neither it nor its ``.bak`` can be
+loaded. A source's is taken as a broker would load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rmqctl.errors import StoreIOError
+from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
+from rmqctl.repair.salvage.sources import Source
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load, load_one
+from rmqctl.store.store import Store
+
+_KINDS = {
+    "topics": "", "groups": "", "filters": "", "orders": "", "mappings": "", "modes": "",
+    "offsets": "what was consumed since is delivered again",
+    "lmq-offsets": "what was consumed since is delivered again",
+    "delay": "what was delivered since is delivered again",
+}
+"""Kinds of files that are taken, and what it means that a source's are older."""
+
+
+def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
+    """The steps that bring lost configuration back; of several sources the first has it."""
+    steps: list[Step] = []
+    actions: list[Action] = []
+    done: set[str] = set()
+    for source in sources:
+        if not (store.layout.reads("config") and source.store.layout.reads("config")):
+            continue
+        for theirs in load(source.store)[0]:
+            ours = load_one(store, theirs.name)
+            content = None if theirs.name in done or ours.used is not None else _content(
+                source.store, theirs)
+            if content is None:
+                continue
+            done.add(theirs.name)
+            target = f"{FOLDER}/{theirs.name}"
+            steps.append((Create if ours.main.state == MISSING else Replace)(target, content))
+            actions.append(Action("copy", target, None, theirs.entries, _why(source, ours, theirs),
+                                  "entry", proof=_proof(source, theirs)))
+    return steps, actions
+
+
+def _content(store: Store, file: ConfigFile) -> bytes | None:
+    """The bytes of the copy that a broker loads; None where there is none, or nothing in it."""
+    if file.kind not in _KINDS or file.used is None or not file.entries or file.faults:
+        return None
+    try:
+        with FileSource(store.path(file.used.path)) as source:
+            return source.read(0, source.size)
+    except StoreIOError:
+        return None
+
+
+def _why(source: Source, ours: ConfigFile, theirs: ConfigFile) -> str:
+    state = "is missing" if ours.main.state == MISSING else (
+        "is empty" if ours.main.state == EMPTY else "cannot be read")
+    older = _KINDS[theirs.kind]
+    return f"{state}, and so is its backup; as {source.name} has it" + (
+        f": {older}" if older else "")
+
+
+def _proof(source: Source, theirs: ConfigFile) -> dict[str, Any]:
+    assert theirs.used is not None
+    return {"source": source.name, "file": theirs.used.path, "entries": theirs.entries,
+            "data_version": theirs.data_version}
