@@ -250,7 +250,8 @@ def test_csv_is_exact_in_a_file():
 @pytest.mark.parametrize(
     "text", ["=1+1", "+cmd", "-cmd|x", "@SUM(A1)", "\tx", "\rx", "-", "=", "+", " =1+1", "  @x",
              "\u3000=1", "\xa0+x", "\u200b=1", "\n=1", "\nx", "\uff1d1+1", "\uff0bx", "\uff0dx",
-             "\uff20x", " \uff1d1", "\ufe661", "\u2212x", " -1+cmd"]
+             "\uff20x", " \uff1d1", "\ufe661", "\u2212x", " -1+cmd",
+             "\u2066=1", "\0=1", "\u200d=1", "\u202e\xad=1"]
 )
 def test_formulas_are_defused(text):
     assert spreadsheet_safe(text) == "'" + text

@@ -22,9 +22,11 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _JSON_UNSAFE = f"[\x7f-\x9f{_HIDING}]"
 
 # What a spreadsheet takes for the beginning of a formula: the signs themselves, in their small and
-# full-width forms too (East Asian input), behind space of any kind; tab and carriage return alone.
+# full-width forms too (East Asian input), behind what is not seen (space of any kind, controls,
+# marks: some programs drop them); tab and carriage return alone.
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"
-_FORMULA = f"[\t\r\n]|[\\s\u200b-\u200f\u2060\ufeff]*[{_SIGNS}]"
+_UNSEEN = f"\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u200c\u200d{_HIDING}"
+_FORMULA = f"[\t\r\n]|[{_UNSEEN}]*[{_SIGNS}]"
 _PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
 
 
