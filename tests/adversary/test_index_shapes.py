@@ -114,6 +114,24 @@ def test_a_wrong_count_of_used_slots_is_found(tmp_path: Path, count: int) -> Non
     assert troubles(judged) == ([] if sound else ["index-header"])
 
 
+@pytest.mark.parametrize(("version", "file", "severity"), [(5, 0, "info"), (5, 1, "error"),
+                                                           (4, 0, "error"), (4, 1, "error")])
+def test_a_count_that_two_ways_of_counting_would_give(tmp_path: Path, version: int, file: int,
+                                                      severity: str) -> None:
+    """Between the two lies what a file has that a broker of up to 4.7.0 began: not one behind a
+    file that counts used slots, nor one that begins with a message no such broker wrote.
+    """
+    writer = Writer(Layout(index_slots=5, index_entries=20, version=version))
+    for number in range(40):
+        writer.put("orders", b"x", unique_key="", keys=f"k{number}")
+    assert writer.index[file].used_slots == 5
+    writer.index[file].used_slots = 7
+    store = writer.write(tmp_path / "s")
+    found, = (one for one in run("verify", store, "-o", "json").json()["findings"]
+              if one["category"] == "index-header")
+    assert found["severity"] == severity
+
+
 # -- what cannot be told --------------------------------------------------------------------------
 
 

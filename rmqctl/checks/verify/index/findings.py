@@ -9,6 +9,7 @@ That is checked by column, without following a chain, so a cycle cannot hang it 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -140,6 +141,7 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
 
 def check(store: Store) -> Iterator[Finding]:
     """All index files of a store."""
+    counting = _Counting(store)
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
@@ -153,14 +155,14 @@ def check(store: Store) -> Iterator[Finding]:
             yield Finding("file-unreadable", "index", str(error), file=file.path)
             continue
         try:
-            yield from _file(store, index)
+            yield from _file(store, index, counting)
         except StoreIOError as error:
             yield Finding("file-unreadable", "index", str(error), file=file.path)
         finally:
             index.close()
 
 
-def _file(store: Store, index: IndexFile) -> Iterator[Finding]:
+def _file(store: Store, index: IndexFile, counting: _Counting) -> Iterator[Finding]:
     shape, header, file = index.shape, index.header, index.file
     if header.index_count < 0 or header.index_count > shape.max_entries:
         yield _finding("index-header", file, "index_count",
@@ -173,7 +175,7 @@ def _file(store: Store, index: IndexFile) -> Iterator[Finding]:
         yield _finding("index-header", file, "begin_phy_offset",
                        f"begins at {header.begin_phy_offset}, ends at {header.end_phy_offset}")
     yield from _ends(store, index, entries)
-    yield from _chains(index, entries)
+    yield from _chains(index, entries, counting)
     yield from _behind(index, entries)
 
 
@@ -279,11 +281,11 @@ def _sound(index: IndexFile, entries: int) -> int | None:
     return used if led_to + used == entries else None
 
 
-def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
+def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Finding]:
     shape, source = index.shape, index.source
     used = _sound(index, entries)
     if used is not None:
-        yield from _counted(index, used, entries)
+        yield from counting.judged(index, used, entries)
         return
     slots = read_slots(source, shape)
     # Slot of each entry by its number; entry 0 is never used.
@@ -333,16 +335,37 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots lead to "
                       "entries of other slots", file=index.file.path,
                       count=broken_slots - SINGLE_IN_FILE)
-    yield from _counted(index, used, entries)
+    yield from counting.judged(index, used, entries)
     yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
 
 
-def _counted(index: IndexFile, used: int, entries: int) -> Iterator[Finding]:
-    # 4.7.1 and later count used slots, older ones every put; a file may have seen both.
-    counted = index.header.hash_slot_count
-    if not used <= counted <= max(entries, used):
-        yield _finding("index-header", index.file, "hash_slot_count",
-                       f"says {counted}; {used} slots are used by {entries} entries")
+class _Counting:
+    """What the files of a store, oldest first, say of how many slots they use: brokers since 4.7.1
+    count used slots, older ones every put; a file that an upgrade fell into has seen both.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._since = False
+
+    def judged(self, index: IndexFile, used: int, entries: int) -> Iterator[Finding]:
+        counted = index.header.hash_slot_count
+        finding = _finding("index-header", index.file, "hash_slot_count",
+                           f"says {counted}; {used} slots are used by {entries} entries")
+        if not used <= counted <= max(entries, used):
+            yield finding
+        elif used < counted < entries:
+            yield finding if self._since or self._is_newer(index) else replace(
+                finding, severity=INFO, detail=f"{finding.detail}: right only where a broker of up "
+                "to 4.7.0 began the file")
+        self._since |= counted == used < entries
+
+    def _is_newer(self, index: IndexFile) -> bool:
+        """Whether a broker since 4.9.1 put the first entry: such write no separator at the end."""
+        entry = index.entry(1)
+        record = None if entry is None else self._store.log.record_at(entry.physical_offset)
+        return record is not None and bool(record.properties) and not (
+            record.properties.endswith(props.PROPERTY_SEPARATOR.encode()))
 
 
 def _link_words(previous: int, number: int) -> str:
