@@ -7,7 +7,7 @@ shorter ones; a property is found by comparing the first bytes of all segments a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,8 +19,6 @@ from rmqctl.formats.local.javahash import string_hash
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array, Batch, gather
 
-SHORT = 64
-"""Texts up to so many bytes are hashed together, whatever their lengths."""
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 8
@@ -30,9 +28,6 @@ _SPACE = 0x20
 _LONGEST_KNOWN = 256
 _MOST_KNOWN = 4096
 _SAMPLE = 256
-_WASTE = 4
-_WIDE = 1 << 16
-_SPARE = 1 << 16
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
 """Properties that are looked for together: most who ask for one ask for another, too."""
@@ -63,7 +58,7 @@ class Texts:
         same: Array = self.length == len(raw)
         rows = np.flatnonzero(same)
         if len(rows) and raw:
-            texts = matrix(self.data, self.start[rows], self.length[rows], len(raw))[0]
+            texts = _rows(self.data, self.start[rows], len(raw))
             same[rows] = (texts == np.frombuffer(raw, np.uint8)).all(axis=1)
         return same
 
@@ -77,18 +72,10 @@ class Texts:
             start = np.empty(count, np.int64)
             kernel.pack(self.data, *contiguous(self.start, self.length), data, 0, start)
             return Packed(data, start, self.length)
-        width = int(self.length.max(initial=0)) + 1
-        if count * width > _WASTE * (total + count) + _SPARE:
-            # A few long texts among short ones: a matrix would be mostly zeros.
-            data = np.frombuffer(b"\0".join([*self.tolist(), b"\0" * 2 * _WORD]), np.uint8).copy()
-            start = np.zeros(count, np.int64)
-            np.cumsum(self.length[:-1] + 1, out=start[1:])
-            return Packed(data, start, self.length)
-        data = np.empty(count * width + 2 * _WORD, np.uint8)
-        data[count * width:] = 0
-        texts = data[:count * width].reshape(count, width)
-        _fill(texts, self.data, self.start, self.length)
-        return Packed(data, np.arange(count, dtype=np.int64) * width, self.length)
+        data = np.frombuffer(b"\0".join([*self.tolist(), b"\0" * 2 * _WORD]), np.uint8).copy()
+        start = np.zeros(count, np.int64)
+        np.cumsum(self.length[:-1] + 1, out=start[1:])
+        return Packed(data, start, self.length)
 
 
 class Packed(Texts):
@@ -122,44 +109,30 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """(texts as uint8 [n, width] with zeros behind the shorter ones, whether none is shorter)."""
-    texts: Array = np.empty((len(start), width), np.uint8)
-    return texts, _fill(texts, data, start, length)
+    """(texts as uint8 [n, width] with zeros behind the shorter ones, whether none is shorter).
 
-
-def _fill(texts: Array, data: Array, start: Array, length: Array) -> bool:
-    """Copies texts into the rows of a matrix (uint8), zeros behind them; True if all fill theirs.
-
-    No text is longer than the matrix is wide.
+    IndexError where one is not inside of data, or too long.
     """
+    texts: Array = np.zeros((len(start), width), np.uint8)
     kernel = active()
     if kernel is not None:
-        return bool(kernel.fill(texts, data, np.ascontiguousarray(start),
-                                np.ascontiguousarray(length)))
-    count, width = texts.shape
-    if not count:
-        return True
-    last = len(data) - width
-    if last >= 0 and int(start.max()) <= last:
-        texts[:] = gather(data, start, width).view(np.uint8).reshape(count, width)
-    else:
-        # Texts so near to the end of the data that their rows would reach beyond it.
-        near = start > last
-        if last >= 0:
-            texts[~near] = gather(data, start[~near], width).view(np.uint8).reshape(-1, width)
-        for row in np.flatnonzero(near).tolist():
-            first, size = int(start[row]), int(length[row])
-            texts[row, :size] = data[first:first + size]
-    least = int(length.min())
-    if least == width:
-        return True
-    if least == int(length.max()):
-        texts[:, least:] = 0
-    else:
-        narrow = np.uint16 if width < _WIDE else np.int64
-        inside = np.arange(width, dtype=narrow) < length.astype(narrow)[:, None]
-        texts *= inside.view(np.uint8)
-    return False
+        return texts, bool(kernel.fill(texts, data, *contiguous(start, length)))
+    for size, rows in _by_length(length):
+        texts[rows, :size] = _rows(data, start[rows], size)
+    return texts, bool((length == width).all())
+
+
+def _rows(data: Array, start: Array, width: int) -> Array:
+    """Texts of one length as uint8 [n, width]."""
+    return gather(data, start, width).view(np.uint8).reshape(len(start), width)
+
+
+def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
+    """(length, numbers of the texts that have it) of all lengths but 0."""
+    order = np.argsort(length, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(length[order])) + 1):
+        if len(rows) and length[rows[0]]:
+            yield int(length[rows[0]]), rows
 
 
 def contiguous(*columns: Array) -> list[Array]:
@@ -182,30 +155,12 @@ def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
             for row in np.flatnonzero(odd).tolist():
                 _hash_decoded(data, int(start[row]), int(length[row]), row, out, units)
         return out, units
-    widest = int(length.max(initial=0))
-    if widest <= SHORT:
-        _hash_rows(data, start, length, slice(None), widest, out, units)
-        return out, units
-    for width in [SHORT, *np.unique(length[length > SHORT]).tolist()]:
-        rows = np.flatnonzero(length == width if width > SHORT else length <= SHORT)
-        _hash_rows(data, start[rows], length[rows], rows, width, out, units)
+    for width, rows in _by_length(length):
+        texts = _rows(data, start[rows], width)
+        out[rows] = _polynomial(texts).view(np.int32)
+        for row in rows[(texts >= _HIGH).any(axis=1)].tolist():
+            _hash_decoded(data, int(start[row]), width, row, out, units)
     return out, units
-
-
-def _hash_rows(data: Array, start: Array, length: Array, rows: Any, width: int, out: Array,
-               units: Array) -> None:
-    """Hashes and UTF-16 lengths of texts of up to ``width`` bytes, into rows of the outputs."""
-    if not len(start) or not width:
-        return
-    texts, even = matrix(data, start, length, width)
-    hashed = _polynomial(texts)
-    if not even:
-        hashed *= _inverse_powers()[width - length]
-    out[rows] = hashed.view(np.int32)
-    if int(texts.max()) >= _HIGH:
-        numbers = np.arange(len(out))[rows]
-        for row in np.flatnonzero((texts >= _HIGH).any(axis=1)).tolist():
-            _hash_decoded(data, int(start[row]), int(length[row]), int(numbers[row]), out, units)
 
 
 def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
@@ -236,13 +191,6 @@ def power_table() -> Array:
     return np.multiply.accumulate(factors, dtype=np.uint32)
 
 
-@cache
-def _inverse_powers() -> Array:
-    """What undoes the powers of 31 that zeros behind a text contribute."""
-    inverse = pow(31, -1, 1 << 32)
-    return np.array([pow(inverse, power, 1 << 32) for power in range(SHORT + 1)], np.uint32)
-
-
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
     """The hash an index entry holds for ``topic#key``, from the parts' Java hashes.
 
@@ -258,70 +206,53 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
 
 
 def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
-          keep_empty: bool = False) -> tuple[Array, Array, Array]:
+          ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
     """(number of the text each part comes from, starts, lengths) of the parts of texts.
 
-    Parts lie between single separators (a byte; the space if not given). Texts must be
-    ascending and must not overlap. Empty parts are left out, or kept.
+    Parts lie between single separators (a byte; the space if not given); with ``ended`` there is
+    none behind the last one. Empty parts are left out, or kept.
     """
-    if active() is not None:
-        parts, count = _cut(data, start, length, separator, ended=False, keep_empty=keep_empty)
-        cut_parts: tuple[Array, Array, Array] = tuple(parts[:, :count])
-        return cut_parts
+    kernel = active()
+    if kernel is not None:
+        columns, room = contiguous(start, length), _PARTS * len(start) + _SAMPLE
+        while True:
+            parts: Array = np.empty((3, room), np.int64)
+            count = kernel.cut(data, *columns, separator, ended, keep_empty, parts)
+            if count <= room:
+                kept: tuple[Array, Array, Array] = tuple(parts[:, :count])
+                return kept
+            room = count
     marks = np.flatnonzero(data == separator)
     first = np.searchsorted(marks, start)
     inside = np.searchsorted(marks, start + length) - first
-    of = np.arange(len(start))
-    if not inside.any():
-        return (of, start, length) if keep_empty or length.all() else _filled(
-            of, start, start + length)
     marks = marks[np.repeat(first - np.cumsum(inside) + inside, inside)
                   + np.arange(int(inside.sum()))]
-    of = np.repeat(of, inside + 1)
+    of = np.repeat(np.arange(len(start)), inside + 1)
     head = np.ones(len(of), bool)
     head[1:] = of[1:] != of[:-1]
+    tail = np.append(head[1:], True)[:len(of)]
     begin: Array = np.empty(len(of), np.int64)
     begin[head], begin[~head] = start, marks + 1
-    tail = np.append(head[1:], True)
     end: Array = np.empty(len(of), np.int64)
     end[tail], end[~tail] = start + length, marks
-    return (of, begin, end - begin) if keep_empty else _filled(of, begin, end)
-
-
-def _cut(data: Array, start: Array, length: Array, separator: int, *, ended: bool,
-         keep_empty: bool) -> tuple[Array, int]:
-    """(the parts of texts as the kernel's ``cut`` has them (int64 [3, n]), how many count)."""
-    kernel = active()
-    assert kernel is not None
-    columns = contiguous(start, length)
-    room = _PARTS * len(start) + _SAMPLE
-    while True:
-        parts: Array = np.empty((3, room), np.int64)
-        count = kernel.cut(data, *columns, separator, ended, keep_empty, parts)
-        if count <= room:
-            return parts, count
-        room = count
-
-
-def _filled(of: Array, begin: Array, end: Array) -> tuple[Array, Array, Array]:
-    filled = end > begin
-    return of[filled], begin[filled], (end - begin)[filled]
+    if keep_empty and not ended:
+        return of, begin, end - begin
+    rows = (end > begin) | (~tail if keep_empty else False)
+    return of[rows], begin[rows], (end - begin)[rows]
 
 
 # -- numbers for recurring texts ------------------------------------------------------------------
 
 
 class KnownTexts:
-    """The caller's numbers of recurring texts: found by hash, and then proven byte by byte.
+    """The caller's numbers of recurring texts, found by the kernel.
 
-    Where that is no use (long texts, or too many different ones) each text is looked up.
+    Where it is not there, or no use (long texts, or too many different ones), each text is looked
+    up by itself.
     """
 
     def __init__(self) -> None:
-        self._codes: Array = np.zeros(0, np.uint64)
         self._numbers: Array = np.zeros(0, np.int64)
-        self._lengths: Array = np.zeros(0, np.int64)
-        self._words: Array = np.zeros((0, _LONGEST_KNOWN // _WORD), np.uint64)
         self._useful = True
         self._texts: list[bytes] = []
         self._table: tuple[Array, ...] = _table([])
@@ -338,33 +269,9 @@ class KnownTexts:
         return numbers
 
     def _encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
-        widest = int(texts.length.max())
-        if widest > _LONGEST_KNOWN or not self._useful:
+        if active() is None or not self._useful or int(texts.length.max()) > _LONGEST_KNOWN:
             return None
-        if active() is not None:
-            return self._looked_up(texts, number)
-        count = max(-(-widest // _WORD), 1)
-        words = matrix(texts.data, texts.start, texts.length, count * _WORD)[0].view(np.uint64)
-        code = np.einsum("ij,j->i", words, _factors()[:count])
-        code += texts.length.view(np.uint64)
-        cells = self._place(code)
-        # Most batches have a few texts only, and the first rows show them all.
-        for most in (_SAMPLE, len(code)):
-            unknown = self._codes[cells] != code if len(self._codes) else np.ones(len(code), bool)
-            if not unknown.any():
-                break
-            # New texts get their numbers in the order in which they appear.
-            rows = np.flatnonzero(unknown)[:most]
-            rows = rows[np.sort(np.unique(code[rows], return_index=True)[1])]
-            if len(rows) + len(self._codes) > _MOST_KNOWN:
-                self._useful = False
-                return None
-            self._learn(code[rows], words[rows], texts.take(rows), number)
-            cells = self._place(code)
-        if not ((self._lengths[cells] == texts.length).all()
-                and (self._words[cells, :count] == words).all()):
-            return None
-        return self._numbers[cells]
+        return self._looked_up(texts, number)
 
     def _looked_up(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
         """As `_encode`, by the kernel's table."""
@@ -386,21 +293,6 @@ class KnownTexts:
             self._table = _table(self._texts)
             row = kernel.lookup(texts.data, *columns, *self._table, row, -1, places)
         return self._numbers[places]
-
-    def _place(self, code: Array) -> Array:
-        return np.minimum(np.searchsorted(self._codes, code), max(0, len(self._codes) - 1))
-
-    def _learn(self, code: Array, words: Array, texts: Texts,
-               number: Callable[[bytes], int]) -> None:
-        rows: Array = np.zeros((len(code), self._words.shape[1]), np.uint64)
-        rows[:, :words.shape[1]] = words
-        numbers = np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
-        code = np.concatenate([self._codes, code])
-        order = np.argsort(code)
-        self._codes = code[order]
-        self._numbers = np.concatenate([self._numbers, numbers])[order]
-        self._lengths = np.concatenate([self._lengths, texts.length])[order]
-        self._words = np.concatenate([self._words, rows])[order]
 
 
 class FixedTexts:
@@ -441,13 +333,6 @@ def _table(known: Sequence[bytes]) -> tuple[Array, ...]:
     return texts, start, length, cells
 
 
-@cache
-def _factors() -> Array:
-    """Odd factors for the words of a text; what they are does not matter."""
-    return np.array([pow(0x9E3779B97F4A7C15, power + 1, 1 << 64)
-                     for power in range(_LONGEST_KNOWN // _WORD)], np.uint64)
-
-
 class Dictionary:
     """Small numbers for recurring texts (topics, tags), stable over the batches of a walk."""
 
@@ -481,78 +366,43 @@ class Properties:
     """
 
     def __init__(self, records: Batch | Texts) -> None:
-        texts = properties(records) if isinstance(records, Batch) else records
-        self._texts: Texts | None = None
-        self._parts: tuple[Array, int] | None = None
+        self._texts = properties(records) if isinstance(records, Batch) else records
+        self._segments: tuple[Array, Array, Array] | None = None
         self._found: dict[str, tuple[Array, int]] = {}
-        if active() is not None:
-            self._data, self._texts = texts.data, texts
-            return
-        packed = texts if isinstance(texts, Packed) else texts.packed()
-        self._data, start, length = packed.data, packed.start, packed.length
-        # A separator behind each text that has none: then every segment ends with one.
-        behind = (start + length)[length > 0]
-        self._data[behind[self._data[behind - 1] != _SEPARATOR]] = _SEPARATOR
-        self._end = np.flatnonzero(self._data == _SEPARATOR)
-        edges = np.append(np.searchsorted(self._end, start), len(self._end))
-        segments = np.diff(edges)
-        self._row = np.repeat(np.arange(len(start)), segments)
-        self._start = np.empty_like(self._end)
-        self._start[1:] = self._end[:-1] + 1
-        some = segments > 0
-        self._start[edges[:-1][some]] = start[some]
-        self._words = gather(self._data, self._start, _WORD).view(">u8").astype(np.uint64)
 
     @property
     def data(self) -> Array:
         """The bytes (uint8) that `places` leads into."""
-        return self._data
+        return self._texts.data
 
     @property
     def segments(self) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, ends) of all segments, empty ones too."""
-        if self._texts is not None:
-            parts, count = self._cut(self._texts)
-            row, start, length = parts[:, :count]
-            return row, start, start + length
-        return self._row, self._start, self._end
+        if self._segments is None:
+            texts = self._texts
+            row, start, length = split(texts.data, texts.start, texts.length,
+                                       separator=_SEPARATOR, ended=True, keep_empty=True)
+            self._segments = row, start, start + length
+        return self._segments
 
     def places(self, name: str) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, lengths) of the values of a property.
 
         As a 4.9.1+ broker reads it: an empty value is no property, the last of several counts.
         """
-        if self._texts is not None:
+        if active() is not None:
             values, count = self._values(self._texts, name)
             row, start, length = values[:, :count]
             return row, start, length
+        row, start, end = self.segments
         key = name.encode() + _ASSIGN
-        head = key[:_WORD]
-        wanted = int.from_bytes(head.ljust(_WORD, b"\0"), "big")
-        most = wanted + (1 << 8 * (_WORD - len(head))) - 1
-        # Words that begin with the key lie in one interval of numbers.
-        hit = np.flatnonzero((self._words - np.uint64(wanted)) <= np.uint64(most - wanted))
-        for index in range(_WORD, len(key)):
-            hit = hit[self._data[self._start[hit] + index] == key[index]]
-        start = self._start[hit] + len(key)
-        length = self._end[hit] - start
-        filled = length > 0
-        if not filled.all():
-            hit, start, length = hit[filled], start[filled], length[filled]
-        row = self._row[hit]
-        if len(row) > 1:
-            again = row[1:] == row[:-1]
-            if again.any():
-                latest = np.append(~again, True)
-                row, start, length = row[latest], start[latest], length[latest]
-        return row, start, length
-
-    def _cut(self, texts: Texts) -> tuple[Array, int]:
-        """The segments as the kernel has them, cut when first asked for."""
-        if self._parts is None:
-            self._parts = _cut(texts.data, texts.start, texts.length, _SEPARATOR, ended=True,
-                               keep_empty=True)
-        return self._parts
+        hit = np.flatnonzero(end - start > len(key))
+        for index, byte in enumerate(key):
+            hit = hit[self.data[start[hit] + index] == byte]
+        row = row[hit]
+        latest = np.append(row[1:] != row[:-1], True)[:len(row)]
+        hit = hit[latest]
+        return row[latest], start[hit] + len(key), end[hit] - start[hit] - len(key)
 
     def _values(self, texts: Texts, name: str) -> tuple[Array, int]:
         """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
@@ -578,14 +428,14 @@ class Properties:
         ``topic#``. None where the kernel cannot make them: others must.
         """
         kernel = active()
-        if self._texts is None or kernel is None:
+        if kernel is None:
             return None
         unique, keys = (self._values(self._texts, name) for name in (props.UNIQUE_KEY, props.KEYS))
         columns = contiguous(topic, sharp)
         room = unique[1] + 2 * keys[1] + _SAMPLE
         while True:
             out: Array = np.empty((3, room), np.int64)
-            count = kernel.index_keys(self._data, *unique, *keys, *columns, out)
+            count = kernel.index_keys(self.data, *unique, *keys, *columns, out)
             if count < 0:
                 return None
             if count <= room:
@@ -596,4 +446,4 @@ class Properties:
     def find(self, name: str) -> tuple[Array, Texts]:
         """(row numbers ascending, values) of the records which have the property: see `places`."""
         row, start, length = self.places(name)
-        return row, Texts(self._data, start, length)
+        return row, Texts(self.data, start, length)
