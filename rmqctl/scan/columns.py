@@ -33,7 +33,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather, shape
-from rmqctl.scan.text import Properties, Texts
+from rmqctl.scan.text import KnownTexts, Properties, Texts
 
 MAP = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
 LIST = pa.list_(pa.field("element", pa.string()))
@@ -176,7 +176,8 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
     "topic": lambda messages: strings(text.topics(messages.batch)),
     "born_host": lambda messages: hosts(messages.batch, "born_host"),
     "store_host": lambda messages: hosts(messages.batch, "store_host"),
-    "properties": lambda messages: as_maps(messages.properties, len(messages.batch)),
+    "properties": lambda messages: as_maps(Properties(text.properties(messages.batch).packed()),
+                                           len(messages.batch)),
     "properties_raw": lambda messages: strings(text.properties(messages.batch)),
     "tags": lambda messages: messages.text(props.TAGS),
     "keys": lambda messages: as_lists(messages.properties, len(messages.batch)),
@@ -258,13 +259,17 @@ def as_maps(properties: Properties, count: int) -> pa.MapArray:
     assign, valid = _assigns(properties.data, start, end)
     if not valid.all():
         row, start, end, assign = row[valid], start[valid], end[valid], assign[valid]
-    keys = strings(Texts(properties.data, start, assign - start))
+    names: dict[str, int] = {}
+    keys = KnownTexts().encode(
+        Texts(properties.data, start, assign - start),
+        lambda raw: names.setdefault(raw.decode("utf-8", "replace"), len(names)))
     values = strings(Texts(properties.data, assign + 1, end - assign - 1))
-    single = _singles(row, keys, count)
+    single = _singles(row, keys, len(names), count)
     if single is not None:
         first, last = single
-        row, keys, values = row[first], keys.take(pa.array(first)), values.take(pa.array(last))
-    return pa.MapArray.from_arrays(_edges(row, count), keys, values, MAP)
+        row, keys, values = row[first], keys[first], values.take(pa.array(last))
+    return pa.MapArray.from_arrays(_edges(row, count), pa.array(list(names), pa.string()).take(
+        pa.array(keys)), values, MAP)
 
 
 def as_lists(properties: Properties, count: int) -> pa.ListArray:
@@ -281,10 +286,18 @@ def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
     texts = strings(values)
     if len(row) == count:
         return texts
-    where: Array = np.zeros(count, np.int64)
-    absent = np.ones(count, bool)
-    where[row], absent[row] = np.arange(len(row)), False
-    return texts.take(pa.array(where, mask=absent))
+    if not len(row):
+        return pa.nulls(count, pa.string())
+    # The same bytes: where there is none, a text begins and ends at once.
+    _, ends, raw = texts.buffers()
+    ends = np.frombuffer(ends, np.int32)[texts.offset:][:len(row) + 1]
+    edges: Array = np.zeros(count + 1, np.int32)
+    edges[0], edges[row + 1] = ends[0], np.diff(ends)
+    present = np.zeros(count, bool)
+    present[row] = True
+    return pa.StringArray.from_buffers(
+        count, pa.py_buffer(np.cumsum(edges, dtype=np.int32)), raw,
+        pa.py_buffer(np.packbits(present, bitorder="little")), count - len(row))
 
 
 def _edges(row: Array, count: int) -> pa.Int32Array:
@@ -305,11 +318,13 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
     return assign, (assign > start) & (assign < end - 1)
 
 
-def _singles(row: Array, keys: pa.StringArray, count: int) -> tuple[Array, Array] | None:
-    """(first place of each key of each row, ascending; last places); None if nothing is double."""
-    coded = keys.dictionary_encode()
-    width = max(len(coded.dictionary), 1)
-    code = row * width + np.asarray(coded.indices)
+def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Array] | None:
+    """(first place of each key of each row, ascending; last places); None if nothing is double.
+
+    ``keys`` are numbers below ``width``.
+    """
+    width = max(width, 1)
+    code = row * width + keys
     if count * width <= _DENSE:
         seen = np.zeros(count * width, bool)
         seen[code] = True
