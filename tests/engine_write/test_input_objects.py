@@ -34,7 +34,7 @@ def both(way, found):
     for text in (line(found), json.dumps(found, ensure_ascii=False).encode(
             "utf-8", "backslashreplace")):
         assert way.line(text) == way.object(found)
-        assert way.lines([text, text]) == [way.object(found)] * 2
+        assert list(way.lines([text, text])) == [way.object(found)] * 2
     return way.object(found)
 
 
@@ -334,7 +334,7 @@ def test_any_value_in_any_field(value, data):
                 way.lines([line(found)])
         else:
             assert way.object(found) == made
-            assert way.lines([line(found)]) == [made]
+            assert list(way.lines([line(found)])) == [made]
 
 
 def test_both_readings_agree():

@@ -13,7 +13,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import columns
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder
-from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
 from tests.support.kernels import using
@@ -53,7 +53,8 @@ class Log:
         raise AssertionError
 
 
-def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bool = False):
+def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bool = False,
+         by_column: bool = False):
     """(bytes, results, counters) of groups of messages."""
     log, table = Log(config.commitlog_file_size), {("a", 1): 3}
     cursor = Cursor(log, lambda: None)
@@ -64,7 +65,8 @@ def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bo
     results = []
     for messages in groups:
         cursor.start()
-        singles.put_all(copy.deepcopy(messages), results, stop=stop)
+        given = copy.deepcopy(messages)
+        singles.put_all(OutgoingList.of(given) if by_column else given, results, stop=stop)
         cursor.write()
     return bytes(log.data), results, table, cursor.last_timestamp
 
@@ -113,6 +115,7 @@ def test_both_ways_are_one(groups, version, crc, light, stop):
     for kernel in ("", "python"):
         with using(kernel):
             assert made(config, groups, fast=True, stop=stop) == singly
+            assert made(config, groups, fast=True, stop=stop, by_column=True) == singly
 
 
 STRANGE = (("body", "text"), ("body", None), ("body", memoryview(bytes(8)).cast("q")),

@@ -32,7 +32,14 @@ from rmqctl.engine.opening import (
 )
 from rmqctl.engine.put import ingest
 from rmqctl.engine.put.ingest import MAX_BATCH, batches
-from rmqctl.engine.put.message import MESSAGE_ILLEGAL, Outgoing, OutgoingBatch, PutResult, refused
+from rmqctl.engine.put.message import (
+    MESSAGE_ILLEGAL,
+    Outgoing,
+    OutgoingBatch,
+    OutgoingList,
+    PutResult,
+    refused,
+)
 from rmqctl.engine.put.put import Message, PutPath
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.parse_values import now_ms
@@ -99,7 +106,10 @@ class AppendSession:
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
-        queues = {(message.topic, message.queue_id) for message in messages}
+        if isinstance(messages, OutgoingList):
+            queues = set(zip(messages.columns[0], messages.columns[3], strict=True))
+        else:
+            queues = {(message.topic, message.queue_id) for message in messages}
         if queues <= self._allowed:
             return self._put(messages, stop)
         results: list[PutResult] = []
@@ -121,7 +131,9 @@ class AppendSession:
         if not messages:
             return []
         results = self.engine.put_many(messages, stop=stop)
-        if not {message.topic for message in messages} <= self._seen:
+        topics = (set(messages.columns[0]) if isinstance(messages, OutgoingList)
+                  else {message.topic for message in messages})
+        if not topics <= self._seen:
             for message, result in zip(messages, results, strict=False):
                 if result.stored:
                     self._note_topic(message)
@@ -254,6 +266,20 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
                          batch=ingest.Preparer(settings, ingest.unique_ids(), batch=True))
 
 
+def _added(messages: list[Message] | OutgoingList,
+           more: Sequence[Message]) -> list[Message] | OutgoingList:
+    """Both behind each other; by column as long as all are."""
+    if isinstance(more, OutgoingList):
+        if not messages:
+            return more
+        if isinstance(messages, OutgoingList):
+            messages.extend(more)
+            return messages
+    messages = list(messages) if isinstance(messages, OutgoingList) else messages
+    messages += more
+    return messages
+
+
 class LineAppender:
     """Puts groups of lines through a session."""
 
@@ -279,7 +305,7 @@ class LineAppender:
         self.faults = []
         messages, sources, broken = self._read(lines)
         if self._batch:
-            messages, sources = self._join(messages, sources)
+            messages, sources = self._join(list(messages), sources)
         results = self._session.put(messages, stop=self._stop,
                                     obey_topics=self._obey_topics) if messages else []
         stored = [result for result in results if result.physical_offset is not None]
@@ -296,17 +322,18 @@ class LineAppender:
         return ((source[0], result) for source, result in zip(sources, results, strict=False))
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
-            list[Message], list[tuple[int, Line]], list[LineFault]]:
+            Sequence[Message], list[tuple[int, Line]], list[LineFault]]:
         """(messages, the line of each, lines that are none)."""
-        messages: list[Message] = []
+        messages: list[Message] | OutgoingList = []
         sources: list[tuple[int, Line]] = []
         broken: list[LineFault] = []
         for start in range(0, len(lines), _TOGETHER):
             part = lines[start:start + _TOGETHER]
             try:
-                messages += self._convert.lines([raw for _, raw in part])
+                messages = _added(messages, self._convert.lines([raw for _, raw in part]))
                 sources += part
             except InputError:
+                messages = list(messages)
                 self._read_singly(part, messages, sources, broken)
             if broken and self._stop:
                 break

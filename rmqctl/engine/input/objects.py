@@ -17,7 +17,13 @@ import msgspec
 from rmqctl.broker.settings import Host
 from rmqctl.engine.input.lines import InputError, Int32, Int64, Line, Typed, half_surrogate
 from rmqctl.engine.put.encoder import body_crc, raw_text
-from rmqctl.engine.put.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
+from rmqctl.engine.put.message import (
+    BatchItem,
+    MappedRecord,
+    Outgoing,
+    OutgoingBatch,
+    OutgoingList,
+)
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
@@ -88,7 +94,7 @@ class _Way(Generic[_Fields, _Made]):
         """What a JSON line says. InputError says in one line why it cannot be taken."""
         return self._make(self._read(line))
 
-    def lines(self, lines: Sequence[Line]) -> list[_Made]:
+    def lines(self, lines: Sequence[Line]) -> Sequence[_Made]:
         """What each of many lines says. InputError where one of them cannot be taken."""
         return [self._make(fields) for fields in self._read_many(lines)]
 
@@ -113,7 +119,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         """The store times that the objects give."""
         return [None] * len(read)
 
-    def lines(self, lines: Sequence[Line]) -> list[Outgoing | OutgoingBatch]:
+    def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
         """What each of many lines says. InputError where one of them cannot be taken."""
         read = self._read_many(lines)
         topics, bodies = [fields.topic for fields in read], [fields.body for fields in read]
@@ -121,7 +127,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         if None in topics or None in bodies or batched.count(None) < len(read):
             return [self._make(fields) for fields in read]
         try:
-            properties = self._many([_properties(fields) for fields in read])
+            properties = self._many(_properties_of(read))
         except ValueError as error:
             raise InputError(str(error)) from None
         born, stored = ([None if host is None else _host(name, host) for host in hosts]
@@ -129,14 +135,14 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
                             ("born_host", [fields.born_host for fields in read]),
                             ("store_host", [fields.store_host for fields in read])))
         maps = [None if fields.filter_bit_map is None else _bit_map(fields) for fields in read]
-        return list(map(
-            Outgoing, topics, _bodies(read), properties,
+        return OutgoingList([
+            topics, _bodies(read), properties,
             [fields.queue_id or 0 for fields in read], [fields.flag or 0 for fields in read],
             [fields.sys_flag or 0 for fields in read],
             [fields.born_timestamp for fields in read], born,
-            self._stored_at(read), stored,
+            list(self._stored_at(read)), stored,
             [fields.reconsume_times or 0 for fields in read],
-            [fields.prepared_transaction_offset or 0 for fields in read], maps))
+            [fields.prepared_transaction_offset or 0 for fields in read], maps])
 
     def _make(self, fields: _Fields) -> Outgoing | OutgoingBatch:
         if fields.messages is not None:
@@ -321,6 +327,19 @@ def _properties(item: _Item, field: str = "") -> dict[str, str] | str:
     if item.delay_level:
         pairs.setdefault(props.DELAY, str(item.delay_level))
     return pairs
+
+
+def _properties_of(items: Sequence[_Item]) -> Sequence[dict[str, str] | str]:
+    """`_properties` of many; most have them in one form, and nothing beside it."""
+    count = len(items)
+    raws = [item.properties_raw for item in items]
+    if [item.delay_level for item in items].count(None) == count:
+        if None not in raws:
+            return raws  # type: ignore[return-value]  # no None among them
+        if (raws.count(None) == count and [item.tags for item in items].count(None) == count
+                and [item.keys for item in items].count(None) == count):
+            return [item.properties or {} for item in items]
+    return [_properties(item) for item in items]
 
 
 def _prepared(prepare: Prepare, item: _Item, field: str = "") -> str:

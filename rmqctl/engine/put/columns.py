@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import index
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -21,7 +21,7 @@ from isal.isal_zlib import crc32
 from rmqctl.broker.settings import Host
 from rmqctl.engine.put.admission import INT, MAX_PROPERTIES
 from rmqctl.engine.put.encoder import raw_text
-from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.formats.local.message import CRC_MASK, PROPERTIES_LENGTH_SIZE
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
@@ -77,10 +77,14 @@ class Lanes:
         """Each lane's queue, as a number."""
         self._arrays: LaneArrays | None = None
 
-    def encode(self, keys: Sequence[LaneKey]) -> list[int]:
-        """The number of each lane, `NONE` for those whose messages need a closer look."""
-        numbers = list(map(self._numbers.get, keys))
+    def encode(self, *columns: Sequence[Any]) -> list[int]:
+        """The number of each lane, `NONE` for those whose messages need a closer look.
+
+        ``columns`` are the parts of their keys.
+        """
+        numbers = list(map(self._numbers.get, zip(*columns, strict=True)))
         if None in numbers:
+            keys: list[LaneKey] = list(zip(*columns, strict=True))
             for key in dict.fromkeys(keys):
                 if key not in self._numbers:
                     self._numbers[key] = self._add(key)
@@ -145,15 +149,14 @@ class Columns:
         if lanes.is_full:
             lanes.clear()
         self.lanes = lanes
+        (topics, bodies, texts, queues, flags, sys_flags, born, born_hosts, stored, store_hosts,
+         again, prepared, _) = OutgoingList.of(messages).columns
         # Lanes.
-        self.lane = lanes.encode([
-            (message.topic, message.queue_id, message.sys_flag, message.born_host,
-             message.store_host) for message in messages])
+        self.lane = lanes.encode(topics, queues, sys_flags, born_hosts, store_hosts)
         self._row = np.array(self.lane, np.int64)
         ordinary: Array = self._row != NONE
         # Bodies and properties, each in one buffer.
-        self._bodies = _Slices([message.body for message in messages])
-        texts = [message.properties for message in messages]
+        self._bodies = _Slices(bodies)
         together = "".join(texts)
         if together.isascii():
             self._texts = _Slices(texts, together.encode())
@@ -163,12 +166,9 @@ class Columns:
             ordinary &= [not concerns(message) for message in messages]
         # Numbers; most of them are 0 everywhere.
         self._numbers: Array = np.zeros((5, len(messages)), np.int64)
-        self._timeless = self._fill(_STORED, [message.store_timestamp for message in messages])
-        self._unborn = self._fill(_BORN, [message.born_timestamp for message in messages])
-        for name, values in (
-                (_FLAG, [message.flag for message in messages]),
-                (_AGAIN, [message.reconsume_times for message in messages]),
-                (_PREPARED, [message.prepared_transaction_offset for message in messages])):
+        self._timeless = self._fill(_STORED, stored)
+        self._unborn = self._fill(_BORN, born)
+        for name, values in ((_FLAG, flags), (_AGAIN, again), (_PREPARED, prepared)):
             if self._fill(name, values) is not None:
                 raise TypeError("a message has no such number")
         ordinary &= (self._numbers[_FLAG] | self._numbers[_AGAIN]) >> INT == 0

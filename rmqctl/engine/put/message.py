@@ -4,8 +4,9 @@ status and where the message went (spec: recovery.md §8).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -43,6 +44,53 @@ class Outgoing(msgspec.Struct, gc=False):
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     filter_bit_map: bytes | None = None
+
+
+class OutgoingList(Sequence[Outgoing]):
+    """Messages by column: a list for each field of `Outgoing`. One is made when it is asked for."""
+
+    def __init__(self, columns: Sequence[list[Any]]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, messages: Sequence[Outgoing]) -> OutgoingList:
+        """The same messages by column."""
+        if isinstance(messages, cls):
+            return messages
+        return cls([
+            [message.topic for message in messages], [message.body for message in messages],
+            [message.properties for message in messages],
+            [message.queue_id for message in messages], [message.flag for message in messages],
+            [message.sys_flag for message in messages],
+            [message.born_timestamp for message in messages],
+            [message.born_host for message in messages],
+            [message.store_timestamp for message in messages],
+            [message.store_host for message in messages],
+            [message.reconsume_times for message in messages],
+            [message.prepared_transaction_offset for message in messages],
+            [message.filter_bit_map for message in messages]])
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        return map(Outgoing, *self.columns)
+
+    @overload
+    def __getitem__(self, place: int) -> Outgoing: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> OutgoingList: ...
+
+    def __getitem__(self, place: int | slice) -> Outgoing | OutgoingList:
+        if isinstance(place, slice):
+            return OutgoingList([column[place] for column in self.columns])
+        return Outgoing(*[column[place] for column in self.columns])
+
+    def extend(self, more: OutgoingList) -> None:
+        """Adds messages at the end."""
+        for column, others in zip(self.columns, more.columns, strict=True):
+            column.extend(others)
 
 
 class BatchItem(msgspec.Struct, gc=False):

@@ -27,6 +27,7 @@ from rmqctl.engine.put.message import (
     MappedRecord,
     Outgoing,
     OutgoingBatch,
+    OutgoingList,
     PutResult,
     refused,
 )
@@ -171,6 +172,13 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
 # -- the put path ---------------------------------------------------------------------------------
 
 
+def stretches(messages: Sequence[Message]) -> Iterable[tuple[type, Sequence[Message]]]:
+    """The messages in order, those of one kind behind each other together."""
+    if isinstance(messages, OutgoingList) or set(map(type, messages)) == {Outgoing}:
+        return [(Outgoing, messages)]
+    return ((kind, list(stretch)) for kind, stretch in groupby(messages, type))
+
+
 class PutPath:
     """Encodes and appends. Not thread-safe: the engine's put lock guards it.
 
@@ -220,9 +228,9 @@ class PutPath:
         """
         self._cursor.start()
         results: list[PutResult] = []
-        for kind, stretch in groupby(messages, type):
+        for kind, stretch in stretches(messages):
             if kind is Outgoing:
-                self._single.put_all(list(stretch), results, stop=stop)  # type: ignore[arg-type]
+                self._single.put_all(stretch, results, stop=stop)  # type: ignore[arg-type]
             else:
                 self._put_others(stretch, results, stop=stop)
             if stop and results[-1].physical_offset is None:
