@@ -148,24 +148,14 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int)
     if kernel is not None:
         found: Array = np.empty(min(most, max(filled - at, 0) // MIN_SIZE + 1), np.int64)
         return found[:kernel.hop(buffer, at, filled, found)].copy()
-    unpack = _SIZE.unpack_from
     starts: list[int] = []
-    append = starts.append
     last = filled - _SIZE.size
-    if most < len(buffer):
-        while at <= last and len(starts) < most:
-            size: int = unpack(buffer, at)[0]
-            if size < MIN_SIZE:
-                break
-            append(at)
-            at += size
-    else:
-        while at <= last:
-            size = unpack(buffer, at)[0]
-            if size < MIN_SIZE:
-                break
-            append(at)
-            at += size
+    while at <= last and len(starts) < most:
+        size: int = _SIZE.unpack_from(buffer, at)[0]
+        if size < MIN_SIZE:
+            break
+        starts.append(at)
+        at += size
     return np.array(starts, np.int64)
 
 
