@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 NAME = ("recover",)
 EFFECT = "mutates"
 
-_STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table")
+_STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table", "config")
 
 
 def command(
     *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES), help="Some of commitlog, "
-        "consumequeue, index, checkpoint, topic-queue-table, with commas between.")] = None,
+        "consumequeue, index, checkpoint, topic-queue-table, config, with commas between. Only "
+        "where it is named, config makes anew what is missing without a backup.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
         "--strategy", help="salvage keeps every intact message; broker leaves what a broker's own "
         "start would leave, which ends the log at the first damage.")] = "salvage",

@@ -16,8 +16,10 @@ from typing import Any
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError
+from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config_copies import lost_config
 from rmqctl.repair.consumers import consumers_after
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
@@ -49,7 +51,7 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "recover"
 COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
-PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE)
+PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, CONFIG)
 """What ``--only`` may name."""
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -133,6 +135,12 @@ class _Planner:
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
         table = self._table(rebuilt)
+        if CONFIG in self._options.only and self._options.topic is None:
+            mended = mend_config(self._store, self._generation, table, now_ms, self._watch,
+                                 missing=self._options.only != frozenset(PARTS),
+                                 settled={step.target for step in self._steps})
+            self._take((mended.steps, mended.actions))
+            self._notes += mended.notes
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         total = saved.lost_total if saved.lost_total > len(saved.lost) else None

@@ -45,6 +45,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "diff": [["{store}", "{store}"]],
     "recover table": [["{store}"]],
     "preflight": [["{store}"]],
+    "impact": [["{store}"], ["{store}", "--group", "billing"]],
     "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",
                                   "--strategy", "force"]],
     "tiered query key": [["{store}", "--topic", "orders", "--key", "k1"]],

@@ -84,8 +84,7 @@ CASES = (
         "Both files are zeros, and the backups are good: then a broker starts, and nobody notices. "
         "The user's broker did not start, so one of theirs was not; see #6096.",
         "4.9.3/delay/store", config_of_zeros, ("config-backup",),
-        shows=("config store", "config store delay"),
-        left="copy the backups by hand"),
+        shows=("config store", "config store delay")),
     Case(
         6096, "config-and-backup-of-zeros", "delayOffset.json and its backup hold no text",
         "A broker (4.9.4) on Windows shows nothing and does not start: \"load delayOffset.json "
@@ -93,7 +92,7 @@ CASES = (
         "Both files are 21 zeros, which is what gives that message; what the user's backup held is "
         "not told.",
         "4.9.3/delay/store", delay_offset_and_backup_of_zeros, ("config-unreadable",),
-        refuses=("4.9.3", "5.3.3"), left="the file must be taken out or written by hand"),
+        refuses=("4.9.3", "5.3.3")),
     Case(
         551, "consumer-ahead", "A consumer's offset is larger than the queue's",
         "`consumerProgress` shows a consumer offset larger than the broker's, for one broker of "

@@ -1,0 +1,150 @@
+"""What a store itself tells of its configuration: topics and groups by names of queues and offsets,
+progress of the delay service by what was delivered.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rmqctl.engine.config.topics import (
+    BATCH_QUEUE,
+    CLIENT_QUEUES,
+    QUEUE_TYPE,
+    READ_WRITE,
+    RETRY_PREFIX,
+    is_system,
+)
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.store import Store
+
+DLQ_PREFIX = "%DLQ%"
+Table = dict[str, dict[str, Any]]
+_CLUSTER = "DefaultCluster"
+
+
+def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, dict[str, int]]:
+    """(topics by name as a broker would keep them, how many queues are seen of each).
+
+    ``table``: queues that the log knows (``TopicTest-3``). Groups' offsets tell of queues, too.
+    What nothing tells has the values of a topic made by sending: 4 queues, perm 6; 1 queue in
+    retry and dead letter topics. System topics, which a broker makes by itself, are left out.
+    """
+    seen: dict[str, int] = {}
+    batch = {topic for topic, _ in store.batch_queues}
+
+    def see(topic: str, queue_id: int) -> None:
+        if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, _CLUSTER):
+            seen[topic] = max(seen.get(topic, 0), queue_id + 1)
+
+    for topic, queue_id in {**store.queues, **store.batch_queues}:
+        see(topic, queue_id)
+    for name in table:
+        topic, _, number = name.rpartition("-")
+        see(topic, int(number))
+    for commit in ConsumerProgress.of(store).commits:
+        if commit.topic in seen and 0 <= commit.queue_id < 1 << 10:
+            see(commit.topic, commit.queue_id)
+    made: Table = {}
+    for topic, count in sorted(seen.items()):
+        least = 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else CLIENT_QUEUES
+        queues = max(count, least)
+        entry: dict[str, Any] = {} if generation < 5 else {
+            "attributes": {QUEUE_TYPE: BATCH_QUEUE} if topic in batch else {}}
+        made[topic] = entry | {
+            "order": False, "perm": READ_WRITE, "readQueueNums": queues,
+            "topicFilterType": "SINGLE_TAG", "topicName": topic, "topicSysFlag": 0,
+            "writeQueueNums": queues}
+    return made, seen
+
+
+def groups(store: Store, generation: int, table: Iterable[str],
+           more: Iterable[str] = ()) -> tuple[Table, dict[str, str]]:
+    """(groups by name with a broker's defaults, what tells of each). ``more``: groups of which
+    offsets are known otherwise.
+    """
+    told: dict[str, str] = {}
+    for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
+        if not group.startswith(LMQ_PREFIX):
+            told.setdefault(group, "its offsets")
+    names = {topic for topic, _ in store.queues} | {name.rpartition("-")[0] for name in table}
+    for prefix, words in ((RETRY_PREFIX, "its retry topic"), (DLQ_PREFIX,
+                                                             "its dead letter topic")):
+        for topic in sorted(names):
+            if topic.startswith(prefix) and len(topic) > len(prefix):
+                told.setdefault(topic.removeprefix(prefix), words)
+    made: Table = {}
+    for group in sorted(told):
+        entry: dict[str, Any] = {
+            "brokerId": 0, "consumeBroadcastEnable": True, "consumeEnable": True,
+            "consumeFromMinEnable": True, "groupName": group,
+            "notifyConsumerIdsChangedEnable": True, "retryMaxTimes": 16, "retryQueueNums": 1,
+            "whichBrokerWhenConsumeSlowly": 1}
+        if generation >= 5:
+            entry |= {"attributes": {}, "consumeMessageOrderly": False,
+                      "consumeTimeoutMinute": 15, "groupSysFlag": 0}
+        made[group] = dict(sorted(entry.items()))
+    return made, told
+
+
+def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
+    """By delay level: (the first delayed message of which no delivered copy is in the log, as a
+    queue offset; how many before it were delivered, all of them). One walk over the log; 8 bytes
+    are kept for each delayed message. StoreIOError.
+
+    A delivered copy keeps ``UNIQ_KEY``, ``DELAY``, body, born time and how often it was tried
+    (spec: recovery.md §9). A copy that is damaged counts for nothing: the message comes twice
+    rather than not at all.
+    """
+    waiting: dict[int, tuple[array[int], array[int]]] = {}
+    delivered: set[int] = set()
+    for batch in store.log.walk():
+        if len(batch):
+            _take(batch, waiting, delivered)
+            progress(int(batch.column("total_size").sum()))
+    found = {}
+    for queue_id, (offsets, names) in sorted(waiting.items()):
+        rows = sorted(zip(offsets, names, strict=True))
+        first = next((offset for offset, name in rows if name not in delivered),
+                     rows[-1][0] + 1)
+        found[queue_id + 1] = (first, sum(offset < first for offset, _ in rows), len(rows))
+    return found
+
+
+def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
+          delivered: set[int]) -> None:
+    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+    found = text.Properties(batch)
+    rows, levels = found.find(props.DELAY)
+    level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
+    if not level:
+        return
+    rows, keys = found.find(props.UNIQUE_KEY)
+    key = dict(zip(rows.tolist(), keys.tolist(), strict=True))
+    topics_of = text.topics(batch).tolist()
+    born, crc = batch.column("born_timestamp"), batch.column("body_crc")
+    times = batch.column("reconsume_times")
+    for row, delay in level.items():
+        if not good[row]:
+            continue
+        name = hash((key.get(row), delay, int(times[row]), int(born[row]), int(crc[row])))
+        if os.fsdecode(topics_of[row]) == SCHEDULE_TOPIC:
+            offsets, names = waiting.setdefault(int(batch.column("queue_id")[row]),
+                                                (array("q"), array("q")))
+            offsets.append(int(batch.column("queue_offset")[row]))
+            names.append(name)
+        else:
+            delivered.add(name)
+
+
+def text_of(counts: Mapping[str, object], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    names = list(counts)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,283 @@
+"""``recover --only config``: topics, groups and offsets in ``config/`` made whole again.
+
+A file that a broker would not take is made of what can be read of it (brokers write in place, so a
+crash leaves the beginning of the new content), of its backup for what is missing then, and where
+neither tells anything, of what the store itself knows. What nothing tells is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.config.torn_json import whole_entries
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.repair.config import known
+from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
+from rmqctl.store.config.config import (
+    EMPTY,
+    FOLDER,
+    MAX_SIZE,
+    MISSING,
+    ODDITY,
+    UNREADABLE,
+    ConfigFile,
+    Copy,
+    load_one,
+)
+from rmqctl.store.store import Store
+
+CONFIG = "config"
+_SINCE = 5
+
+Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+class _Kind(NamedTuple):
+    """A file: the name of its table, what an entry and entries are called, and whether they are
+    objects whose keys are numbers (``{0:5}``), objects with names, or numbers by number.
+    """
+
+    name: str
+    table: str
+    entry: str
+    entries: str
+    shape: str
+
+    def counted(self, number: int) -> str:
+        return plural(number, self.entry, self.entries)
+
+
+_KINDS = (_Kind("topics.json", "topicConfigTable", "topic", "topics", "bean"),
+          _Kind("consumerOffset.json", "offsetTable", "topic of a group", "topics of groups",
+                "numbers"),
+          _Kind("subscriptionGroup.json", "subscriptionGroupTable", "group", "groups", "bean"),
+          _Kind("delayOffset.json", "offsetTable", "delay level", "delay levels", "number"))
+
+
+@dataclass(slots=True)
+class ConfigMended:
+    """Steps and actions of a plan, and what cannot be known (``notes``)."""
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
+                watch: Watch, *, missing: bool,
+                settled: Collection[str] = ()) -> ConfigMended:
+    """What makes the files whole. ``table``: queues that the log knows (``TopicTest-3``).
+    ``missing``: files of which neither copy is there are made, too; else a note says that they can
+    be. ``settled``: targets that the plan has brought back already, from another store. ``clock``:
+    epoch ms. StoreIOError.
+    """
+    mender = _Mender(store, generation, list(table), clock, watch, missing)
+    for kind in _KINDS:
+        if f"{FOLDER}/{kind.name}" not in settled:
+            mender.mend(kind)
+    return mender.made
+
+
+class _Mender:
+    def __init__(self, store: Store, generation: int, table: list[str], clock: Callable[[], int],
+                 watch: Watch, missing: bool) -> None:
+        self._store, self._generation, self._table = store, generation, table
+        self._clock, self._watch, self._missing = clock, watch, missing
+        self.made = ConfigMended()
+        self._groups: set[str] = set()
+        """Those of which offsets could be read before a break."""
+
+    def mend(self, kind: _Kind) -> None:
+        file = load_one(self._store, kind.name)
+        main, backup = file.main, file.backup
+        if main.usable and not main.damaged:
+            return
+        if (main.state == UNREADABLE and main.offset is None) or main.size > MAX_SIZE:
+            self.made.notes.append(f"{main.path}: {main.reason}; it is left as it is")
+            return
+        if main.state == ODDITY and main.value is not None and "\ufffd" in str(main.value):
+            self.made.notes.append(f"{main.fault()}; names in it are not what they were, so it is "
+                                   "left as it is")
+            return
+        if main.state == MISSING and backup.state in (MISSING, EMPTY):
+            self._anew(kind, file)
+            return
+        read = self._readable(kind, main)
+        of_backup = backup.value if backup.usable and not backup.damaged else None
+        if read is None and of_backup is None:
+            torn = self._readable(kind, backup)
+            of_backup = None if torn is None else torn[0]
+        if read is None and of_backup is None:
+            self._anew(kind, file)
+            return
+        self._of_copies(kind, file, read, of_backup)
+
+    # -- of what can be read --------------------------------------------------------------------
+
+    def _readable(self, kind: _Kind, copy: Copy) -> tuple[dict[str, Any], int] | None:
+        """(the object, bytes read) of what is whole in a copy; None without any entry."""
+        if copy.state not in (UNREADABLE, ODDITY):
+            return None
+        data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
+        found = whole_entries(data)
+        return found if found is not None and _entries(kind, found[0]) else None
+
+    def _of_copies(self, kind: _Kind, file: ConfigFile, read: tuple[dict[str, Any], int] | None,
+                   of_backup: dict[str, Any] | None) -> None:
+        newest, length = read or ({}, 0)
+        older = of_backup or {}
+        fresh, old = _entries(kind, newest), _entries(kind, older)
+        only_old = old.keys() - fresh.keys()
+        value = {**older, **newest, kind.table: {**old, **fresh}}
+        if kind.shape == "numbers":
+            self._groups = {key.partition("@")[2] for key in {*fresh, *old} if key.count("@") == 1}
+        reason = f"{file.main.reason}; "
+        if not fresh:
+            verb = "restore"
+            reason += f"its backup has {kind.counted(len(old))}"
+        else:
+            verb = "mend"
+            reason += f"{kind.counted(len(fresh))} can be read before the break"
+            if only_old:
+                reason += f", {len(only_old)} more are in the backup"
+        if fresh and of_backup is None:
+            self.made.notes.append(
+                f"{file.main.path}: what stood behind byte {length} is not known, and there is no "
+                "backup that tells")
+        elif kind.shape == "numbers" and only_old:
+            self.made.notes.append(
+                f"{file.main.path}: offsets of {kind.counted(len(only_old))} are those of "
+                "the backup, written 5 s before the file itself, or longer: groups may get "
+                "messages twice")
+        self._put(kind, file, value, verb, reason, {
+            "read_before_break": len(fresh), "bytes_read": length,
+            "of_backup": len(only_old) if fresh else len(old),
+            "backup": file.backup.path if of_backup is not None else None},
+            taken=None if fresh or not file.backup.usable else file.backup)
+
+    # -- of what the store knows ----------------------------------------------------------------
+
+    def _anew(self, kind: _Kind, file: ConfigFile) -> None:
+        """Neither copy tells anything."""
+        never = file.main.state == MISSING and file.backup.state in (MISSING, EMPTY)
+        if never and not self._missing:
+            return
+        if kind.name == "consumerOffset.json":
+            self._without_offsets(file, never=never)
+            return
+        entries, proof = self._told(kind, file)
+        if entries:
+            why = "missing" if never else file.main.reason or file.main.state
+            self._put(kind, file, {kind.table: entries}, "rebuild",
+                      f"{why}, and no backup tells; the store knows of "
+                      f"{kind.counted(len(entries))}", proof)
+        elif not never:
+            self._aside(file, "a broker starts without it, not with it")
+
+    def _told(self, kind: _Kind, file: ConfigFile) -> tuple[dict[Any, Any], dict[str, Any]]:
+        path = file.main.path
+        if kind.name == "topics.json":
+            topics, seen = known.topics(self._store, self._generation, self._table)
+            if topics:
+                self.made.notes.append(
+                    f"{path}: queues, beyond those that messages or offsets tell of, perm, order, "
+                    "filter type and attributes of topics are not known: they are what a broker "
+                    "gives a topic made by sending (4 queues, perm 6). Topics without messages are "
+                    "missing, and deleted ones come back where their files are still there")
+            return topics, {"queues_seen": seen}
+        if kind.name == "subscriptionGroup.json":
+            groups, told = known.groups(self._store, self._generation, self._table,
+                                        sorted(self._groups))
+            if groups:
+                self.made.notes.append(
+                    f"{path}: how often groups retry, and what else was set for them, is not known:"
+                    " they get a broker's defaults (16 times)")
+            return dict(groups), {"told_by": told}
+        if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
+            return {}, {}
+        with self._watch("looking for delivered messages", self._store.log.size) as done:
+            found = known.delays(self._store, done)
+        if found:
+            self.made.notes.append(
+                f"{path}: each delay level goes on with the first message of which no delivered "
+                "copy is in the log; what was delivered behind it comes twice")
+        return ({level: first for level, (first, _, _) in found.items()},
+                {"levels": {str(level): {"first_not_delivered": first, "delivered": before,
+                                         "messages": count}
+                            for level, (first, before, count) in found.items()}})
+
+    def _without_offsets(self, file: ConfigFile, *, never: bool) -> None:
+        groups = {row["group"] for row in load_one(self._store, "subscriptionGroup.json").rows()}
+        groups |= known.groups(self._store, self._generation, self._table)[1].keys()
+        if groups or not never:
+            self.made.notes.append(
+                f"{file.main.path}: how far groups had read is told by nothing else: they begin "
+                "where their consumers say (consumeFromWhere), unless `rmqctl offsets reset` sets "
+                f"them by a time{': ' if groups else ''}"
+                f"{known.text_of(dict.fromkeys(sorted(groups)))}")
+        if not never:
+            self._aside(file, "a broker starts without it, not with it")
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _aside(self, file: ConfigFile, why: str) -> None:
+        for copy in (file.main, file.backup):
+            if copy.state == UNREADABLE and copy.offset is not None:
+                self.made.steps.append(MoveAside(copy.path))
+                self.made.actions.append(Action("move aside", copy.path, copy.state, None,
+                                                f"{copy.reason}; {why}"))
+
+    def _put(self, kind: _Kind, file: ConfigFile, value: dict[str, Any], verb: str, reason: str,
+             proof: dict[str, Any], taken: Copy | None = None) -> None:
+        """``taken``: the copy whose very bytes are taken."""
+        entries = _entries(kind, value)
+        value = {**value, kind.table: {
+            int(key) if kind.shape == "number" else key:
+            {int(queue): offset for queue, offset in entry.items()}
+            if kind.shape == "numbers" else entry for key, entry in entries.items()}}
+        version = value.get("dataVersion")
+        counter = version.get("counter") if isinstance(version, dict) else None
+        if kind.shape == "bean" or isinstance(version, dict) or self._generation >= _SINCE:
+            version = version if isinstance(version, dict) else {}
+            fresh: dict[str, Any] = {"counter": counter + 1 if isinstance(counter, int) else 1}
+            if self._generation >= _SINCE:
+                fresh["stateVersion"] = version.get("stateVersion", 0)
+            value["dataVersion"] = {**version, **fresh, "timestamp": self._clock()}
+        data = (fastjson.build(dict(sorted(value.items()))) if taken is None else
+                self._store.read_small(FOLDER, taken.path.removeprefix(f"{FOLDER}/"),
+                                       most=MAX_SIZE))
+        step = Create if file.main.state == MISSING else Replace
+        self.made.steps.append(step(file.main.path, data))
+        self.made.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
+                                        reason, proof=proof))
+
+
+def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a table that have their shape."""
+    table = value.get(kind.table)
+    if not isinstance(table, dict):
+        return {}
+    return {key: entry for key, entry in table.items() if _is_sound(kind, key, entry)}
+
+
+def _is_sound(kind: _Kind, key: Any, entry: Any) -> bool:
+    if kind.shape == "number":
+        return _is_number(key) and _is_int(entry)
+    if kind.shape == "numbers":
+        return isinstance(entry, dict) and all(
+            _is_number(queue) and _is_int(offset) for queue, offset in entry.items())
+    return isinstance(entry, dict)
+
+
+def _is_number(key: Any) -> bool:
+    text = str(key).removeprefix("-")
+    return text.isascii() and text.isdigit() and len(text) < 11
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

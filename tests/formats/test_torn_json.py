@@ -1,0 +1,41 @@
+"""What is whole before a configuration file breaks off."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqctl.formats.config import config_json, fastjson
+from rmqctl.formats.config.torn_json import whole_entries
+
+TABLE = {"dataVersion": {"counter": 7, "timestamp": 1}, "offsetTable": {
+    'a"}@b': {0: 5, 1: 7}, "c\\@{d": {0: 1}, "ü@g": {3: 9}}}
+FLAT = {"offsetTable": {1: 10, 2: 0, 3: 55}}
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(30), b"\xff\xfe"],
+                         ids=["torn", "zeros", "no text"])
+@pytest.mark.parametrize("value", [TABLE, FLAT], ids=["objects", "numbers"])
+def test_every_length(value: dict, tail: bytes) -> None:
+    """Whatever is read is a part of what was there, and more of it the longer the rest is."""
+    data = fastjson.build(value)
+    whole = config_json.parse(data).value
+    before = 0
+    for length in range(len(data)):
+        found = whole_entries(data[:length] + tail)
+        if found is None:
+            assert not before
+            continue
+        read, used = found
+        assert used <= length + len(tail)
+        entries = read.get("offsetTable", {})
+        assert all(entry == whole["offsetTable"][key] for key, entry in entries.items())
+        assert len(entries) >= before
+        before = len(entries)
+    assert before >= len(whole["offsetTable"]) - 1
+
+
+@pytest.mark.parametrize("data", [b"", bytes(100), b"{", b'{"offsetTable":', b"[" * 100_000, b"]",
+                                  b'{"a":{"b":nonsense,"c":1', b'{"a' + b"\\" * 1000])
+def test_nothing_to_be_read(data: bytes) -> None:
+    found = whole_entries(data)
+    assert found is None or not any(found[0].values())
