@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.writer import Layout, Writer, record
+from tests.adversary.writer import Layout, Writer, frame, framed
 from tests.conftest import GoldenFolder
 from tests.repair import damage
 from tests.support import snapshot
@@ -142,7 +142,7 @@ def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Pat
                                              seed: int) -> None:
     """Whatever is damaged, with an intact replica every byte of it comes back, and nothing else."""
     luck = random.Random(seed)
-    for number in range(6):
+    for number in range(5):
         name = luck.choice(STORES)
         store = snapshot.copy_tree(golden(name), tmp_path / f"s{number}")
         folders = ("cl1", "cl2") if "multipath" in name else ()
@@ -348,6 +348,15 @@ def test_split_brain_is_decided_by_the_user_only(tmp_path: Path) -> None:
     run("undo", store, "--yes").expect(0)
 
 
+def test_a_preferred_source_and_a_file_that_is_gone(tmp_path: Path) -> None:
+    """What gives way in a missing file are zeros in a file that is made."""
+    store = filled(190).write(tmp_path / "ours")
+    source = filled(200, split=70).write(tmp_path / "other")
+    log_files(store)[1].unlink()
+    recover(store, source, options=(*SIZES, "--prefer", str(source), *APPLY)).expect(0)
+    assert log_of(store) == log_of(source)
+
+
 def test_damage_behind_a_split_is_none_of_the_sources(tmp_path: Path) -> None:
     ours, other = filled(), filled(split=70)
     ours.flip(ours.puts[90].physical + 95)
@@ -369,7 +378,7 @@ def test_a_torn_tail_goes_on_only_as_far_as_ours_knows(tmp_path: Path) -> None:
     store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
     plan = recover(store, source, options=(*SIZES, *JSON)).expect(1)
     assert actions(plan.json(), "copy") == []
-    assert "contradict it" in plan.err
+    assert "contradicts it" in plan.err
     # The right one's comes back.
     right = filled().write(tmp_path / "right")
     recover(store, right, options=(*SIZES, *APPLY)).expect(0)
@@ -414,39 +423,77 @@ def test_what_has_expired_is_not_fetched_back(tmp_path: Path) -> None:
     assert "expired" in result.err
 
 
-def test_forged_frames_in_bodies_of_both(tmp_path: Path) -> None:
-    """Damaged messages whose bodies hold whole records: of the source only messages come."""
-    def forged(place: int) -> bytes:
-        return b"x" * 11 + record("orders", b"forged", b"", 0, 3, 0, None, 0)[:0] + bytes(9)
+def hurt(root: Path, physical: int, size: int) -> None:
+    """Zeros over bytes of the log."""
+    path = next(path for path in log_files(root)
+                if int(path.name) <= physical < int(path.name) + SMALL.log_file_size)
+    with path.open("r+b") as file:
+        file.seek(physical - int(path.name))
+        file.write(bytes(size))
 
-    for side in ("ours", "source"):
-        root = tmp_path / side
-        writers = [Writer(SMALL, seed=1) for _ in range(2)]
-        for writer in writers:
-            inner = Writer(SMALL, seed=9)
-            for number in range(40):
-                inner_body = b"".join(put.raw for put in inner.puts[-3:])
-                writer.put("orders", inner_body + b"body %04d" % number, queue_id=number % 4,
-                           keys=f"k{number}")
-                inner.put("orders", b"forged %d" % number, keys="f", queue_id=number % 4)
-        ours, source = (writer.write(root / name) for writer, name in zip(
-            writers, ("ours", "source"), strict=True))
-        whole = log_of(source)
-        hurt = ours if side == "ours" else source
-        other = source if side == "ours" else ours
-        for number in (10, 11, 30):
-            put = writers[0].puts[number]
-            path = next(path for path in log_files(hurt) if int(path.name) <= put.physical
-                        < int(path.name) + SMALL.log_file_size)
-            with path.open("r+b") as file:
-                file.seek(put.physical % SMALL.log_file_size)
-                file.write(bytes(100))
-        if side == "source":  # and ours a little elsewhere: what the source has is no conflict
-            assert actions(recover(other, hurt, options=(*SIZES, *JSON)).expect(0).json(),
-                           "conflict") == []
-            continue
-        recover(ours, source, options=(*SIZES, *APPLY)).expect(0)
-        assert log_of(ours) == whole
+
+@pytest.mark.parametrize("side", ["ours", "source"])
+def test_frames_in_the_bodies_of_damaged_messages(side: str, tmp_path: Path) -> None:
+    """Whole records, their physical offsets right, in bodies: they are never copied, and never a
+    conflict with the message around them.
+    """
+    writer = Writer(SMALL, seed=1)
+    for number in range(60):
+        body = framed([frame("orders", b"forged %d" % one, one, queue_id=number % 4)
+                       for one in (number // 4, number)], before=b"x" * 9, after=b"y" * 9)
+        writer.put("orders", body, queue_id=number % 4, keys=f"k{number}")
+    store, source = writer.write(tmp_path / "ours"), writer.write(tmp_path / "source")
+    whole = log_of(source)
+    for number in (10, 11, 30, 59):
+        hurt(store if side == "ours" else source, writer.puts[number].physical, 100)
+    done = recover(store, source, options=(*SIZES, *APPLY)).expect(0).json()
+    assert log_of(store) == whole
+    if side == "source":
+        assert done["actions"] == []
+        # Both: what the source has lost is not copied from the bodies.
+        for number in (9, 10, 31):
+            hurt(store, writer.puts[number].physical, 100)
+        plan = recover(store, source, options=(*SIZES, "--correct", "off", *JSON)).expect(0, 1)
+        assert {action["offset"] for action in actions(plan.json(), "copy")} == {
+            writer.puts[number].physical for number in (9, 31)}
+
+
+def test_what_may_be_ours_is_not_written_over(tmp_path: Path) -> None:
+    """Without rows and keys nothing proves our messages behind damage; they speak against others'
+    all the same.
+    """
+    ours, other = filled(), filled(split=70)
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    for parts in ("consumequeue", "index"):
+        shutil.rmtree(store / parts)
+    hurt(store, ours.puts[61].physical, ours.puts[75].physical - ours.puts[61].physical)
+    for options in ((), ("--ambiguous", "keep")):
+        done = recover(store, source, options=(*SIZES, *options, *APPLY)).expect(1).json()
+        found = b"".join(log_of(store).values())
+        assert not [put for put in other.puts[70:] if put.raw in found]
+        assert actions(done, "copy") == []
+        assert (ours.puts[80].raw in found) == bool(options)
+        run("undo", store, "--yes").expect(0)
+
+
+def test_no_message_comes_from_another_branch(tmp_path: Path, seed: int) -> None:
+    """Random damage, and a source that went its own way: every message is ours or is lost."""
+    luck = random.Random(seed)
+    for number in range(3):
+        split = luck.randrange(1, 119)
+        ours, other = filled(), filled(luck.randrange(60, 140), split=split)
+        store = ours.write(tmp_path / f"ours{number}")
+        source = other.write(tmp_path / f"other{number}")
+        theirs = {put.raw for put in other.puts[split:]}
+        done = damage.do(store, luck.getrandbits(32), count=luck.randint(1, 6))
+        for options in ((), ("--prefer", "ours")):
+            result = recover(store, source, options=(*SIZES, *options, *APPLY))
+            result.expect(0, 1, 6)
+            if result.code == 6:
+                continue
+            found = b"".join(log_of(store).values())
+            assert not [raw for raw in theirs if raw in found], (seed, number, split, done)
+            run("undo", store, "--yes").expect(0, 6)
 
 
 def test_a_damaged_row_of_ours_does_not_keep_a_message_away(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rmqctl.files.durable import failed, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.repair.plan import Action, FileContent
 from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
+from rmqctl.repair.salvage.mend import misplaced
 from rmqctl.repair.salvage.sources import (
     ENDLESS,
     Comparison,
@@ -180,6 +181,10 @@ class Copier:
     def _stretch(self, result: Copied, source: Source, found: Comparison,
                  stretch: Stretch) -> None:
         proven = self._proven(result, source, found, stretch)
+        if source.preferred and (isinstance(proven, str) or (proven.start, proven.end) != (
+                stretch.start, stretch.end)):
+            why = proven if isinstance(proven, str) else "not all of it is proven"
+            proven = _Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
         if isinstance(proven, str):
             items = list(found.offered.within(stretch.start, stretch.end))
             result.notes.append(
@@ -209,39 +214,63 @@ class Copier:
         start, end = stretch.start, stretch.end
         against, agreed = stretch.against, stretch.agreed_end
         told = _told(stretch)
-        if source.preferred:
-            return _Proven(start, end, before, after, "preferred")
         if before is not None and after is not None:
-            if len(against) > max(stretch.rows, stretch.keys):
-                return ("our consumequeues and index contradict "
-                        f"{plural(len(against), 'message')}, the first at {against[0][0]}")
+            if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
+                return (f"what is left of ours contradicts {plural(len(against), 'message')}, the "
+                        f"first at {against[0][0]}")
             return _Proven(start, end, before, after,
-                           f"equal messages before ({before}) and behind ({after}){told}")
-        # Only one side: what is ours tells how far. What nothing contradicts goes on from there.
+                           f"the messages at {before} and {after} are equal{told}")
+        self._displaced(result.parts, source, stretch)
+        told = _told(stretch)
+        # Only one side: what nothing contradicts goes on from there. Else the logs part somewhere
+        # behind the last of ours that agrees.
         if before is not None:
             contradicted = [place for place, _ in against if place >= agreed]
-            is_tail = end == ENDLESS
-            if not is_tail:
+            if contradicted or end < ENDLESS:
                 end = agreed
-            elif contradicted:
-                end = contradicted[0]
-            return _Proven(start, end, before, None, f"equal messages up to {before}{told}") if (
-                end > start) else _one_sided(source, contradicted, "ends or goes another way there")
+            if end <= start:
+                return _one_sided(source, contradicted, "ends or goes another way there")
+            return _Proven(start, end, before, None,
+                           f"the messages up to {before} are equal{told}")
         if after is not None:
             contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
                             or stretch.agreed_first < 0]
-            if start > 0:
+            if contradicted or start > 0:
                 start = stretch.agreed_first if stretch.agreed_first >= 0 else end
             else:
-                start = max([self._head(result.parts), *contradicted])
-            return _Proven(start, end, None, after, f"equal messages from {after} on{told}") if (
-                start < end) else _one_sided(
+                start = self._head(result.parts)
+            if start >= end:
+                return _one_sided(
                     source, contradicted, "begins or comes another way there" if stretch.start
                     else "begins before ours, and nothing of ours tells of it: it has expired")
+            return _Proven(start, end, None, after,
+                           f"the messages from {after} on are equal{told}")
         if found.bare and stretch.keys and not against:
             return _Proven(start or self._head(result.parts), end, None, None,
                            f"no message of ours is left{told}")
         return "no equal message on either side of it"
+
+    def _displaced(self, parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
+        """What records of ours that lie at a wrong place (pages) say of the stretch."""
+        for number, low, high in _by_part(parts, stretch.start, stretch.end):
+            part = parts[number]
+            if part.path is None and not part.pieces:
+                continue
+            with part.open() as opened:
+                for position, record in misplaced(opened, low - part.base, high - part.base):
+                    place = -1 if isinstance(record, int) else record.physical_offset
+                    there = source.store.log.locate(place) if (
+                        not isinstance(record, int) and stretch.start <= place < stretch.end
+                    ) else None
+                    if isinstance(record, int) or there is None:
+                        continue
+                    raw = there[0].read(there[1], record.total_size)
+                    if raw == opened.read(position, record.total_size):
+                        stretch.alike += 1
+                        stretch.agree(place, place + len(raw), 0, 0)
+                    elif any(raw):  # else the source ends before it
+                        stretch.against.append((place, place + len(raw)))
+        stretch.against.sort()
 
     def _head(self, parts: Sequence[LogPart]) -> int:
         """From where on our log has a head that it lost; what expired is not fetched back."""
@@ -290,7 +319,7 @@ class Copier:
             result.messages += item.messages
             result.actions.append(Action(
                 "copy", part_target(self._store, part), None, item.messages,
-                f"{source.name} has the same log: {proven.words}", "message", item.start,
+                f"from {source.name}: {proven.words}", "message", item.start,
                 item.end - item.start, self._proof(source, proven, stretch)))
 
     def _proof(self, source: Source, proven: _Proven, stretch: Stretch) -> dict[str, Any]:
@@ -318,7 +347,7 @@ class Copier:
             except OSError as error:
                 raise failed(error, path, "write") from None
         fresh = os.O_TRUNC if part.path is None else 0
-        fd = open_file(path, os.O_WRONLY | os.O_CREAT | fresh, "make")
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | fresh, "make")
         try:
             os.ftruncate(fd, part.size)
             lay(fd, path, part.pieces)
@@ -388,13 +417,15 @@ def _any(ranges: Ranges, start: int, end: int) -> bool:
 def _told(stretch: Stretch) -> str:
     """What our own structures say of it, in words."""
     said = [plural(count, name) for count, name in (
-        (stretch.rows, "consumequeue row"), (stretch.keys, "index key")) if count]
+        (stretch.rows, "row"), (stretch.keys, "key"), (stretch.alike, "unproven record"))
+        if count]
     if not said:
         return ""
-    return f"; {' and '.join(said)} of ours agree{'' if stretch.rows + stretch.keys > 1 else 's'}"
+    one = stretch.rows + stretch.keys + stretch.alike == 1
+    return f"; {' and '.join(said)} agree{'s' if one else ''}"
 
 
 def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
     if contradicted:
-        return f"our consumequeues or index contradict it at {contradicted[0]}"
+        return f"what is left of ours contradicts it at {contradicted[0]}"
     return f"{source.name} {words}"

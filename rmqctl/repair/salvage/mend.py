@@ -325,7 +325,7 @@ def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int
             continue
         part = parts[region.file]
         with part.open() as source:
-            for place, record in _misplaced(source, region.start - part.base,
+            for place, record in misplaced(source, region.start - part.base,
                                             region.end - part.base):
                 _put_back(parts, regions, starts, source, place, record, pieces, done, moves)
     # What lay at a page's right place belongs, if two were swapped, where the page was found.
@@ -359,7 +359,7 @@ def _magics(source: Source, start: int, end: int) -> Iterator[int]:
                 yield position
 
 
-def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
+def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
     """(position, the record there) for whole records which say that they belong elsewhere.
 
     For one that is not whole just the physical offset it says.

@@ -189,6 +189,8 @@ class Stretch:
     What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree,
     from record ``agreed_first`` to the end ``agreed_end``; ``against`` are (place, end) of records
     which they contradict. ``filled``: an earlier repair made fillers there, so the rows are theirs.
+    ``doubtful``: (place, size) of whole records of ours there that may be messages, or lie in a
+    damaged one's body; ``alike`` of them are the same bytes in the source.
     """
 
     start: int
@@ -199,12 +201,13 @@ class Stretch:
     agreed_end: int = -1
     against: list[tuple[int, int]] = field(default_factory=list)
     filled: bool = False
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    alike: int = 0
 
     def agree(self, start: int, end: int, rows: int, keys: int) -> None:
         self.rows += rows
         self.keys += keys
-        if self.agreed_first < 0:
-            self.agreed_first = start
+        self.agreed_first = start if self.agreed_first < 0 else min(self.agreed_first, start)
         self.agreed_end = max(self.agreed_end, end)
 
 
@@ -216,6 +219,7 @@ def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[S
             found[-1].end = region.end
         else:
             found.append(Stretch(region.start, region.end))
+        found[-1].doubtful += region.doubtful
     if found and found[-1].end == log_end:
         found[-1].end = ENDLESS
     else:
@@ -288,6 +292,10 @@ class _PartsLog(CommitLog):
             self._stack.close()
             self._opened = number, self._stack.enter_context(self._parts[number].open())
         return cast("FileSource", self._opened[1])
+
+    def bytes_at(self, physical: int, size: int) -> bytes:
+        place = self.locate(physical)
+        return b"" if place is None else place[0].read(place[1], size)
 
     def close(self) -> None:
         self._stack.close()
@@ -454,6 +462,17 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
         a, b = _Side("a", View(ours), log), _Side("b", View(source.store))
         found = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
         _Pass(a, b, found, survey.has_crcs, parts[0].witness, progress).whole()
+        for one in gone:
+            for place, size in one.doubtful if b.start <= one.end and one.start < b.end else ():
+                raw = log.bytes_at(place, size)
+                if place >= b.end:
+                    continue
+                if b.holds(place, np.frombuffer(raw, np.uint8)):
+                    one.alike += 1
+                    one.agree(place, place + size, 0, 0)
+                else:
+                    one.against.append((place, place + size))
+            one.against.sort()
     for start, length in b.blanks.items():
         if a.blanks.get(start) == length:
             found.equal.put(Range(start, start + length))
