@@ -13,7 +13,7 @@ import numpy as np
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.scan.frames import Array
 
-DISPATCH_BYTES = 4 << 20
+DISPATCH_BYTES = 1 << 20
 """Bytes of records that are dispatched together: each round has a cost of its own."""
 
 
