@@ -53,6 +53,9 @@ def command(
     misplaced: Annotated[bool, typer.Option(
         "--misplaced/--no-misplaced", help="With --out: whether misplaced messages go into the new "
         "store too.")] = True,
+    doubtful: Annotated[bool, typer.Option(
+        "--doubtful/--no-doubtful", help="With --out: whether messages that may lie in the body of "
+        "a damaged one go into the new store too.")] = True,
     embedded: Annotated[bool, typer.Option(
         "--embedded", help="Also intact records inside of damaged ones: copies in their bodies, "
         "mostly.")] = False,
@@ -71,10 +74,11 @@ def command(
 
     A record proves itself by its magic, its lengths and the CRC of its body, wherever it lies;
     what lies in the body of an intact record is never taken for one. Each message is given once,
-    with its source, its place there and its placement: in-place, or misplaced where its physical
-    offset does not fit what surrounds it, as where a disk image has the files of a log in another
-    order. With --out they are written into a new store, in the order of their log. The exit code
-    is 1 where nothing was found or damage was seen.
+    with its source, its place there and its placement: in-place, doubtful where it may lie in the
+    body of a damaged message, or misplaced where its physical offset does not fit what surrounds
+    it, as where a disk image has the files of a log in another order. With --out they are written
+    into a new store, in the order of their log. The exit code is 1 where nothing was found or
+    damage was seen.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
 
@@ -82,11 +86,13 @@ def command(
 
         rmqctl carve broken/commitlog --out NEWSTORE
     """
-    from rmqctl.repair.carve.carve import CarveOptions, Carving
+    from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED, CarveOptions, Carving
 
-    _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
-           duplicates=duplicates)
+    _check(out_store, paths, summary=summary, misplaced=misplaced, doubtful=doubtful,
+           damaged=damaged, duplicates=duplicates)
     projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
+    left_out = {placement for placement, is_in in ((MISPLACED, misplaced), (DOUBTFUL, doubtful))
+                if not is_in}
     wanted = CarveOptions(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
@@ -97,7 +103,7 @@ def command(
         sources, wanted, report=out.warn, advance=progress.advance
     ) as carving:
         if maker is not None:
-            _into_store(out, carving, maker, misplaced=misplaced)
+            _into_store(out, carving, maker, left_out)
         elif summary:
             for _ in carving.found():
                 pass
@@ -105,14 +111,17 @@ def command(
             out.document(document, lambda page: _show(page, document))
         else:
             _list(out, carving, projection, show.tz, duplicates=duplicates)
-    _end(out, carving.tally, wanted, maker, misplaced=misplaced)
+    _end(out, carving.tally, wanted, maker, left_out)
 
 
 def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced: bool,
-           damaged: bool, duplicates: bool) -> None:
+           doubtful: bool, damaged: bool, duplicates: bool) -> None:
     if out_store is None:
         if not misplaced:
             raise UsageError("--no-misplaced goes with --out; without it `placement` tells them "
+                             "apart")
+        if not doubtful:
+            raise UsageError("--no-doubtful goes with --out; without it `placement` tells them "
                              "apart")
         return
     if summary or damaged or duplicates:
@@ -173,13 +182,11 @@ def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
             yield {name: row.pop(name) for name in columns} | row
 
 
-def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: bool) -> None:
-    from rmqctl.repair.carve.carve import MISPLACED
-
+def _into_store(out: Output, carving: Carving, maker: StoreMaker, left_out: set[str]) -> None:
     with maker, DeferredSignals() as signals:
         for carved in carving.found():
             signals.check()
-            if misplaced or carved.placement != MISPLACED:
+            if carved.placement not in left_out:
                 maker.take(carved)
         if len(maker):
             with out.progress("writing", maker.size) as progress:
@@ -202,13 +209,12 @@ def _show(page: Human, counts: Mapping[str, Any]) -> None:
                 else count_text(value) for name, value in worded.items()})
 
 
-def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None, *,
-         misplaced: bool) -> None:
+def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None,
+         left_out: set[str]) -> None:
     """What is to be said in the end, and the exit code."""
     from rmqctl.repair.carve.store import remarks
 
-    for text in remarks(tally, wanted, None if maker is None else maker.written,
-                        misplaced=misplaced):
+    for text in remarks(tally, wanted, None if maker is None else maker.written, left_out):
         out.note(text)
     if maker is not None:
         for text in maker.reasons():

@@ -1,17 +1,21 @@
 """Which frames behind damage are messages where only the log itself can tell: no consumequeue and
 no index is around, as in a file by itself or in an image of a disk.
 
-Let nothing be left of a damaged record O but the place where it began. Behind it lie *runs* of
-frames that follow each other, with something else before and between them. O may end
+Let nothing be left of a damaged record O but a stretch of bytes in which it began. Behind it lie
+*runs* of frames that follow each other, with something else before and between them. If the first
+frames are O's body, O ends
 
-* where a run begins, if the bytes right before it can be read as O's topic and properties,
-* or with an odd frame of a run (`rmqctl.scan.chains`).
+* before a run, in what lies between it and the one before: O's topic and properties, perhaps
+  damaged too, and what else is lost there; or
+* with an odd frame of a run (`rmqctl.scan.chains`).
 
-From the last of these places on that O's size can reach, and where there is none from the first
-frame on, all are messages: there is no way for them to lie in one record. What lies before may be
-O's body, and is doubtful. That needs an end to O: a run that leads to the end of the log, or more
-bytes than a record may have. Where the log ends in damage, O may have been torn there, and so the
-last run is as doubtful as all before it.
+Frames before such an end may be O's body, or those of others whose heads are gone, too; they are
+doubtful, unless the queue offsets before O and behind that end tell of more messages than could be
+lost between the frames (`rmqctl.scan.slots`). From the last end on that is left all are messages:
+there is no way for them to lie in a body. That needs an end to O: a run that leads to the end of
+the log, or more bytes than a record may have. Where the log ends in damage O may have been torn
+there; then nothing lies behind it that could tell, and the last run is as doubtful as all before
+it.
 
 Each part of a source is gone through once, however much of it is damaged.
 """
@@ -29,7 +33,7 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     variant,
 )
-from rmqctl.scan.chains import MOST_NAMED, ends_record, follow
+from rmqctl.scan.chains import MOST_NAMED, ends_record, follow, note
 from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
     MAX_RECORD,
@@ -38,26 +42,54 @@ from rmqctl.scan.resync import (
     next_provable,
     used_windows,
 )
+from rmqctl.scan.slots import Slots, Trusted, records_in
 from rmqctl.scan.source import Source
 
 LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 LONGEST_TAIL = (1 << 15) + 1024
 _PIECE = 16 << 20
+_MOST_RUNS = 4096
+
+
+@dataclass(slots=True)
+class Run:
+    """Frames that follow each other in positions ``[start, end)``; ``records`` of the log, if they
+    are no body. ``odd``: ends of frames with which a body may end, too. ``more``: other runs
+    follow up to ``end``, too many to tell them apart; the last one begins at the last of ``odd``.
+    """
+
+    start: int
+    end: int
+    records: int
+    odd: list[int]
+    more: bool = False
+
+    @property
+    def vague(self) -> int:
+        """An end that stands for others, too; -1 where there is none."""
+        return self.odd[-1] if self.odd and (self.more or len(self.odd) >= MOST_NAMED) else -1
 
 
 @dataclass(slots=True)
 class Seen:
     """What is known of a source's positions ``[start, end)``: nothing is looked at again.
 
-    ``ends``: where a record that began before may end. ``is_open``: whether the last run leads
-    nowhere. ``goes_on``: whether it goes on at ``end``.
+    ``is_open``: whether the last run leads nowhere. ``goes_on``: whether it goes on at ``end``.
+    ``trusted``: what is known of the log before. ``resumed``: where a walk of it went on.
     """
 
     start: int = 0
     end: int = 0
-    ends: deque[int] = field(default_factory=deque)
+    runs: deque[Run] = field(default_factory=deque)
     is_open: bool = False
     goes_on: bool = False
+    trusted: Trusted = field(default_factory=Trusted)
+    resumed: int | None = None
+
+
+def _room(gap: int) -> int:
+    """How many records may be lost in bytes that are no frames, one with a body behind included."""
+    return 1 + records_in(gap - LEAST_HEAD) if gap >= LEAST_HEAD else records_in(gap)
 
 
 class Ahead:
@@ -68,31 +100,70 @@ class Ahead:
 
     def __init__(self, source: Source, seen: Seen, own_end: Callable[[int], int | None]) -> None:
         self._source, self._seen, self._own_end = source, seen, own_end
+        self._slots = Slots(source, seen.trusted)
 
     def behind(self, origin: int, search: int) -> tuple[int | None, int]:
-        """(where the log goes on behind a damaged record at ``origin``, None where nothing is
+        """(where the log goes on behind damage that begins at ``origin``, None where nothing is
         proven to; up to where that was looked at). StoreIOError.
 
         Nothing begins before ``search``.
         """
-        seen = self._seen
-        if not seen.start <= search <= seen.end:
+        seen, limit = self._seen, self._source.size
+        while seen.runs and seen.runs[0].end <= search:
+            seen.runs.popleft()
+        if not seen.start <= search <= seen.end or (seen.runs and seen.runs[0].start < search):
             seen.start = seen.end = search
-            seen.ends.clear()
+            seen.runs.clear()
             seen.is_open = seen.goes_on = False
-        limit, far = self._source.size, origin + MAX_RECORD
-        while seen.end < limit and (seen.end < far or seen.is_open):
+        while seen.end < limit and not seen.runs:
             self._look(limit)
-        while seen.ends and seen.ends[0] < search:
-            seen.ends.popleft()
-        first = self._first(search, min(seen.end, far))
-        if first is None or first - origin < LEAST_HEAD:
-            return first, seen.end
-        if seen.is_open:
+        if not seen.runs or seen.runs[0].start - origin < LEAST_HEAD:
+            return (seen.runs[0].start if seen.runs else None), seen.end
+        # No record that began before the first run reaches further.
+        far = seen.runs[0].start + MAX_RECORD
+        while seen.end < min(limit, far):
+            self._look(min(limit, far))
+        if seen.is_open and seen.runs[-1].end < far:
             return None, seen.end
-        # Where it may end, at last.
-        last = next((end for end in reversed(seen.ends) if end <= far), first)
-        return (last if last > origin + LEAST_HEAD else first), seen.end
+        return self._resume(origin), seen.end
+
+    def _resume(self, origin: int) -> int:
+        """From where on no frame can lie in a record that began behind ``origin``, but before."""
+        runs = list(self._seen.runs)
+        resume, gap = runs[0].start, origin
+        near: tuple[int, int] | None = None
+        for number, run in enumerate(runs):
+            if number and gap >= resume:
+                break
+            # A run before that ends with a body, if it is one: asked for already.
+            if run.start - gap >= LEAST_HEAD and (near is None or near[0] < near[1]):
+                resume = self._last_end(runs[number:], gap, resume, near)
+            near, gap = (run.odd[-1] if run.odd else run.start, run.end), run.end
+        return resume
+
+    def _last_end(self, runs: list[Run], gap: int, resume: int,
+                  near: tuple[int, int] | None) -> int:
+        """Where records that begin from ``gap`` on, and whose bodies are all frames behind it, may
+        end at last; ``resume``, if not behind that. ``near``: messages right before, if those are.
+        """
+        far = runs[0].start + MAX_RECORD
+        lost: list[int] = []  # before each run
+        at = gap
+        for run in runs:
+            lost.append((lost[-1] if lost else 0) + _room(run.start - at))
+            at = run.end
+        for number in range(len(runs) - 1, -1, -1):
+            run = runs[number]
+            for end in reversed([run.start, *run.odd] if number else run.odd):
+                if end <= resume:
+                    return resume
+                if end != run.vague and (end > far or (
+                        end == run.end and number + 1 < len(runs))):
+                    continue  # too far, or where the next run begins is an end that tells more
+                if end == run.vague or not self._slots.has_more(gap, end, run.end, lost[number],
+                                                                near):
+                    return end
+        return resume
 
     def _first(self, start: int, end: int) -> int | None:
         """The first frame, or the blank that closes the file."""
@@ -112,13 +183,18 @@ class Ahead:
                 seen.end = limit
                 return
             start = first
-            before = max(seen.start, start - LONGEST_TAIL)
-            if ends_record(source.read(before, start - before)):
-                seen.ends.append(start)
         chain = follow(source, start, start + _PIECE - MAX_RECORD, None, self._own_end,
                        self.closes)
-        if chain.odd is not None:
-            seen.ends.append(chain.odd)
+        run = Run(start, chain.end, chain.records, chain.odd)
+        if seen.runs and (seen.goes_on or len(seen.runs) >= _MOST_RUNS):
+            last = seen.runs[-1]
+            if not seen.goes_on:
+                last.more = True
+                note(last.odd, [start])
+            note(last.odd, run.odd)
+            last.end, last.records = run.end, last.records + run.records
+        else:
+            seen.runs.append(run)
         seen.goes_on = chain.end - start > _PIECE
         seen.is_open = chain.sure is None
         is_last = not seen.goes_on and not seen.is_open

@@ -61,14 +61,16 @@ class Chain:
 
     ``sure``: from this position on they are records of the log, or it is the anchor; None where
     there is no anchor. ``unsure``: (position, size) of the first frames before it, ``count`` how
-    many there are. ``odd``: the end of the last frame with which a body may end, too.
+    many there are. ``records``: of all of the chain. ``odd``: the ends of frames with which a body
+    may end, too: the first `MOST_NAMED` and the last.
     """
 
     end: int
     sure: int | None = None
     unsure: list[tuple[int, int]] = field(default_factory=list)
     count: int = 0
-    odd: int | None = None
+    records: int = 0
+    odd: list[int] = field(default_factory=list)
 
 
 def follow(source: Source, start: int, origin: int, stop: int | None,
@@ -83,6 +85,7 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
     """
     at = sure = start
     frames: list[tuple[int, int]] = []
+    odd_ends: list[int] = []
     count = breaks = 0
     anchored, block = False, _FIRST_BLOCK
     while True:
@@ -99,9 +102,9 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
             inside = len(starts) if stop is None else int(np.searchsorted(starts, stop))
             starts, ends, odd = starts[:inside], ends[:inside], odd[:inside]
             at = int(ends[-1])
-            last = np.flatnonzero(odd)
-            if len(last):
-                sure = int(ends[last[-1]])
+            if odd.any():
+                note(odd_ends, ends[odd].tolist())
+                sure = odd_ends[-1]
             count += len(starts)
             room = max(0, MOST_NAMED - len(frames))
             frames += list(zip(starts[:room].tolist(), (ends - starts)[:room].tolist(),
@@ -117,13 +120,22 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
             break
         breaks += 1
         if _is_odd(source, at, behind):
+            note(odd_ends, [behind])
             sure = behind
         at = behind
-    odd_end = sure if sure > start else None
+    records = count + breaks
     if not anchored:
-        return Chain(at, None, frames, count, odd_end)
+        return Chain(at, None, frames, count, records, odd_ends)
     unsure = [one for one in frames if one[0] < sure]
-    return Chain(at, sure, unsure, len(unsure) if count == len(frames) else count, odd_end)
+    return Chain(at, sure, unsure, len(unsure) if count == len(frames) else count, records,
+                 odd_ends)
+
+
+def note(ends: list[int], more: list[int]) -> None:
+    """Adds to the ends of odd frames; where there are too many the last stands for others, too."""
+    ends += more[:max(MOST_NAMED - len(ends), 0)]
+    if more:
+        ends[-1] = more[-1]
 
 
 def closes(source: Source, at: int) -> bool:
@@ -163,8 +175,10 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
     for inner in _magics(raw, int(end[-1])):
         if inner >= 0 and inner not in known and _is_head(source, at + inner):
             odd[max(0, int(np.searchsorted(batch.start, inner, "right")) - 1)] = True
-    own = dict(zip((batch.column("properties_start") - PROPERTIES_LENGTH_SIZE).tolist(),
-                   batch.column("topic_start").tolist(), strict=True))
+    own_end = batch.column("properties_start") - PROPERTIES_LENGTH_SIZE
+    own_topic = batch.column("topic_start")
+    own = dict(zip(own_end.tolist(), own_topic.tolist(), strict=True))
+    others = set(own_end[_other_topics(batch.data, batch.start, own_end, own_topic)].tolist())
     # Topic and properties are text. The lengths of another record's are not: they are seen even
     # where damage hit the end of the record around.
     strange = np.concatenate([[0], np.cumsum(_NO_TEXT[batch.data])])
@@ -172,9 +186,27 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
         first = batch.column(f"{name}_start")
         odd |= strange[first + batch.column(f"{name}_length")] > strange[first]
     for row, place in _tails(batch.data, batch.start, end):
-        topics = _topics(batch.data, int(batch.start[row]), place)
-        odd[row] |= bool(topics - {own.get(place, -1)})
+        if place in others or place not in own:
+            topics = _topics(batch.data, int(batch.start[row]), place)
+            odd[row] |= bool(topics - {own.get(place, -1)})
     return odd
+
+
+def _other_topics(data: Array, start: Array, end: Array, own: Array) -> Array:
+    """Before which of the ends of topics another topic than its own might begin (bool): what
+    `_topics` has to look at, for many records at once.
+    """
+    found: Array = np.zeros(len(end), bool)
+    no_name = np.flatnonzero((data <= 32) | (data >= 127))
+    behind = np.concatenate([[-1], no_name])[np.searchsorted(no_name, end)]
+    for length in range(1, _LONGEST_TOPIC):
+        at = end - length  # where such a topic would begin, and its length before
+        inside = (at - 1 > start) & (at > behind) & (at != own)
+        low = data[np.maximum(at - 1, 0)] == length & 0xFF
+        if length > _SHORT_TOPIC:
+            low &= data[np.maximum(at - 2, 0)] == length >> 8
+        found |= inside & low
+    return found
 
 
 def _is_odd(source: Source, start: int, end: int) -> bool:

@@ -57,6 +57,7 @@ from rmqctl.scan.resync import (
     next_provable,
     provable,
 )
+from rmqctl.scan.slots import Trusted
 from rmqctl.scan.source import Source
 
 _WINDOW = 16 << 20
@@ -99,6 +100,16 @@ def judge(source: Source, at: int, search: int) -> Verdict:
 
     Nothing begins before ``search``. StoreIOError.
     """
+    seen = _SEEN.get(source)
+    if seen is None or seen.resumed is None:
+        return _judged(source, at, search)
+    seen.trusted.add(seen.resumed, at)
+    verdict = _judged(source, at, search)
+    seen.resumed = source.size if verdict.resume is None else verdict.resume
+    return verdict
+
+
+def _judged(source: Source, at: int, search: int) -> Verdict:
     known = Known(source)
     own = own_extent(source, at, known)
     if own is None:
@@ -159,6 +170,10 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
             return Verdict(candidate)  # no body begins so near to where a record does
         if source.witness is None:  # a file by itself: what the damaged record says, no more
             frames, reaches_over = _frames_up_to(source, candidate, claimed)
+            if by_itself and candidate >= claimed:  # others may be lost behind it
+                resume, _ = _ahead(source).behind(claimed, candidate)
+                more = frames_between(source, candidate, limit if resume is None else resume)
+                return Verdict(resume, doubtful=(*doubtful, *more)[:MOST_NAMED])
             if candidate >= claimed or reaches_over:
                 return Verdict(candidate, doubtful=tuple(doubtful))
             doubtful += [(source.base + place, size) for place, size in frames][
@@ -181,11 +196,19 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     return Verdict(stop, doubtful=tuple(doubtful))
 
 
-def take_by_itself(source: Source) -> None:
+def take_by_itself(source: Source, *, is_dense: bool = True) -> None:
     """From now on what `rmqctl.scan.alone` says counts for a whole file that belongs to no store:
     what may lie in a damaged record is doubtful. Else it is a message, as ranges of a file need it.
+
+    It is walked from its start on. ``is_dense``: whether it has all messages of its queues.
     """
-    _SEEN[source] = Seen()
+    _SEEN[source] = Seen(trusted=Trusted(is_dense), resumed=0)
+
+
+def take_in_pieces(source: Source) -> Trusted:
+    """The same for one which is not walked; the answer takes what is known to be messages."""
+    _SEEN[source] = seen = Seen()
+    return seen.trusted
 
 
 def _ahead(source: Source) -> Ahead:

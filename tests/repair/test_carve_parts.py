@@ -77,8 +77,9 @@ def hostile(size: int) -> bytes:
 @pytest.mark.parametrize("size", [1 << 19, 1 << 21])
 def test_endless_heads_are_not_quadratic(size: int) -> None:
     source = Counting(hostile(size))
-    undecided, embedded, damaged = Spool(), Spool(), Spool()
-    scan = Scan(source, 0, None, undecided=undecided, embedded=embedded, damaged=damaged)
+    undecided, embedded, damaged, doubtful = Spool(), Spool(), Spool(), Spool()
+    scan = Scan(source, 0, None, undecided=undecided, embedded=embedded, damaged=damaged,
+                doubtful=doubtful)
     assert not list(scan.batches())
     # Each head costs a few small reads; none goes through all it claims.
     assert source.taken < size * 200

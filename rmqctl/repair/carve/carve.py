@@ -1,9 +1,9 @@
 """Messages out of any bytes: files, disk images, folders, in one pass and with bounded memory.
 
 First come the records in place, source by source. What is kept apart follows when all sources
-were gone through: misplaced records, then, if asked for, those found inside of damaged ones and
-the damaged ones themselves. A record that is found again anywhere is a duplicate; so one in place
-always counts before a misplaced copy of it.
+were gone through: records that may lie in the body of a damaged one, misplaced ones, then, if asked
+for, those found inside of damaged ones and the damaged ones themselves. A record that is found
+again anywhere is a duplicate; so one in place always counts before a misplaced copy of it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rmqctl.store.pages import BatchPage, Page, RecordPage
 from rmqctl.store.query.conditions import Condition
 
 IN_PLACE = "in-place"
+DOUBTFUL = "doubtful"
 MISPLACED = "misplaced"
 EMBEDDED = "embedded-in-damage"
 DAMAGED = "damaged"
@@ -37,9 +38,8 @@ _NEIGHBOURS = 2
 
 @dataclass(frozen=True, slots=True)
 class CarveOptions:
-    """What is given: messages for which all ``conditions`` hold, those in place and misplaced,
-
-    and what else is switched on.
+    """What is given: messages for which all ``conditions`` hold, those in place, doubtful and
+    misplaced, and what else is switched on.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -55,6 +55,7 @@ class CarveTally:
     sources: int = 0
     bytes_read: int = 0
     in_place: int = 0
+    doubtful: int = 0
     misplaced: int = 0
     embedded: int = 0
     damaged: int = 0
@@ -74,17 +75,18 @@ class CarveTally:
     @property
     def messages(self) -> int:
         """Intact messages, each once, without those inside of damaged ones."""
-        return self.in_place + self.misplaced
+        return self.in_place + self.doubtful + self.misplaced
 
     @property
     def is_damaged(self) -> bool:
-        return bool(self.astray or self.embedded or self.damaged or self.breaks)
+        return bool(self.doubtful or self.astray or self.embedded or self.damaged or self.breaks)
 
     def as_dict(self) -> dict[str, Any]:
         return {"sources": self.sources, "bytes_read": self.bytes_read,
                 "messages": self.messages, "in_place": self.in_place,
-                "misplaced": self.misplaced, "embedded_in_damage": self.embedded,
-                "damaged": self.damaged, "duplicates": self.duplicates, "breaks": self.breaks,
+                "doubtful": self.doubtful, "misplaced": self.misplaced,
+                "embedded_in_damage": self.embedded, "damaged": self.damaged,
+                "duplicates": self.duplicates, "breaks": self.breaks,
                 "bytes_in_messages": self.bytes_in_messages,
                 "unreadable_bytes": self.unreadable_bytes,
                 "unreadable_sources": self.unreadable_sources, "given": self.given}
@@ -119,7 +121,7 @@ class Carving:
         self.tally = CarveTally()
         self._seen = Seen()
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
-        self._undecided = Spool()
+        self._doubtful, self._undecided = Spool(), Spool()
         self._unreadable: list[tuple[int, int]] = []
         malloc_tuning.keep_freed_memory()
 
@@ -127,7 +129,8 @@ class Carving:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for spool in (self._misplaced, self._embedded, self._damaged, self._undecided):
+        for spool in (self._doubtful, self._misplaced, self._embedded, self._damaged,
+                      self._undecided):
             spool.close()
 
     def found(self) -> Iterator[CarvedPage]:
@@ -143,6 +146,7 @@ class Carving:
                 self._report(f"{error}; its other messages are left out")
         if last is not None and not self.tally.sources:
             raise last
+        yield from self._spooled(self._doubtful, DOUBTFUL)
         yield from self._spooled(self._misplaced, MISPLACED)
         yield from self._spooled(self._embedded, EMBEDDED, shown=self._wanted.embedded)
         self.tally.damaged = len(self._damaged)
@@ -179,8 +183,8 @@ class Carving:
     def _source(self, number: int, source_input: Input) -> Iterator[CarvedPage]:
         with self._open(source_input) as source:
             scan = Scan(source, number, source_input.base, witness=source_input.witness,
-                        undecided=self._undecided,
-                        embedded=self._embedded, damaged=self._damaged, advance=self._advance)
+                        undecided=self._undecided, embedded=self._embedded,
+                        damaged=self._damaged, doubtful=self._doubtful, advance=self._advance)
             try:
                 for batch, shift in scan.batches():
                     page = BatchPage(batch)
@@ -204,8 +208,10 @@ class Carving:
         try:
             for rows in self._undecided.chunks():
                 in_place = np.isin(rows["physical"] - rows["position"], own)
-                if in_place.any():
-                    log_shift.append(rows[in_place])
+                for shift in np.unique((rows["physical"] - rows["position"])[in_place]).tolist():
+                    of_log = rows[rows["physical"] - rows["position"] == shift]
+                    for part, is_doubtful in scan.doubts.sort(of_log, shift):
+                        (self._doubtful if is_doubtful else log_shift).append(part)
                 if not in_place.all():
                     self._misplaced.append(rows[~in_place])
             self._undecided.close()
@@ -260,6 +266,8 @@ class Carving:
         new = len(page) - again
         if placement == IN_PLACE:
             tally.in_place += new
+        elif placement == DOUBTFUL:
+            tally.doubtful += new
         elif placement == MISPLACED:
             tally.misplaced += new
             tally.astray += new if self.inputs[number].base is not None else 0

@@ -6,7 +6,9 @@ where it lies: neighbours of one log share it. The scan goes along a log, which 
 (`log_shift`): while records of it follow each other they are checked by column, as fast as a walk
 of a log; elsewhere the next magic is searched for, and each candidate judged by itself.
 
-What lies inside of an intact record is its body and never looked at.
+What lies inside of an intact record is its body and never looked at. Where a log goes on behind
+damage of which nothing tells how long it is, `rmqctl.scan.extents` says which records may lie in
+the body of a damaged one: they are doubtful.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from rmqctl.formats.local.message import (
     total_size_at,
     variant,
 )
+from rmqctl.repair.carve.doubts import Doubts
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
 from rmqctl.scan.extents import Known, claimed_end, judge, own_extent
@@ -52,13 +55,14 @@ class Scan:
     """The records of one source (number ``number``). Go through `batches`, then look at the rest.
 
     ``base`` is the shift its name promises, ``witness`` what its store knows. ``undecided``,
-    ``embedded``, ``damaged`` take the places of records which are not given by `batches`: of a
-    shift that no log around them has; intact ones inside of a damaged one; those whose lengths
-    add up, but not the CRC.
+    ``embedded``, ``damaged``, ``doubtful`` take the places of records which are not given by
+    `batches`: of a shift that no log around them has; intact ones inside of a damaged one; those
+    whose lengths add up, but not the CRC; those that may lie in the body of a damaged one.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
-                 embedded: Spool, damaged: Spool, witness: Witness | None = None,
+                 embedded: Spool, damaged: Spool, doubtful: Spool,
+                 witness: Witness | None = None,
                  advance: Callable[[int], None] = lambda _bytes: None, chunk: int = CHUNK) -> None:
         self._window = Window(source, chunk)
         self._candidates = Candidates(self._window)
@@ -66,6 +70,10 @@ class Scan:
         self._number, self._named, self._base = number, base is not None, base
         self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
+        self.doubts = Doubts(self._window, self._judge.is_blank)
+        """Says of undecided records, too, which of a log's are doubtful."""
+        self._doubtful, self._doubt_end = doubtful, 0
+        self._gap: int | None = None
         self._advance, self._reported = advance, 0
         self._at = 0
         self._log_shift = base
@@ -76,7 +84,7 @@ class Scan:
         self.shifts = Majority()
         """How many undecided records have which shift."""
         self.in_place = 0
-        """Records given by `batches`."""
+        """Records of a log that were gone along: given by `batches`, or doubtful."""
         self.breaks = 0
         """Places where a log goes on after something that is neither record nor blank, or ends
         in something that is not zeros either."""
@@ -95,9 +103,13 @@ class Scan:
                     yield batch, log_shift
                 if self._at >= self.size:
                     break
-                if (self._at > begin or self._expected) and self._step(self._at > begin, log_shift):
-                    self._expected = True
-                    continue
+                if self._at > begin or self._expected:
+                    left = self._at
+                    if self._step(self._at > begin, log_shift):
+                        self._expected = True
+                        continue
+                    if not self._of_store(log_shift):
+                        self._gap = left
                 self._expected = False
             self._search()
             if log_shift is not None and (self._at, self._log_shift) == (begin, log_shift):
@@ -115,7 +127,7 @@ class Scan:
 
     def _follow(self, shift: int) -> Iterator[Batch]:
         """The chain of records with one shift from here on; then stands behind its end."""
-        burst, window, last = _BURST, self._window, -1
+        burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MOST_OFFSET:
             window.hold(self._at, START_SIZE)
             held = window.end
@@ -125,6 +137,11 @@ class Scan:
             if good:
                 if self._broken_at is not None:
                     self._mend()
+                if first < 0:
+                    first = window.start + int(batch.start[0])
+                    if self._gap is not None and self._gap >= self._doubt_end:
+                        self._doubt_end = self.doubts.until(shift, self._gap, first)
+                    self._gap = None
                 last = window.start + int(batch.start[-1])
                 self._at = last + int(batch.column("total_size")[-1])
                 yield from self._sound(batch, shift)
@@ -133,18 +150,29 @@ class Scan:
                 break
             burst = min(burst * 8, 1 << 62)
         if last >= 0 and not self._of_store(shift):
+            self.doubts.trust(shift, max(first, self._doubt_end), self._at)
             self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
         """Those whose CRC is right; the others are noted, and searched for what is in them."""
         ok = batch.crc_ok()
+        unsure = int(np.searchsorted(batch.offset, self._doubt_end + shift))
+        if unsure:
+            rows = np.flatnonzero(ok[:unsure])
+            self.in_place += len(rows)
+            self._doubtful.add(self._number, batch.offset[rows] - shift, batch.offset[rows],
+                               batch.column("total_size")[rows])
         if ok.all():
-            self.in_place += len(batch)
-            yield batch
+            if unsure:
+                batch = batch.select(slice(unsure, None))
+            if len(batch):
+                self.in_place += len(batch)
+                yield batch
             return
         places = (batch.offset - shift)[~ok].tolist()
         sizes = batch.column("total_size")[~ok].tolist()
         rows = np.flatnonzero(ok)
+        rows = rows[rows >= unsure]
         if len(rows):
             self.in_place += len(rows)
             yield batch.select(rows)
@@ -265,6 +293,7 @@ class Scan:
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
             self._undecided.add(self._number, begin, begin + shift, size)
             self.shifts.add(shift, 1)
+            self.doubts.met(shift, begin, begin + size)
             self._leave(begin, begin + size, shift)
             return
         # The intact records that follow each other with this shift, the first few to begin with.
@@ -287,12 +316,14 @@ class Scan:
         if not self._named and ((good >= LOG_RECORDS and length >= LOG_BYTES) or (
                 length >= _LARGE and self._judge.starts(end, shift))):
             self._log_shift, self._broken_at = shift, None
+            self._gap, self._doubt_end = self.doubts.before(shift)
             if len(self.log_shifts) < MOST_LOG_SHIFTS:
                 self.log_shifts.add(shift)
             return
         places: Array = batch.start[:good] + window.start
         self._undecided.add(self._number, places, places + shift, sizes)
         self.shifts.add(shift, good)
+        self.doubts.met(shift, begin, end)
         self._leave(last, end, shift)
 
     def _leave(self, last: int, end: int, shift: int) -> None:

@@ -29,7 +29,15 @@ from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
-from rmqctl.repair.carve.carve import IN_PLACE, CarvedPage, CarveOptions, CarveTally, Carving
+from rmqctl.repair.carve.carve import (
+    DOUBTFUL,
+    IN_PLACE,
+    MISPLACED,
+    CarvedPage,
+    CarveOptions,
+    CarveTally,
+    Carving,
+)
 from rmqctl.repair.carve.sources import CarveSource, Input
 from rmqctl.repair.carve.spool import Spool
 from rmqctl.scan.frames import Array
@@ -169,19 +177,28 @@ class StoreMaker:
                 for reason, count in self.written.reasons.most_common(_NAMED)]
 
 
-def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None, *,
-            misplaced: bool) -> Iterator[str]:
+def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
+            left_out: set[str]) -> Iterator[str]:
     """What is to be said of a carving in the end. ``written``: None where messages were only
-    listed; ``misplaced``: those were written too.
+    listed; ``left_out``: placements that were not written.
     """
     def hint(option: str, given: bool) -> str:
         return f" (--{option} lists them)" if written is None and not given else ""
+
+    def kept(placement: str) -> str:
+        if written is None:
+            return f"their placement is {placement}"
+        return ("left out; without --out they are listed" if placement in left_out else
+                f"written too; --no-{placement} leaves them out")
 
     if tally.breaks:
         yield f"{plural(tally.breaks, 'place')} where a log is broken off or interrupted"
     if tally.damaged:
         yield (f"{plural(tally.damaged, 'record')} with a body that does not match its CRC"
                f"{hint('damaged', wanted.damaged)}")
+    if tally.doubtful:
+        yield (f"{plural(tally.doubtful, 'message')} may lie in the body of a damaged one, nothing "
+               f"tells ({kept(DOUBTFUL)})")
     if tally.embedded:
         how = "" if wanted.embedded else "; --embedded gives them"
         yield (f"{plural(tally.embedded, 'intact record')} inside of damaged ones, perhaps copies "
@@ -191,10 +208,8 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None, *,
                f"{hint('duplicates', wanted.duplicates)}")
     if written is None:
         return
-    if tally.counts.get("misplaced"):
-        how = ("written too; --no-misplaced leaves them out" if misplaced else
-               "left out; without --out they are listed")
-        yield f"{plural(tally.counts['misplaced'], 'misplaced message')} found ({how})"
+    if tally.counts.get(MISPLACED):
+        yield f"{plural(tally.counts[MISPLACED], 'misplaced message')} found ({kept(MISPLACED)})"
     if written.messages:
         yield (f"config/topics.json of {written.store} is as a new store has it: a broker does "
                "not let clients use topics it does not find there")

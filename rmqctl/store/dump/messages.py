@@ -102,7 +102,7 @@ def log_rows(target: Target) -> Iterator[Row]:
     base = settle_base(target)
     options = target.options
     number = 0
-    take_by_itself(target.source)
+    take_by_itself(target.source, is_dense=target.kind != kinds.COMPACTION_LOG)
     walk = Walk(target.source)
     for batch in walk:
         starts = batch.start + (batch.base - base)

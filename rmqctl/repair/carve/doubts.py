@@ -1,0 +1,120 @@
+"""Which records that carving finds in place may lie in the body of a damaged one.
+
+Where a log goes on behind bytes of which nothing tells what they were, there may have been a record
+with any body: `rmqctl.scan.extents` says from where on it cannot be. Only a log that was met before
+has such a place, or one that begins with its source: in an image nothing tells what lay before the
+first record of a log.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
+from rmqctl.repair.carve.window import AsLog, Window
+from rmqctl.scan.extents import judge, take_in_pieces
+from rmqctl.scan.frames import Array
+from rmqctl.scan.slots import Trusted
+
+_MOST_KEPT = 8
+_MOST_PIECES = 16
+_MOST_STEPS = 1000
+
+
+def is_file(shift: int, size: int) -> bool:
+    """Whether a source of this size, in which records have this shift, may be one file of a log, or
+    its files one behind the other from its beginning on.
+    """
+    return shift >= 0 and size > 0 and shift % size == 0
+
+
+class Doubts:
+    """Which records of a log may lie in the body of a damaged one, for the logs of a source."""
+
+    def __init__(self, window: Window, is_blank: Callable[[int], bool]) -> None:
+        self._window, self._is_blank = window, is_blank
+        self._logs: OrderedDict[int, tuple[AsLog, Trusted]] = OrderedDict()
+        self._pieces: dict[int, tuple[int, int]] = {}
+        """(end, until where records are doubtful) of the last piece, by shift."""
+        self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
+
+    def _log(self, shift: int) -> tuple[AsLog, Trusted]:
+        found = self._logs.get(shift)
+        if found is None:
+            if len(self._logs) >= _MOST_KEPT:
+                self._logs.popitem(last=False)
+            log = AsLog(self._window, shift, None)
+            found = self._logs[shift] = log, take_in_pieces(log)
+        self._logs.move_to_end(shift)
+        return found
+
+    def trust(self, shift: int, start: int, end: int) -> None:
+        """Records of a shift follow each other in positions ``[start, end)``, and are messages."""
+        self._log(shift)[1].add(start, end)
+
+    def met(self, shift: int, start: int, end: int) -> None:
+        """Records of a shift follow each other in positions ``[start, end)``; nobody knows yet what
+        they are.
+        """
+        if shift not in self._met and len(self._met) >= _MOST_KEPT:
+            self._met.popitem(last=False)
+        self._met.setdefault(shift, deque(maxlen=_MOST_PIECES)).append((start, end))
+        self._met.move_to_end(shift)
+
+    def before(self, shift: int) -> tuple[int | None, int]:
+        """(where what was met of a shift ends, or the source begins, if that is known; until where
+        its records are doubtful): a log of this shift goes on. StoreIOError.
+        """
+        for start, end in self._met.pop(shift, ()):
+            self._from_piece(shift, start, end)
+        start_of_file = 0 if is_file(shift, self._window.size) else None
+        return self._pieces.pop(shift, (start_of_file, 0))
+
+    def until(self, shift: int, gap: int, at: int) -> int:
+        """Up to where the records of a shift are doubtful: one stands at ``at``, and nothing tells
+        what lies from ``gap`` on. StoreIOError.
+        """
+        log, _ = self._log(shift)
+        for _ in range(_MOST_STEPS):
+            if at <= gap:
+                break
+            if self._is_blank(gap):
+                gap += total_size_at(self._window.read(gap, BLANK_SIZE))
+                continue
+            behind = judge(log, gap, max(gap + 1, at)).resume
+            if behind is None:
+                return self._window.size
+            if behind >= at:
+                return behind if behind > at else 0
+            gap = max(behind, gap + 1)
+        return 0
+
+    def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
+        """Records of one shift (`spool.PLACE`), with whether they are doubtful. StoreIOError.
+
+        To be asked in ascending order.
+        """
+        begin, ends = 0, rows["position"] + rows["size"]
+        edges = (np.flatnonzero(rows["position"][1:] != ends[:-1]) + 1).tolist()
+        for edge in [*edges, len(rows)]:
+            sure = self._from_piece(shift, int(rows["position"][begin]), int(ends[edge - 1]))
+            part = rows[begin:edge]
+            unsure = int(np.searchsorted(part["position"], sure))
+            if unsure:
+                yield part[:unsure], True
+            if unsure < len(part):
+                yield part[unsure:], False
+            begin = edge
+
+    def _from_piece(self, shift: int, start: int, end: int) -> int:
+        """`until` for records in positions ``[start, end)`` that follow each other."""
+        known = self._pieces.get(shift)
+        gap, sure = known or (0 if is_file(shift, self._window.size) else start, 0)
+        if gap >= sure:  # else it was asked for together with what lies before
+            sure = max(sure, self.until(shift, gap, start))
+        self.trust(shift, max(start, sure), end)
+        self._pieces[shift] = end, sure
+        return sure
