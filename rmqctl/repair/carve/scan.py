@@ -156,7 +156,7 @@ class Scan:
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
         """Those whose CRC is right; the others are noted, and searched for what is in them."""
         ok = batch.crc_ok()
-        unsure = int(np.searchsorted(batch.offset, self._doubt_end + shift))
+        unsure = int(np.searchsorted(batch.offset - shift, self._doubt_end))
         if unsure:
             rows = np.flatnonzero(ok[:unsure])
             self.in_place += len(rows)
