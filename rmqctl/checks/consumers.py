@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqctl.broker.get_message import outside
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
-from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import Commit, ConsumerProgress

@@ -7,10 +7,10 @@ from contextlib import closing
 from dataclasses import replace
 
 from rmqctl.checks.consumers import Consumers, QueueLosses, Situation, consumers
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.repair.plan import Lost
-from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 

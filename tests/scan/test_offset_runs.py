@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from rmqctl.scan.offset_runs import OffsetRuns
+from rmqctl.checks.offset_runs import OffsetRuns
 
 
 def made(random: random.Random) -> tuple[OffsetRuns, set[int]]:

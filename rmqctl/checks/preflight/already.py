@@ -22,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
@@ -34,7 +35,6 @@ from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
-from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.queues import Claims, Queues
 from rmqctl.checks.preflight.types import LostMessage
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.scan.offset_runs import OffsetRuns
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
