@@ -125,11 +125,12 @@ class _Planner:
         if not saved.restored:
             self._refuse_without_log()
         rebuilt = self._derived(saved)
-        if CHECKPOINT in self._options.only:
+        held = self._store.snapshot is not None  # then the broker keeps both of these
+        if CHECKPOINT in self._options.only and not held:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation))
-        if self._options.whole and self._store.has_abort:
+        if self._options.whole and self._store.has_abort and not held:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
@@ -227,9 +228,14 @@ class _Planner:
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
         self._notes += rebuilt.notes
+        whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(
-            rebuilt, lambda: not saved.steps and not rebuilt.damage.count and index_is_right(
-                self._store))
+            rebuilt, lambda: whole and index_is_right(self._store))
+        if whole and self._store.snapshot is not None:
+            # They are of now and the log is that of its fixed end: what differs may be newer.
+            sound = [part for part in (CONSUMEQUEUE, INDEX) if not _troubled(self._store, part)]
+            steps = [step for step in steps if _part_of(step.target) not in sound]
+            actions = [action for action in actions if _part_of(action.target) not in sound]
         foreign: Planned = [], []
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
@@ -252,6 +258,16 @@ class _Planner:
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}
         return {key: offset for key, offset in table.items() if offset is not None}
+
+
+def _part_of(target: str) -> str:
+    return INDEX if target.split(os.sep, maxsplit=1)[0] == INDEX else CONSUMEQUEUE
+
+
+def _troubled(store: Store, part: str) -> bool:
+    """Whether `verify` finds trouble with the queues or the index, up to the store's fixed end."""
+    found = Verification(store, VerifyOptions(only=frozenset({part}))).findings()
+    return any(finding.is_trouble for finding in found)
 
 
 def index_is_right(store: Store) -> bool:

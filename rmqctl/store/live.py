@@ -32,8 +32,8 @@ _PATIENCE = 0.6
 """Seconds after which something at the end that does not become whole is damage, not a write."""
 _LOOK = 0.01
 _CHANGING = 2
-"""Index files at the end of the folder that a broker may be writing to: the last, and the one
-before it while a new one is begun."""
+"""Index files that a broker may be writing to: the newest, and the one before it while a new one
+is begun."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
 """How often a file that is being written to is looked at until a shape fits it."""
@@ -66,11 +66,34 @@ def take(store: Held) -> Snapshot:
     """The picture of this moment. ``store`` must not be fixed itself. StoreIOError."""
     headers = {}
     files = store.index_listing.files
-    for file in files[-_CHANGING:]:
+    for file in _changing(files):
         header = _steady_header(file)
         if header is not None:
             headers[file.name] = header
     return Snapshot(_log_end(store), frozenset(file.name for file in files), headers)
+
+
+def _changing(files: list[StoreFile]) -> list[StoreFile]:
+    """The files that may be written to: the last ones by name, by the messages they lead to (with
+    a clock set back they are others), and those that lead to none yet.
+    """
+    ends: list[tuple[int, StoreFile]] = []
+    chosen = files[-_CHANGING:]
+    for file in files[:-_CHANGING]:
+        try:
+            with FileSource(file.path) as source:
+                raw = source.read(0, HEADER.size)
+        except StoreIOError:
+            continue
+        if len(raw) < HEADER.size:
+            continue
+        header = HEADER.decode(raw)
+        if header.index_count > 1:
+            ends.append((header.end_phy_offset, file))
+        else:
+            chosen.append(file)
+    ends.sort(key=lambda end: end[0])
+    return chosen + [file for _, file in ends[-_CHANGING:]]
 
 
 def _steady_header(file: StoreFile) -> bytes | None:

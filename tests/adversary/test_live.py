@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from threading import Timer
 
 import pytest
 
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from rmqctl.store import Store
 from tests.adversary.writer import Layout, Writer
 from tests.support import cli
 
@@ -52,6 +55,7 @@ def _look(folder: Path) -> int:
     predicted = cli.run("preflight", folder, "-o", "json").json()
     assert predicted["messages_lost"] == 0
     assert predicted["starts"]
+    assert cli.run("recover", folder, "-o", "json").expect(0).json()["actions"] == []
     for words in READERS:
         result = cli.run(words[0], *words[1:2] * (words[0] == "query"), folder,
                          *words[1 + (words[0] == "query"):], "-o", "json").expect(0)
@@ -124,6 +128,29 @@ def test_rows_beyond_the_log_stay_findings_beside_a_broker(tmp_path: Path) -> No
     with _process("-c", HOLD, tmp_path / "lock"):
         found = cli.run("verify", tmp_path, "-o", "json").expect(1).json()
     assert {"cq-ahead", "index-ahead"} <= {one["category"] for one in found["findings"]}
+
+
+def test_the_newest_index_file_is_found_behind_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    """By name it is the first of several. Its last entry is put, and not yet in the header."""
+    writer = Writer(Layout(index_slots=5, index_entries=20))
+    for number in range(70):
+        if number == 57:  # the fourth file begins
+            writer.clock -= 3_600_000
+        writer.put("orders", b"x", unique_key="", keys=f"k{number}")
+    folder = writer.write(tmp_path / "s")
+    newest = writer.index[-1]
+    assert newest.name == min(one.name for one in writer.index)
+    file = folder / "index" / newest.name
+    with _process("-c", HOLD, folder / "lock"), Store.open(folder) as store:
+        assert store.snapshot is not None
+        number, physical, seconds, _ = newest.entry[-1]
+        with file.open("r+b") as opened:
+            opened.seek(40 + 4 * 5 + 20 * newest.count)
+            opened.write(struct.pack(">iqii", number, physical, seconds, newest.count - 1))
+            opened.seek(40 + 4 * (number % 5))
+            opened.write(struct.pack(">i", newest.count))
+        found = Verification(store, VerifyOptions(only=frozenset({"index"}))).findings()
+        assert [one.category for one in found if one.is_trouble] == []
 
 
 def test_a_lock_of_our_own_hides_nothing(tmp_path: Path) -> None:

@@ -386,7 +386,9 @@ class _Job:
         result, empty = without_empty_end([
             replace(part, path=written[number]) if number in written else part
             for number, part in enumerate(laid_over(parts, pieces))])
-        lost = lost_messages(self.store, survey, known, evidence, parts[-1].end)
+        held = self.store.snapshot  # what the index knows beyond its end came later
+        lost = lost_messages(self.store, survey, known, evidence, parts[-1].end if held is None
+                             else min(parts[-1].end, held.log_end))
         steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
