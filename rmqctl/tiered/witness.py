@@ -15,7 +15,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
-from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
 from rmqctl.repair.salvage.lost import IndexedKey
 from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.frames import Array
@@ -254,11 +254,11 @@ class QueueWitness:
 
     def _valid(self, units: Array) -> Pair:
         """(place, size) of units that may lead to a message; where a coda lies in front of it, the
-        place behind that.
+        place behind that. None of those that `tiered recover` guessed: they prove nothing.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)
-        good = (place >= 0) & (size >= message.MIN_SIZE)
+        good = (place >= 0) & (size >= message.MIN_SIZE) & (units["tags_code"] != GUESSED)
         place, size = place[good], size[good]
         if len(place):
             meets = np.append(place[1:] == place[:-1] + size[:-1], False)

@@ -49,6 +49,11 @@ CODA = Fixed(Coda, CodaRecord)
 CODA_SIZE = CODA.size
 CODA_MAGIC = message.MAGIC_BLANK
 
+GUESSED = int.from_bytes(b"rmqctl?!", "big")
+"""The tags code of a unit that `tiered recover` made for a damaged message: it keeps the queue
+offset's place, and where it leads is told by nothing. No tag's hash and no time of a delay is that
+large; a broker passes over the unit, and so asks for no tag."""
+
 NEVER = (1 << 63) - 1
 """A segment timestamp that was never set (Java's Long.MAX_VALUE)."""
 

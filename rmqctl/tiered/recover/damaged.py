@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqctl.files.durable import failed
 from rmqctl.formats.local import message
-from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
 from rmqctl.repair.salvage.filler import MOST
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
@@ -327,10 +327,12 @@ def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop
     behind = min(int(np.searchsorted(rows["position"], stop)), len(rows) - 1)
     for number, (place, length) in enumerate(places):
         size = min(length, MOST)
-        head = surveyed.log.read(place, message.START_SIZE)
+        head = surveyed.log.read(place, CODA_SIZE + message.START_SIZE)
+        if message.magic_at(head) == CODA_MAGIC:  # a broker takes what is behind it
+            head = head[CODA_SIZE:]
         if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
             size -= 1
-        units[number] = (first + number, place, size, 0, rows["store_time"][behind])
+        units[number] = (first + number, place, size, GUESSED, rows["store_time"][behind])
     return units
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import plural
+from rmqctl.formats.tiered.units import GUESSED
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.displaced import find_shifted
 from rmqctl.tiered.verify.queue import Loose, QueueCheck
@@ -133,6 +134,7 @@ class Shifts:
         units = self._check.units.at(np.array([one.queue_offset for one in found], np.int64))
         for row, one in enumerate(found):
             says = int(units.offset[row]), int(units.size[row])
-            if one.says < one.position and says == (one.says, one.size) and not (
+            if one.says < one.position and says == (one.says, one.size) and (
+                    units.tags_code[row] != GUESSED) and not (
                     self._check.seen.has(one.queue_offset, 1)[0]):
                 self._shifts.setdefault(segment.base, Counter())[one.position - one.says] += 0
