@@ -28,6 +28,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
+_RETRY = "%RETRY%"
 _REVIVE = "rmq_sys_REVIVE_LOG_"
 _NAMED = 3
 
@@ -200,9 +201,9 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses],
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
     unread = [name for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]
+    notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
     return Consumers(made, tuple(sorted(groups - commits.keys())),
-                     all(losses[key].complete for key in losses), tuple(
-                         _notes(store, situation, losses, unread)), not unread)
+                     all(losses[key].complete for key in losses), tuple(notes), not unread)
 
 
 def _everybody(progress: ConsumerProgress) -> Iterable[Commit]:
@@ -253,6 +254,19 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
         return None
     answer = outside(position, least, end, situation.generation)
     return position if answer is None else answer.next_begin
+
+
+def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
+    """Messages that were sent back come from the retry topic, and again from their own if the
+    position there is not behind them.
+    """
+    waiting = sorted({queue.group for queue in queues
+                      if queue.topic == _RETRY + queue.group and queue.twice_at_most})
+    if waiting:
+        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+        yield (f"messages wait in the retry topics of {', '.join(waiting[:_NAMED])}{more}: one "
+               "that lies behind the position in its own topic comes from both; which ones is "
+               "not looked for")
 
 
 def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLosses],

@@ -211,6 +211,19 @@ def test_where_queues_or_positions_are_in_rocksdb_nothing_is_said(tmp_path: Path
         assert "RocksDB" in run("impact", store, *SIZES).expect(3).err
 
 
+def test_what_waits_in_a_retry_topic_may_come_from_both(tmp_path: Path) -> None:
+    writer = Writer(Layout(queue_file_units=20, abort=True))
+    writer.put("orders", b"x")
+    writer.put("%RETRY%g", b"x")
+    writer.offsets["orders", "g"] = {0: 0}
+    writer.offsets["%RETRY%g", "g"] = {0: 0}
+    found = impact(writer.write(tmp_path / "s"), 0)
+    assert any("retry topics of g: " in note for note in found["notes"])
+    writer.offsets["%RETRY%g", "g"] = {0: 1}
+    assert not any("retry topics" in note for note in impact(writer.write(tmp_path / "t"),
+                                                            0)["notes"])
+
+
 def test_no_log_at_all(tmp_path: Path) -> None:
     writer = filled()
     writer.offsets["orders", "g"] = {0: 3}
