@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -421,6 +422,8 @@ def test_what_has_expired_is_not_fetched_back(tmp_path: Path) -> None:
     result = recover(store, source, options=(*SIZES, *JSON)).expect(0)
     assert actions(result.json(), "copy") == []
     assert "expired" in result.err
+    result = recover(store, source, options=(*SIZES, "--prefer", str(source), *JSON)).expect(0)
+    assert actions(result.json(), "copy") == []
 
 
 def hurt(root: Path, physical: int, size: int) -> None:
@@ -508,6 +511,32 @@ def test_a_damaged_row_of_ours_does_not_keep_a_message_away(tmp_path: Path) -> N
     recover(store, source, options=(*SIZES, *APPLY)).expect(0)
     assert log_of(store) == whole
     assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+
+
+def test_a_file_far_away_is_not_of_the_log(tmp_path: Path) -> None:
+    """A source with one whole message at the end of all offsets."""
+    store, source = filled().write(tmp_path / "ours"), filled().write(tmp_path / "source")
+    far = (1 << 62) // SMALL.log_file_size * SMALL.log_file_size
+    writer = Writer(dataclasses.replace(SMALL, first_file=far))
+    writer.put("orders", b"far away", keys="far")
+    other = writer.write(tmp_path / "far")
+    shutil.copy(log_files(other)[0], source / "commitlog")
+    middle = log_files(store)[-1]
+    whole = log_of(store)
+    middle.unlink()
+    result = recover(store, source, options=(*SIZES, *APPLY)).expect(0)
+    assert "hardly of it" in result.err
+    assert log_of(store) == whole
+
+
+def test_files_of_another_length(tmp_path: Path) -> None:
+    """The same messages at the same places, in one file twice as long: no blank is between them."""
+    ours = filled(40, layout=dataclasses.replace(SMALL, log_file_size=16 << 10))
+    store, source = ours.write(tmp_path / "ours"), ours.write(tmp_path / "source")
+    short = filled(20).write(tmp_path / "short")
+    result = recover(short, source, options=(*SIZES, "--commitlog-file-size", "4096", *JSON))
+    assert result.code in (0, 1, 6), result.describe()
+    assert actions(recover(store, short, options=(*SIZES, *JSON)).expect(0).json(), "copy") == []
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.files.durable import failed, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.repair.plan import Action, FileContent
-from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
+from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
 from rmqctl.repair.salvage.mend import misplaced
 from rmqctl.repair.salvage.sources import (
     ENDLESS,
@@ -181,9 +181,10 @@ class Copier:
     def _stretch(self, result: Copied, source: Source, found: Comparison,
                  stretch: Stretch) -> None:
         proven = self._proven(result, source, found, stretch)
-        if source.preferred and (isinstance(proven, str) or (proven.start, proven.end) != (
-                stretch.start, stretch.end)):
-            why = proven if isinstance(proven, str) else "not all of it is proven"
+        is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
+        why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
+            stretch.start, stretch.end) else "not all of it is proven"
+        if source.preferred and not is_head and why:
             proven = _Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
         if isinstance(proven, str):
             items = list(found.offered.within(stretch.start, stretch.end))
@@ -193,6 +194,9 @@ class Copier:
             return
         ranges = [one for item in found.offered.within(proven.start, proven.end)
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
+        ranges, refused = _near(source, ranges, result.parts)
+        if refused:
+            result.notes.append(f"{source.name}: not all of it is copied: {refused}")
         if not ranges:
             return
         self._widen(result, ranges[0].start, ranges[-1].end)
@@ -400,6 +404,31 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
         messages += sum(len(batch) for batch in walk)
         position = file.base + max(walk.position, at + 1)
     return Range(low, high, messages)
+
+
+def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
+        list[Range], str]:
+    """(the ranges that can be of this log's files, why others cannot)."""
+    size, (low, high) = parts[0].size, (parts[0].base, parts[-1].end)
+    near, why = [], ""
+    behind = [item for item in ranges if item.end > low]
+    for item in [*behind, *reversed(ranges[:len(ranges) - len(behind)])]:
+        away = max(item.start - high, low - item.end)
+        if away > FAR * size:
+            why = (f"{away // size} files would be missing between our log and physical offset "
+                   f"{item.start}, so that is hardly of it")
+            continue
+        # A record lies in one file: where ours end the source's must end, too.
+        first = parts[0].base - (parts[0].base - item.start - 1) // size * size
+        border = next((border for border in range(first, item.end, size)
+                       if (file := source.store.log.file_of(border)) is None
+                       or file.base != border), None)
+        if border is not None:
+            why = f"its files are of another length: none begins at {border}, as one of ours"
+            continue
+        low, high = min(low, item.start), max(high, item.end)
+        near.append(item)
+    return sorted(near, key=lambda item: item.start), why
 
 
 def _by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:

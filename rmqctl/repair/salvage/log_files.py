@@ -27,7 +27,7 @@ _LEAST_FILE = 4096
 """No broker's files are smaller; cut files may be."""
 _COPIED = "copied"
 _BLOCK = 1 << 20
-_FAR = 64
+FAR = 64
 """Missing files between two that may be a loss; more are a file of another log."""
 
 
@@ -68,7 +68,7 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
         if file.base < base or (file.base - base) % size:
             raise RefusedError(f"{file.path}: its name is no place for a file of {size} bytes "
                                f"beyond {base}")
-        if (file.base - base) // size > max(_FAR, 4 * len(log.files)):
+        if (file.base - base) // size > max(FAR, 4 * len(log.files)):
             raise RefusedError(f"{file.path}: {(file.base - base) // size} files would be missing "
                                "before it, so it is hardly one of this log: move it elsewhere")
         while base < file.base:

@@ -136,9 +136,9 @@ class _Job:
         parts: Sequence[LogPart] = log_parts(self.store,
                                              file_size_of(self.store, self.sources))
         if not parts and self.sources:
-            log, witness = self.sources[0].store.log, self.store.new_witness()
-            parts = [LogPart(file.base, log.file_size, None, witness=witness)
-                     for file in log.files]
+            witness = self.store.new_witness()
+            parts = [LogPart(part.base, part.size, None, witness=witness)
+                     for part in log_parts(self.sources[0].store)]
         if not parts:
             return Salvage(())
         files = self.store.log.files

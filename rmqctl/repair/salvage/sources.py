@@ -33,7 +33,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
 OURS = "ours"
-ENDLESS = 1 << 62
+ENDLESS = (1 << 63) - 1
 _MOST_NAMED = 1000
 _MOST_AGAINST = 10_000
 _KEYS_OF_BATCH = 64
