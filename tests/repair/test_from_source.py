@@ -139,18 +139,34 @@ def test_the_log_is_the_engines_again(name: str, kind: Callable[[Path], None],
     assert log_of(store) == damaged
 
 
-def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path,
-                                             seed: int) -> None:
+def campaign(golden: GoldenFolder, folder: Path, seed: int, count: int) -> None:
     """Whatever is damaged, with an intact replica every byte of it comes back, and nothing else."""
     luck = random.Random(seed)
-    for number in range(5):
+    for number in range(count):
         name = luck.choice(STORES)
-        store = snapshot.copy_tree(golden(name), tmp_path / f"s{number}")
+        store = snapshot.copy_tree(golden(name), folder / f"s{number}")
         folders = ("cl1", "cl2") if "multipath" in name else ()
         done = damage.do(store, luck.getrandbits(32), commitlog_dirs=folders)
-        result = recover(store, golden(name), options=("--prefer", str(golden(name)), *APPLY))
-        assert log_of(store) == log_of(golden(name)), (seed, number, name, done)
+        named = [word for one in folders for word in ("--commitlog-dir", one)]
+        prefer = ("--prefer", str(golden(name)))
+        result = recover(store, golden(name), options=(*named, *prefer, *APPLY))
+        found, whole = ({path.rpartition("/")[2]: data for path, data in log_of(root).items()}
+                        for root in (store, golden(name)))
+        assert found == whole, (seed, number, name, done, result.err)
         result.expect(0)
+        shutil.rmtree(store)
+
+
+def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path,
+                                             seed: int) -> None:
+    campaign(golden, tmp_path, seed, 5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(10))
+def test_a_long_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path, seed: int,
+                                                  part: int) -> None:
+    campaign(golden, tmp_path, seed + 1000 * part, 40)
 
 
 def test_fillers_of_an_earlier_repair_give_way(golden: GoldenFolder,
