@@ -284,15 +284,47 @@ def test_a_compression_that_nothing_proves_makes_a_filler(tmp_path: Path) -> Non
             if one["category"].startswith("header")] == []
 
 
-def test_reconsume_times_one_bit_off_come_back_and_others_stay(tmp_path: Path) -> None:
-    for value, expected in ((3 - (1 << 31), 3), (-3, -3)):
-        writer = filled(Header(reconsume_times=value))
-        store = writer.write(tmp_path / f"s{expected}")
-        _, read = after_salvage(store)
-        assert read[30]["reconsume_times"] == expected
-        assert read[30]["body"] == "odd"
+@pytest.mark.parametrize(("value", "expected", "word"), [
+    (3 - (1 << 31), 3, "one turned bit"), (-3, 0, "not known"), (-(1 << 31), 0, "one turned bit"),
+    (-1, 0, "not known")])
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
+        tmp_path: Path, value: int, expected: int, word: str, sealed: bool) -> None:
+    writer = filled_and_sealed(value) if sealed else filled(Header(reconsume_times=value))
+    store = writer.write(tmp_path / "s")
+    assert [one["category"] for one in findings(store)] == ["header-reconsume-times"]
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert read[30]["reconsume_times"] == expected
+    assert read[30]["body"] == "odd"
+    assert [word in one["reason"] for one in done["actions"] if "consumed" in one["reason"]
+            ] == [True]
+    assert findings(store) == []
+    run("verify", store, *SIZES).expect(0)
 
 
+def filled_and_sealed(reconsume_times: int) -> Writer:
+    """As `filled`, and every record ends with the CRC of its bytes (commitlog.md §5.4)."""
+    writer = Writer(Layout(), seed=2)
+    for number in range(60):
+        odd = number == 30
+        put = writer.put("orders", b"odd" if odd else b"body %d" % number, queue_id=number % 2,
+                         properties_raw=b"A\x011\x02__CRC32#\x010000000000\x02",
+                         header=Header(reconsume_times=reconsume_times) if odd else None,
+                         indexed=False)
+        digits = f"{zlib.crc32(put.raw[:-20]) & 0x7FFFFFFF:010d}"[::-1]
+        writer.patch(put.physical + len(put.raw) - 11, digits.encode())
+    return writer
+
+
+def test_a_store_port_and_reconsume_times_of_one_message(tmp_path: Path) -> None:
+    store = filled(Header(store_host=("10.0.0.1", -1), reconsume_times=-3)).write(tmp_path / "s")
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert (read[30]["store_host"], read[30]["reconsume_times"]) == ("10.0.0.1:10911", 0)
+    assert [(word in done["actions"][0]["reason"]) for word in ("neighbours", "consumed -3 times")
+            ] == [True, True]
+    assert findings(store) == []
 
 
 # -- numbers among the properties -----------------------------------------------------------------

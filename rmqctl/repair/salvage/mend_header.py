@@ -7,7 +7,8 @@ is not invented: an unknown port becomes 0, which says just that and which every
 message whose compression is not known gets a filler. So does one with a number among its properties
 that is none, and not proved by other fields: a broker would cut the log off there. A store time is
 set right as `mend_time` has it, the place of a half message by that message itself, else it becomes
-0. How often a message was consumed stays, unless one turned bit explains it: it does no harm.
+0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
+as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import header_rules as rules
-from rmqctl.formats.local import index_file, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS
@@ -54,14 +55,14 @@ def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     """Puts mended records into ``records``; rejects those that cannot stay as they are."""
     known = _Known(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
-        if any(name in _MENDED for name in fault.categories):
+        if any(name in _MENDED or name == rules.RECONSUME for name in fault.categories):
             _mend(known, fault)
     known.times.mend_astray()
 
 
 def _mend(known: _Known, fault: HeaderFault) -> None:
     records = known.records
-    _, record, _ = records.read(fault.offset, None)
+    _, record, stored = records.read(fault.offset, None)
     if record is None:
         return
     corrected: Record | None = record
@@ -70,12 +71,18 @@ def _mend(known: _Known, fault: HeaderFault) -> None:
         if corrected is not None and name in _MENDED:
             corrected, reason = _MENDED[name](corrected, fault, known)
             reasons += [reason] if reason else []
-    raw = None if corrected is None else unless_crc_differs(build(corrected))
-    if raw is None:
+    raw = stored if corrected == record else (
+        None if corrected is None else unless_crc_differs(build(corrected)))
+    if raw is None or corrected is None:
         # An appended CRC that contradicts it, or nothing that could stand there: a filler.
         if any(name in (*rules.UNDECODABLE, rules.NUMBER) for name in fault.categories):
             records.rejected.add(fault.offset)
-    elif corrected != record and records.replace(fault.offset, raw):
+            return
+        raw, corrected, reasons = stored, record, []
+    if record.reconsume_times < 0:
+        raw, reason = _reconsume(raw, corrected)
+        reasons.append(reason)
+    if raw != stored and records.replace(fault.offset, raw):
         records.reasons[fault.offset] = "; ".join(reasons)
 
 
@@ -134,12 +141,18 @@ def _sys_flag(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Reco
     return None, ""
 
 
-def _reconsume(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record, str]:
+def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
+    """The bytes of the record with the times that it was consumed set right.
+
+    No other field proves them, so an appended CRC of the negative number does not, either.
+    """
     times = record.reconsume_times & 0x7FFFFFFF
+    said = f"consumed {record.reconsume_times} times"
+    reason = f"{said}: {times} without one turned bit"
     if times > _MOST_TIMES:
-        return record, ""
-    return replace(record, reconsume_times=times), (
-        f"consumed {record.reconsume_times} times: {times} without one turned bit")
+        times, reason = 0, f"{said}, and not known: set to 0, which a first delivery has"
+    mended = build(replace(record, reconsume_times=times))
+    return append_crc.seal(mended) if append_crc.verify(raw) else mended, reason
 
 
 def _number(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record | None, str]:
@@ -237,5 +250,5 @@ def _indexed_halves(record: Record, known: _Known) -> list[int]:
 
 _MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
-    rules.RECONSUME: _reconsume, rules.NUMBER: _number, rules.STORE_TIME: _store_time,
+    rules.NUMBER: _number, rules.STORE_TIME: _store_time,
     rules.PREPARED: _prepared}
