@@ -116,6 +116,21 @@ def test_a_coda_where_one_of_the_equal_parts_begins(tmp_path: Path) -> None:
     assert [asked(tier, 1), asked(tier, 2), asked(tier, 3)] == ["", "", ""]
 
 
+def test_a_record_at_a_segments_start_is_mended_once(tmp_path: Path) -> None:
+    """What is lost begins in the segment before; the record says another queue offset."""
+    writer = bare()
+    for number in range(4):
+        small(writer, number)
+    writer.roll()
+    mended = writer.put(b"mended")
+    lose_head(writer, writer.puts[2])
+    lose_head(writer, writer.puts[3])
+    writer.patch(mended.physical + field_places(mended.raw)["queue_offset"][0], bytes(8))
+    tier = end(writer, tmp_path)
+    check(writer, tier)
+    assert set(read(tier)) == {0, 1, 4, 5}
+
+
 @pytest.mark.parametrize("with_index", [False, True])
 def test_once_recovered_nothing_changes(with_index: bool, seed: int, tmp_path: Path) -> None:
     """Messages that lost their heads, whose bodies hold frames numbered as what comes next."""

@@ -215,7 +215,7 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
         if position < stop == segment.end and is_coda(log.read(stop - CODA_SIZE, CODA_SIZE)):
             stop -= CODA_SIZE
         for start, size in chain(extents, ((stop, 0),)):
-            if not position <= start <= stop:
+            if start < position or start + bool(size) > stop:
                 continue
             if position < start and not (start - position == CODA_SIZE and is_coda(
                     log.read(position, CODA_SIZE))):
