@@ -33,15 +33,18 @@ from rmqctl.tiered.witness import QueueWitness
 
 
 class Slots:
-    """For walks over the segments of a queue's commit log, in their order, each from its start."""
+    """For walks over the segments of a queue's commit log, in their order, each from its start; the
+    first one may begin behind a record, ``last`` (place, end).
+    """
 
-    def __init__(self, log: FlatFile, name: QueueName) -> None:
+    def __init__(self, log: FlatFile, name: QueueName,
+                 last: tuple[int, int] | None = None) -> None:
         self._log, self._name = log, name
         self._topic = os.fsencode(name.topic)
         self._least = min(message.size_of(0, magic, 0, len(self._topic), 0)
                           for magic in message.VERSIONS)
         self._head = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
-        self._last: tuple[int, int] | None = None
+        self._last = last
         """Place and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:

@@ -107,6 +107,8 @@ def test_whole_messages_between_damaged_ones(tmp_path: Path) -> None:
     counted = run("tiered", "verify", tier, "-o", "json").json()["coverage"]
     assert (counted["orphans"], counted["bytes_damaged"] + counted["bytes_zero"]) == (
         5, puts[1].size + puts[4].size)
+    stats = run("tiered", "stats", tier, "-o", "json").expect(0).json()
+    assert stats["orphans"]["messages"] == counted["orphans"]
     rows = recovered(tier)
     assert {number: body_of(rows[number]) for number in (2, 3)} == {2: b"m2", 3: b"m3"}
     assert set(rows) == {0, 2, 3, 5, 6}
@@ -171,6 +173,43 @@ def test_messages_that_were_written_again(torn: bool, tmp_path: Path) -> None:
     small(writer, 3)
     lose_head(writer, lost)
     assert unclear(end(writer, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("with_units", [False, True])
+@pytest.mark.parametrize("coda", [False, True])
+def test_commit_takes_for_sound_what_verify_does(with_units: bool, coda: bool,
+                                                 tmp_path: Path) -> None:
+    """Units were not written yet from a damaged message on, and the log ends in another one: frames
+    in the body of the former change nothing.
+    """
+    done = []
+    for has_frames in (False, True):
+        writer = bare()
+        writer.coda, writer.with_units = coda, with_units
+        small(writer, 0)
+        writer.roll()
+        small(writer, 1)
+        if coda:  # the last unit leads to the coda before its message
+            place = writer.puts[-1].physical - 16
+            writer.units[1] = place.to_bytes(8, "big") + writer.units[1][8:]
+        inner = frame(TOPIC, FORGED, 2, queue_id=QUEUE)
+        lost = [writer.put(framed([inner]) if has_frames else b"b" * len(inner.at(0)))]
+        small(writer, 3)
+        writer.roll()
+        small(writer, 4)
+        lost.append(small(writer, 5))
+        for one in lost:
+            lose_head(writer, one)
+        for number in range(2, 6):
+            writer.units.pop(number)
+        tier = writer.write(tmp_path / str(has_frames) / "store")
+        findings = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()["findings"]
+        assert "ambiguous" not in {one["category"] for one in findings}
+        rows = run("tiered", "commit", tier, "-o", "json").expect(0).json()
+        assert set(read(tier)) == {0, 1}
+        done.append([{**row, "kept": len(row["kept"])} for row in rows])
+    assert [row["bytes_cut"] for row in done[0]] == [lost[1].size]
+    assert done[1] == done[0]
 
 
 def test_no_frame_is_kept_and_nothing_that_is_whole_is_lost_unsaid(seed: int,

@@ -20,7 +20,7 @@ from rmqctl.errors import FormatError, RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
-from rmqctl.formats.tiered.units import NEVER, UNIT, UNIT_SIZE
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, is_coda
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
@@ -32,6 +32,7 @@ from rmqctl.tiered.files.settings import resolve
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.survey import ROW, MessageRows
+from rmqctl.tiered.slots import Slots
 from rmqctl.tiered.tier import Tier
 
 TagsOf = Callable[[int, bytes], int | None]
@@ -138,12 +139,12 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
     """(what is to be added and cut, or why the queue cannot be continued; what to add)."""
     resumed = Resumed(fault=_damage_inside(queue))
-    end = 0
+    last: tuple[int, int] | None = None
     if resumed.fault is None:
-        end, resumed.fault = _known_end(queue)
+        last, resumed.fault = _last_known(queue)
     if resumed.fault is not None:
         return resumed, _Tail(-1)
-    tail = _tail(queue, end, tags_of or _computed)
+    tail = _tail(queue, last, tags_of or _computed)
     rows, log = queue.consume_queue.segments, queue.commit_log.segments
     if tail.doubtful and not _is_torn(queue, tail.whole_to):
         resumed.fault = f"{ambiguity(tail.doubtful)}; see `rmqctl tiered recover`"
@@ -168,39 +169,45 @@ def _damage_inside(queue: FlatQueue) -> str | None:
     return None
 
 
-def _known_end(queue: FlatQueue) -> tuple[int, str | None]:
-    """(tiered offset behind the last message that has a unit, why that cannot be)."""
+def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
+    """(place and end of the last message that has a unit, None without any; why that cannot be)."""
     log = queue.commit_log
     unit = queue.unit(queue.commit_offset - 1) if queue.commit_offset > queue.cq_start else None
     if unit is None:
-        return log.start, None
-    end = unit.commit_log_offset + unit.size
-    if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:
-        return 0, (f"the unit of queue offset {queue.commit_offset - 1} is damaged; "
+        return None, None
+    place = unit.commit_log_offset
+    if unit.size < message.MIN_SIZE or place < 0:
+        return None, (f"the unit of queue offset {queue.commit_offset - 1} is damaged; "
                    "see `rmqctl tiered recover`")
+    if is_coda(log.read(place, CODA_SIZE)):
+        place += CODA_SIZE
+    end = place + unit.size
     if end > log.end:
-        return 0, (f"the unit of queue offset {queue.commit_offset - 1} leads beyond the end of "
-                   f"the commit log ({end}, it ends at {log.end}); see `rmqctl tiered recover`")
-    return end, None
+        return None, (f"the unit of queue offset {queue.commit_offset - 1} leads beyond the end of "
+                      f"the commit log ({end}, it ends at {log.end}); see `rmqctl tiered recover`")
+    return (place, end), None
 
 
-def _tail(queue: FlatQueue, end: int, tags_of: TagsOf) -> _Tail:
-    """Goes through the commit log behind ``end``: which messages continue the queue, and where
-    the last whole frame ends.
+def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
+    """Goes through the commit log behind ``last`` (place and end of a message, None: all of it):
+    which messages continue the queue, and where the last whole frame ends.
     """
     known = bool(queue.consume_queue.segments)
-    tail = _Tail(queue.commit_offset if known else -1, end)
     log, messages = queue.commit_log, MessageRows(queue.name)
+    end = log.start if last is None else last[1]
+    tail = _Tail(queue.commit_offset if known else -1, end)
+    slots = Slots(log, queue.name, last)
     for segment in log.segments:
         if segment.end <= end or not segment.usable:
             continue
-        for batch in log.batches(segment, max(end - segment.base, 0)):
-            if len(batch):
-                _take_messages(messages, tail, batch, tags_of)
-            for span in batch.spans:
-                tail.doubtful += span.doubtful
-                if span.kind == BLANK:  # a coda
-                    tail.whole_to = max(tail.whole_to, span.end)
+        with log.walk(segment, max(end - segment.base, 0)) as walk:
+            for batch in slots.batches(walk):
+                if len(batch):
+                    _take_messages(messages, tail, batch, tags_of)
+                for span in batch.spans:
+                    tail.doubtful += span.doubtful
+                    if span.kind == BLANK:  # a coda
+                        tail.whole_to = max(tail.whole_to, span.end)
     return tail
 
 

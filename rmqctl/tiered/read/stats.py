@@ -15,6 +15,7 @@ from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Key
 from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.tiered.slots import Slots
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.units import Units
 
@@ -97,12 +98,13 @@ def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
 def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
     units = Units(queue)
     units.find_tears()
+    slots = Slots(queue.commit_log, queue.name)
     for segment in queue.commit_log.segments:
         if not segment.usable:
             continue
         with queue.commit_log.walk(segment, cut=True) as walk:
             done = 0
-            for batch in walk:
+            for batch in slots.batches(walk):
                 figures.bytes_other += sum(span.length for span in batch.spans)
                 if len(batch):
                     _, has_unit = units.of(batch)
