@@ -54,10 +54,12 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     ``given`` are values by the names of `Settings`, None where not given. A message that was
     dispatched to further queues says so itself (the property with its offsets there is made by
     a broker that does it), so multi-dispatch and light queues count as on unless they are
-    switched off. Raises what `resolve` raises.
+    switched off, or the consumequeues are those of a broker without. Raises what `resolve` raises.
     """
+    light = store.light_queues
     config = resolve(store, given, shown={
-        "version": version_for(store.generation).name, "lmq": True, "multi_dispatch": True,
+        "version": version_for(store.generation).name, "lmq": not light.own_ids,
+        "multi_dispatch": not light.rows_optional,
         "consumequeue_ext": any(ext_files(store))})
     settings, origin, notes = config.settings, config.origin, []
     if config.index_unknown:

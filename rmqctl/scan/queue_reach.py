@@ -7,8 +7,11 @@ several queue offsets (§9), a multi-dispatched message counts in further queues
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,13 +27,16 @@ _UNROWED = sysflag.TRANSACTION_PREPARED
 """The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
 NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
-_LMQ = props.LMQ_PREFIX.encode()
 _DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
 _COMMA, _ZERO = b","[0], b"0"[0]
 _BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))
+_LMQ = props.LMQ_PREFIX.encode()
 _DIGITS = 18
 """A number in a property has at most so many."""
 _INT64 = np.iinfo(np.int64)
+
+Leads = Callable[[tuple[str, int], Array, Array], Array]
+"""(queue, queue offsets, physical offsets) -> which rows there lead to these places (bool)."""
 
 
 class Reach(NamedTuple):
@@ -39,6 +45,57 @@ class Reach(NamedTuple):
     first: int
     end: int
     messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LightQueues:
+    """Under which queue ids the rows of a store's light queues (``%LMQ%…``) lie (§10).
+
+    A broker with enableLmq keeps each of them as queue 0. One with enableMultiDispatch alone
+    (4.9.x) takes the name for that of any other queue: it writes the row under the message's own
+    queue id, and counts each id for itself. A store may have seen both.
+
+    ``own``: those with another id than 0 that have files. ``own_ids``: whether a message's own
+    queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may
+    have given queue offsets without ever writing rows (5.x with enableLmq alone).
+    """
+
+    own: frozenset[tuple[str, int]] = frozenset()
+    own_ids: bool = False
+    rows_optional: bool = False
+
+    def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
+            physical: Array | None = None, leads: Leads | None = None) -> Array:
+        """The queue ids (int64) of further rows: ``name`` are numbers in ``names``, ``queue_id``
+        the messages' own.
+
+        With ``leads`` a row that is there decides, at queue offset ``offset`` and leading to
+        ``physical``; without it, what the store's files say of the whole queue.
+        """
+        light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
+        out: Array = np.where(light, 0, queue_id)
+        rows = np.flatnonzero(light & (queue_id != 0)) if self.own or self.own_ids else light[:0]
+        if not len(rows):
+            return out
+        pairs, which = np.unique(np.stack([name[rows], queue_id[rows]]), axis=1,
+                                 return_inverse=True)
+        which = which.reshape(-1)
+        for number, (of_name, own) in enumerate(pairs.T.tolist()):
+            key = os.fsdecode(names[of_name]), own
+            if key not in self.own and not self.own_ids:
+                continue
+            of_pair = rows[which == number]
+            if leads is not None and offset is not None and physical is not None:
+                places = offset[of_pair], physical[of_pair]
+                of_pair = of_pair[leads(key, *places) | ~leads((key[0], 0), *places)]
+            out[of_pair] = own
+        return out
+
+    def id_of(self, name: str, queue_id: int, offset: int, physical: int, leads: Leads) -> int:
+        """The same for one row."""
+        text, own, row, place = (np.array([value], np.int64) for value in (
+            0, queue_id, offset, physical))
+        return int(self.ids([os.fsencode(name)], text, own, row, place, leads)[0])
 
 
 class QueueNumbers:
@@ -80,11 +137,14 @@ class QueueReach:
     """Collects over batches; picklable, and `merge` takes in what another one collected.
 
     ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages; ``plain``
-    takes each record for the one queue offset in its head and nothing else.
+    takes each record for the one queue offset in its head and nothing else. ``light`` says which
+    queue ids light queues have.
     """
 
-    def __init__(self, generation: int = 5, *, plain: bool = False) -> None:
+    def __init__(self, generation: int = 5, light: LightQueues | None = None, *,
+                 plain: bool = False) -> None:
         self._generation, self._plain = generation, plain
+        self._light = light or LightQueues()
         self._numbers = QueueNumbers()
         self._first: Array = np.zeros(0, np.int64)
         self._last: Array = np.zeros(0, np.int64)
@@ -152,8 +212,7 @@ class QueueReach:
         row, names, offsets = dispatched_rows(text.Properties(packed), rowed)
         if len(row):
             to = self._numbers.topic(names)
-            light = np.array([topic.startswith(_LMQ) for topic in self._numbers.topics], bool)[to]
-            codes = self._numbers.of(to, np.where(light, 0, queue_id[row]))
+            codes = self._numbers.of(to, self._light.ids(self._numbers.topics, to, queue_id[row]))
             self._include(codes, offsets, offsets, np.ones(len(row), bool))
 
 
@@ -174,12 +233,29 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
     return first, last
 
 
-def dispatched_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
+def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool = False) -> (
+        tuple[Array, text.Texts, Array]):
     """(record, queue name, queue offset) of each further row of multi-dispatched records.
 
     ``which`` (bool) says which records count. Lists of different length give no rows at all, an
-    entry that is no number gives none (spec: consumequeue.md §10).
+    entry that is no number gives none (spec: consumequeue.md §10). With ``skipped`` those of
+    `skipped_rows` come along.
     """
+    return _paired(properties, which, np.greater_equal if skipped else np.equal)
+
+
+def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
+    """The same of those that gave no row for their lists' length, though offsets were taken.
+
+    A 5.x broker gives light queues a queue offset and other names an empty entry. Behind the last
+    offset these do not count, so the list is too short.
+    """
+    return _paired(properties, which, np.greater)
+
+
+def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Array], Array]) -> (
+        tuple[Array, text.Texts, Array]):
+    """(record, name, number) of the records whose numbers of names and numbers ``fit``."""
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
         return name_row, names, np.zeros(0, np.int64)
@@ -190,9 +266,11 @@ def dispatched_rows(properties: text.Properties, which: Array) -> tuple[Array, t
     both, name_place, where = both[counted], name_place[counted], where[counted]
     name_of, name, name_count = _parts(names.take(name_place))
     number_of, number, number_count = _parts(offsets.take(where))
-    same = name_count == number_count
-    name_of, name = name_of[same[name_of]], name.take(same[name_of])
-    number = number.take(same[number_of])
+    fits = fit(name_count, number_count)
+    number = number.take(fits[number_of])
+    of_list = np.arange(len(name_of)) - (np.cumsum(name_count) - name_count)[name_of]
+    wanted = fits[name_of] & (of_list < number_count[name_of])
+    name_of, name = name_of[wanted], name.take(wanted)
     good, value = _integers(number)
     good &= name.length > 0
     return both[name_of[good]], name.take(good), value[good]

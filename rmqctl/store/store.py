@@ -29,6 +29,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
+from rmqctl.scan.queue_reach import Leads, LightQueues
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
@@ -41,6 +42,7 @@ from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.light_queues import leading, light_queues_of
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 if TYPE_CHECKING:
@@ -340,6 +342,16 @@ class Store(Closing):
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The same for who can do without: none where the consumequeues cannot be read."""
         return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
+
+    @cached_property
+    def light_queues(self) -> LightQueues:
+        """Under which queue ids the rows of light queues lie; `leads` looks at the rows."""
+        known = self.remembered | self.sizes.conf.values
+        return light_queues_of(self.known_queues, known, self.generation)
+
+    @property
+    def leads(self) -> Leads:
+        return partial(leading, self.known_queues)
 
     @cached_property
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]:

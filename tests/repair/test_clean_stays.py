@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ BORDER_TWICE = frozenset(
     f"{version}/{kind}/after" for version in ("4.9.3", "5.3.3")
     for kind in ("clean-nocq", "crash-cqshort", "crash-live", "crash-noprealloc"))
 """A broker's start has indexed the last indexed message once more in these."""
+FURTHER = ("%LMQ%a,%LMQ%b", "%LMQ%a", "P,Q", "%LMQ%b,P")
+"""Queues that messages are dispatched to besides their own."""
 
 
 def clean(store: Path, *options: str) -> bool:
@@ -124,6 +127,99 @@ def test_golden_stores(golden: GoldenFolder, store: GoldenStore) -> None:
     assert found or not (store.is_clean or store.id in BORDER_TWICE)
 
 
+# -- further queues -------------------------------------------------------------------------------
+
+
+def switched(root: Path, version: str, *, lmq: bool, multi: bool, first: int = 0) -> Path:
+    """A store with messages for further queues, of a broker with these switches."""
+    run("init", root, "--broker-version", version, "--consumequeue-file-size", "400", *SIZES,
+        "--commitlog-file-size", "64KiB", "--lmq" if lmq else "--no-lmq",
+        "--multi-dispatch" if multi else "--no-multi-dispatch").expect(0)
+    for part in range(2):
+        dispatched(root, range(20 * part, 20 * part + 20), first)
+    return root
+
+
+def dispatched(root: Path, numbers: range, first: int = 0, *options: str) -> None:
+    """Puts messages into the queues from ``first`` on."""
+    source = root.parent / "lines"
+    source.write_bytes(b"".join(json.dumps({
+        "topic": "T0", "queue_id": first + number // 4 % 3, "body": f"body {number}", "properties":
+        {"INNER_MULTI_DISPATCH": FURTHER[number % 4]}}).encode() + b"\n" for number in numbers))
+    run("append", root, source, "--auto-create-topic", *options).expect(0)
+
+
+def queues(root: Path) -> dict[str, bytes]:
+    folder = root / "consumequeue"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file()}
+
+
+OWN_IDS = {f"{name}/{queue}" for name in ("P", "Q", "%LMQ%a", "%LMQ%b") for queue in range(3)}
+SWITCHES = [(version, lmq, multi) for version in ("4.9.3", "5.3.3") for lmq in (False, True)
+            for multi in (False, True)]
+
+
+@pytest.mark.parametrize(("version", "lmq", "multi"), SWITCHES)
+def test_further_queues(tmp_path: Path, version: str, lmq: bool, multi: bool) -> None:
+    """4.9.3 needs enableMultiDispatch alone, and treats a light queue as any other without
+    enableLmq. 5.3.3 gives queue offsets with enableLmq alone, in light queues only, and writes the
+    rows with both.
+    """
+    root = switched(tmp_path / "s", version, lmq=lmq, multi=multi)
+    light = {"%LMQ%a/0", "%LMQ%b/0"}
+    wanted: set[str] = set()
+    if version == "4.9.3" and multi:
+        wanted = {name for name in OWN_IDS if name[0] != "%"} | light if lmq else OWN_IDS
+    elif multi and lmq:
+        wanted = light
+    written = queues(root)
+    assert {name.rpartition("/")[0] for name in written} - {f"T0/{i}" for i in range(3)} == wanted
+    assert clean(root)
+
+    shutil.rmtree(root / "consumequeue")
+    run("recover", root, "--apply", *JSON).recovered()
+    assert queues(root) == written
+
+    # Nothing tells of the switches but what lies there.
+    shutil.rmtree(root / ".rmqctl")
+    assert clean(root)
+
+
+def test_light_queues_of_either_kind(tmp_path: Path) -> None:
+    """A broker that got enableLmq later."""
+    root = switched(tmp_path / "s", "4.9.3", lmq=False, multi=True, first=1)
+    dispatched(root, range(40, 80), 1, "--lmq")
+    assert {"%LMQ%a/0", "%LMQ%a/1"} <= {name.rpartition("/")[0] for name in queues(root)}
+    assert clean(root)
+    shutil.rmtree(root / ".rmqctl")
+    assert clean(root)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lost_message_with_further_rows(tmp_path: Path, known: bool) -> None:
+    """Its filler has the rows where the broker looks for them."""
+    root = switched(tmp_path / "s", "4.9.3", lmq=False, multi=True)
+    before = queues(root)
+    if not known:
+        shutil.rmtree(root / ".rmqctl")
+    row = before["%LMQ%b/1/" + "0" * 20][20:40]
+    place = int.from_bytes(row[:8], "big")
+    log = next((root / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(place)
+        file.write(bytes(60))
+    run("recover", root, "--apply", *JSON).recovered()
+    after = queues(root)
+    assert {name: _places(raw) for name, raw in after.items()} == {
+        name: _places(raw) for name, raw in before.items()}
+    assert actions(root) == []
+
+
+def _places(raw: bytes) -> list[bytes]:
+    return [raw[start:start + 12] for start in range(0, len(raw), 20)]
+
+
 # -- at random ------------------------------------------------------------------------------------
 
 
@@ -137,7 +233,7 @@ def lines(chosen: random.Random, count: int, *, keyed: float, version: str) -> b
         if chosen.random() < .1:
             properties["DELAY"] = str(chosen.randint(1, 3))
         if chosen.random() < .1:
-            properties["INNER_MULTI_DISPATCH"] = "%LMQ%a,%LMQ%b"
+            properties["INNER_MULTI_DISPATCH"] = chosen.choice(FURTHER)
         topic = chosen.choice(("T0", "T1", "x" * (200 if version == "5.3.3" else 100)))
         one: dict[str, Any] = {"topic": topic, "queue_id": chosen.randrange(2),
                                "body": "b" * chosen.randrange(300)}
@@ -170,9 +266,9 @@ def any_store(root: Path, chosen: random.Random) -> list[str]:
     """Makes a store in a few runs; what was done, for whoever reads a failure."""
     version = chosen.choice(("4.9.3", "5.3.3"))
     switches = []
-    for names in (("consumequeue-ext",), ("lmq", "multi-dispatch")):
+    for name in ("consumequeue-ext", "lmq", "multi-dispatch"):
         on = "" if chosen.random() < .5 else "no-"
-        switches += [f"--{on}{name}" for name in names]
+        switches.append(f"--{on}{name}")
     if version == "5.3.3" and chosen.random() < .5:
         switches.append("--append-crc")
     keyed = chosen.choice((0, .5, 1))

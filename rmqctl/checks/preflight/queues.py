@@ -25,7 +25,6 @@ from rmqctl.broker.consume_queue import (
 )
 from rmqctl.broker.recovery import properties
 from rmqctl.broker.versions import BrokerVersion
-from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges, is_queue_name
@@ -34,8 +33,6 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
-
-_LMQ = props.LMQ_PREFIX.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class Queues:
     """All queues of a store, found and recovered; `dispatch` goes on from there."""
 
     def __init__(self, store: Store, version: BrokerVersion) -> None:
-        self._version = version
+        self._version, self._store = version, store
         self._topics, self._further = text.Dictionary(), text.Dictionary()
         self.states: list[QueueState] = []
         self._numbers: dict[tuple[str, QueueKey], int] = {}
@@ -170,6 +167,8 @@ class Queues:
         return put
 
     def _put_further(self, batch: Batch, which: Array) -> None:
+        if self._store.light_queues.rows_optional:
+            return
         if self._version.generation >= 5:
             left_out = [topic.startswith(NOT_DISPATCHED) for topic in self._topics.texts]
             which = which & ~np.array(left_out, bool)[self._last_topic]
@@ -180,9 +179,9 @@ class Queues:
         texts = self._further.texts
         safe = np.array([is_queue_name(os.fsdecode(raw)) for raw in texts], bool)[name]
         record, name, offset = record[safe], name[safe], offset[safe]
-        light = np.array([raw.startswith(_LMQ) for raw in texts], bool)[name]
-        queue_id = np.where(light, 0, batch.column("queue_id")[record])
         place = batch.offset[record]
+        queue_id = self._store.light_queues.ids(
+            texts, name, batch.column("queue_id")[record], offset, place, self._store.leads)
         self._put(self._further_table.encode(name, queue_id), offset, place,
                   place + batch.column("total_size")[record])
 

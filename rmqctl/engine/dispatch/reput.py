@@ -33,6 +33,10 @@ Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
 """(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of the
 extension unit it had; None where that is not known."""
 
+QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
+"""(names, and of each further row: number of its name, its message's queue id, queue offset,
+physical offset) -> under which queue id it goes."""
+
 _LMQ = props.LMQ_PREFIX.encode()
 _NOWHERE, _PLAIN, _BATCH = range(3)
 
@@ -63,8 +67,8 @@ class Dispatcher:
                  as_broker: bool = False, aside: AsideFolder | None = None,
                  wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
                  recall: Recall | None = None, most_pending: int | None = None,
-                 positions: Positions | None = None) -> None:
-        self._positions = positions
+                 positions: Positions | None = None, queue_ids: QueueIds | None = None) -> None:
+        self._positions, self._queue_ids = positions, queue_ids
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
         self._rows, self._wanted, self._recall = rows, wanted, recall
@@ -316,7 +320,9 @@ class Dispatcher:
             self.unplaceable += int(np.count_nonzero(~safe))
             message, name, offset = message[safe], name[safe], offset[safe]
         queue_id = derived.queue_id[message]
-        if self._settings.lmq:
+        if self._queue_ids is not None:
+            queue_id = self._queue_ids(known, name, queue_id, offset, derived.physical[message])
+        elif self._settings.lmq:
             light = np.array([name_text.startswith(_LMQ) for name_text in known], bool)[name]
             queue_id = np.where(light, 0, queue_id)
         return message, self._further_numbers.encode(name, queue_id), offset

@@ -478,7 +478,7 @@ def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str,
     """The topicQueueTable as it is when a real run has dispatched what the last one left."""
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
-    reach = QueueReach(version.generation)
+    reach = QueueReach(version.generation, store.light_queues)
     start = catch_up_start(state, dispatched_to(store, version))
     for batch in store.log.walk(start, state.end):
         reach.add(batch)

@@ -66,8 +66,9 @@ class Recorder:
     """Places recorded messages beyond the ends of their queues."""
 
     def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False, *,
-                 inner_batches: bool = True) -> None:
+                 inner_batches: bool = True, lmq: bool = True) -> None:
         self._table, self._keep, self._inner_batches = table, keep_offsets, inner_batches
+        self._lmq = lmq
         self.renumbered = 0
         """Rows that got another queue offset than the recorded one."""
         self.misplaced = 0
@@ -130,7 +131,8 @@ class Recorder:
             if not (offset.isascii() and offset.isdigit()):
                 settled.append(offset)
                 continue
-            key = name, 0 if name.startswith(props.LMQ_PREFIX) else record.queue_id
+            is_light = self._lmq and name.startswith(props.LMQ_PREFIX)
+            key = name, 0 if is_light else record.queue_id
             number = self._continue(key, int(offset))
             counters[key] = number + 1
             settled.append(str(number))
@@ -197,7 +199,8 @@ class PutPath:
         self._single = SingleMessages(settings, self._encoder, self._cursor, table, is_batch_topic,
                                 clock, self._rules)
         self._recorder = Recorder(table, keep_queue_offsets,
-                                  inner_batches=settings.profile.batch_queues)
+                                  inner_batches=settings.profile.batch_queues,
+                                  lmq=settings.lmq)
         self._with_maps = settings.consumequeue_ext
 
     @property

@@ -30,7 +30,7 @@ from typing import Any
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.derive import Derived
-from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import Shape
@@ -52,6 +52,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
+from rmqctl.store.store import Store
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
@@ -214,7 +215,7 @@ class _Job:
             progress(log_size(self._parts, min(reached.done, self._end())))
         # Dispatch the log.
         with ExitStack() as held:
-            dispatcher = self._dispatcher()
+            dispatcher = self._dispatcher(held)
             held.callback(dispatcher.close)
             base = reached.gaps, reached.refused, reached.unplaceable
             self._go_on(dispatcher, reached, base, jobs, progress, save_every)
@@ -242,12 +243,27 @@ class _Job:
     def _end(self) -> int:
         return self._parts[-1].end if self._parts else 0
 
-    def _dispatcher(self) -> Dispatcher:
+    def _dispatcher(self, held: ExitStack) -> Dispatcher:
         wanted = None if self._topic is None else partial(wants, self._topic, self._queue)
         recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
-                          rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING)
+                          rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING,
+                          queue_ids=self._queue_ids(held))
+
+    def _queue_ids(self, held: ExitStack) -> QueueIds | None:
+        """Where the store has seen both ways of keeping light queues, each row stays in its queue.
+
+        None where the settings say it all.
+        """
+        if CONSUMEQUEUE not in self._only or not os.path.isdir(
+                os.path.join(self._root, "consumequeue")):
+            return None
+        store = held.enter_context(Store.open(self._root))
+        light = store.light_queues
+        if not light.own or light.own_ids == self._settings.lmq:
+            return None
+        return partial(light.ids, leads=store.leads)
 
     def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, int, int],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:

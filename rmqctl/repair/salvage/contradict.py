@@ -9,6 +9,7 @@ queue. One that cannot be mended then gets a filler.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 
@@ -29,11 +30,15 @@ from rmqctl.store.store import Store
 
 
 class Contradictions:
-    """One round over all of them; what it finds goes into ``records``."""
+    """One round over all of them; what it finds goes into ``records``.
+
+    ``skipping``: light queues with gaps of a broker's own making, whose rows stand too early. How
+    much begins anew with each start of the broker, as their queue offsets go back then.
+    """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: Evidence,
-                 records: Records) -> None:
-        self._store = store
+                 records: Records, skipping: Collection[str] = ()) -> None:
+        self._store, self._skipping = store, skipping
         self._gatherer, self._evidence, self._records = gatherer, evidence, records
 
     def run(self) -> None:
@@ -46,7 +51,7 @@ class Contradictions:
             if record is None or not record.crc_ok:
                 continue
             rows = [row for row in rows_there
-                    if not _says(record, row) and self._is_lacking(row, record)]
+                    if not self._says(record, row) and self._is_lacking(row, record)]
             if not rows:
                 continue
             corrected = self._as_rows_say(record, raw, rows)
@@ -56,7 +61,8 @@ class Contradictions:
                 self._records.rejected.add(physical)
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
-                if run.low == run.high and run.low not in by_place:
+                if run.low == run.high and run.low not in by_place and (
+                        key[0] not in self._skipping):
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
@@ -177,9 +183,10 @@ class Contradictions:
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
         """Those of a record's further rows that lead to it."""
-        return {row for row in further if self._leads(
-            (row[0], 0 if row[0].startswith(props.LMQ_PREFIX) else record.queue_id), row[1],
-            record.physical_offset)}
+        light, leads = self._store.light_queues, self._store.leads
+        place = record.physical_offset
+        return {(name, offset) for name, offset in further if self._leads(
+            (name, light.id_of(name, record.queue_id, offset, place, leads)), offset, place)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
         """The properties with the missing rows said anew, as far as they fit: the body is whole.
@@ -214,9 +221,14 @@ class Contradictions:
                 return None
             properties.popitem()
 
+    def _says(self, record: Record, row: FoundRow) -> bool:
+        """Whether a record says of itself what a row says: it was a neighbour that misled."""
+        return _says(record, row) or (row.key[0] in self._skipping and any(
+            name == row.key[0] and offset > row.queue_offset
+            for name, offset in dispatched(record.properties)))
+
 
 def _says(record: Record, row: FoundRow) -> bool:
-    """Whether a record says of itself what a row says: it was a neighbour that misled."""
     if row.batch:
         return batch_range_of(record.properties) == (row.queue_offset, row.count)
     if sysflag.has_consume_queue_row(record.sys_flag) and (

@@ -64,8 +64,9 @@ class KnownLosses:
 class Collector:
     """Builds `KnownLosses` from what a survey and the consumequeues tell."""
 
-    def __init__(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-                 style: Style) -> None:
+    def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
+                 gatherer: Gatherer, style: Style) -> None:
+        self._store = store
         self._parts, self._survey, self._style = parts, survey, style
         self._holes = gatherer.holes
         self._from_zero = bool(parts) and parts[0].base == 0
@@ -172,9 +173,11 @@ class Collector:
         names = values.get(props.MULTI_DISPATCH, "").split(",")
         numbers = values.get(props.MULTI_QUEUE_OFFSET, "").split(",")
         if len(names) == len(numbers):
-            rows += [Row(name, 0 if name.startswith(props.LMQ_PREFIX) else record.queue_id,
-                         int(number)) for name, number in zip(names, numbers, strict=True)
-                     if name and number.isascii() and number.isdigit() and len(number) < 19]
+            light, leads = self._store.light_queues, self._store.leads
+            further = [(name, int(number)) for name, number in zip(names, numbers, strict=True)
+                       if name and number.isascii() and number.isdigit() and len(number) < 19]
+            rows += [Row(name, light.id_of(name, record.queue_id, number, physical, leads), number)
+                     for name, number in further]
         sound = []
         for row in rows:
             key = row.topic, row.queue_id

@@ -186,7 +186,8 @@ class _Round:
         # Intact records: a body CRC of no body, and what contradicts others.
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
-        Contradictions(self._store, self._gatherer, self._evidence, self._records).run()
+        Contradictions(self._store, self._gatherer, self._evidence, self._records,
+                       self._survey.skipping).run()
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record",

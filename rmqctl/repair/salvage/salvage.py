@@ -232,12 +232,12 @@ class _Job:
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:
         return Surveyor(self.generation, self.batch_topics, self.rejected, self.confirmed,
-                        self.progress).run(parts)
+                        self.progress, store=self.store).run(parts)
 
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: Evidence, restored: int) -> Salvage:
         style = self._style(survey)
-        known = Collector(parts, survey, gatherer, style).collect(evidence)
+        known = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         filled = known.filled
         # Messages of known place go into their regions, the others wait for room.

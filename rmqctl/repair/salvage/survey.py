@@ -23,16 +23,16 @@ from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
 from rmqctl.scan.headers import Headers, bad_numbers
 from rmqctl.scan.overlay import LogPart
-from rmqctl.scan.queue_reach import dispatched_rows
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, LightQueues, dispatched_rows, skipped_rows
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
 
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
 _MOST_LISTED, _MOST_ODD = 1_000_000, 1000
-_LMQ = props.LMQ_PREFIX.encode()
 _CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 
 
@@ -181,6 +181,8 @@ class Survey:
     """Intact records with fields that no broker can have written."""
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
+    skipping: set[str] = field(default_factory=set)
+    """Light queues some of whose queue offsets a broker gave to messages without writing a row."""
 
     @property
     def has_crcs(self) -> bool:
@@ -202,12 +204,17 @@ class Surveyor:
     ``batch_topics``: those with batch queues. ``rejected``: physical offsets of records that
     count as damaged. ``confirmed`` (physical offset -> size): records in damaged bytes which the
     walk cannot prove (without a body, and nothing whole behind them), but something else does.
+    ``store``: whose consumequeues say under which queue ids light queues lie.
     """
 
     def __init__(self, generation: int, batch_topics: Iterable[str],
                  rejected: Iterable[int] = (), confirmed: Mapping[int, int] | None = None,
-                 progress: Callable[[int], None] | None = None) -> None:
+                 progress: Callable[[int], None] | None = None, *,
+                 store: Store | None = None) -> None:
         self._generation = generation
+        self._light = LightQueues() if store is None else store.light_queues
+        self._leads = None if store is None else store.leads
+        self._names = text.Dictionary()
         self._batched = {os.fsencode(topic) for topic in batch_topics}
         self._progress = progress or (lambda _bytes: None)
         self._rejected = np.array(sorted(rejected), np.int64)
@@ -404,35 +411,48 @@ class Surveyor:
                 count = np.where(batched | inner, ranges[1], count)
         which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
         columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
-        further = self._further(batch, rowed, properties)
+        further = self._further(batch, topic, rowed, properties)
         if further is not None:
             columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
             order = np.argsort(columns[3], kind="stable")
             columns = [column[order] for column in columns]
         self.survey.runs.add(*columns)
 
-    def _further(self, batch: Batch, rowed: Array, properties: text.Properties | None) -> tuple[
-            Array, Array, Array, Array] | None:
+    def _further(self, batch: Batch, topic: Array, rowed: Array,
+                 properties: text.Properties | None) -> tuple[Array, Array, Array, Array] | None:
         """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
 
-        Also those which a 5.x broker does not write (`NOT_DISPATCHED`): the queue offsets are
-        taken all the same, and none of them is missing (apache/rocketmq#8693).
+        Also those which a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): the queue
+        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where
+        it may write none at all, it begins at 0 again and again: such numbers say nothing.
         """
+        if self._light.rows_optional:
+            return None
         low = int(batch.start[0])
         high = int(batch.start[-1] + batch.column("total_size")[-1])
         if properties is None:
             if batch.data[low:high].tobytes().find(props.MULTI_QUEUE_OFFSET.encode()) < 0:
                 return None
             properties = text.Properties(batch)
-        message, names, offset = dispatched_rows(properties, rowed)
+        newer = self._generation >= 5
+        message, names, offset = dispatched_rows(properties, rowed, skipped=newer)
         if not len(message):
             return None
-        ids = batch.column("queue_id")[message].tolist()
+        if newer:
+            self._skipping(properties, rowed, topic)
+        name, own = self._names.encode(names), batch.column("queue_id")[message]
+        ids = self._light.ids(self._names.texts, name, own, offset, batch.offset[message],
+                              self._leads)
         number = self.survey.runs.number
-        queue = np.array([number((os.fsdecode(name), 0 if name.startswith(_LMQ) else queue_id))
-                          for name, queue_id in zip(names.tolist(), ids, strict=True)],
-                         np.int64)
+        queue = np.array([number((os.fsdecode(raw), queue_id)) for raw, queue_id in zip(
+            names.tolist(), ids.tolist(), strict=True)], np.int64)
         return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
+
+    def _skipping(self, properties: text.Properties, rowed: Array, topic: Array) -> None:
+        left_out = np.array([raw.startswith(NOT_DISPATCHED) for raw in self._topics.texts], bool)
+        for _, names, _ in (skipped_rows(properties, rowed),
+                            dispatched_rows(properties, rowed & left_out[topic])):
+            self.survey.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
 
 
 # -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------

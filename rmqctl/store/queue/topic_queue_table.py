@@ -16,7 +16,7 @@ from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.frames import DAMAGED, Span
-from rmqctl.scan.queue_reach import QueueReach, Reach
+from rmqctl.scan.queue_reach import LightQueues, QueueReach, Reach
 from rmqctl.scan.tolerant import Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
@@ -151,8 +151,8 @@ class _Part:
     troubles: list[Problem] = field(default_factory=list)
 
 
-def _work(generation: int, part: ranges.Range[StoreFile]) -> _Part:
-    reach = QueueReach(generation)
+def _work(generation: int, light: LightQueues, part: ranges.Range[StoreFile]) -> _Part:
+    reach = QueueReach(generation, light)
     result = _Part(0, 0, reach, [])
     with part.file.open() as source:
         walk = part.walk(source)
@@ -174,7 +174,8 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
     """How far each queue reaches by the log alone, by (topic, queue id)."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
-    for _, part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
+    work = partial(_work, view.generation, store.light_queues)
+    for _, part in ranges.in_order(work, parts, jobs, progress):
         total.merge(part.reach)
         spans.add(part.spans)
         if report is not None:

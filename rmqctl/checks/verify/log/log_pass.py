@@ -29,7 +29,7 @@ from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.headers import bad_numbers
-from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
@@ -231,6 +231,7 @@ class MessageChecks:
         self._plain: list[bool] = []
         self._rows = QueueRows(store, ends)
         self._numbers = QueueTable(topics, self._rows.number)
+        self._further = text.Dictionary()
         self._keys: KeyCheck | None = None
 
     def start(self, first: int) -> None:
@@ -308,24 +309,35 @@ class MessageChecks:
         """Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
 
         A 5.x broker gives queue offsets to messages of some topics that it does not dispatch then
-        (apache/rocketmq#8693); an older one, which may have written the store before, does.
+        (apache/rocketmq#8693); an older one, which may have written the store before, does. And
+        where the store is that of a broker which may write none at all, none is missing. A list
+        that is too short for the broker gives none either.
         """
-        message, names, offsets = dispatched_rows(block.properties, which)
+        optional = self.store.light_queues.rows_optional
+        newer = self.store.generation >= 5
+        free = np.array([optional or (newer and topic.startswith(NOT_DISPATCHED))
+                         for topic in self._topics.texts], bool)[block.topic]
+        self._add_further(block, rows, dispatched_rows(block.properties, which), free)
+        if newer:
+            free = np.ones_like(free)
+            self._add_further(block, rows, skipped_rows(block.properties, which), free)
+
+    def _add_further(self, block: Block, rows: Rows, further: tuple[Array, text.Texts, Array],
+                     free: Array) -> None:
+        """``free``: records whose further rows need not be there (bool)."""
+        message, names, offsets = further
         if not len(message):
             return
-        free: Array = np.zeros(len(self._topics.texts), bool)
-        if self.store.generation >= 5:
-            free = np.array([topic.startswith(NOT_DISPATCHED) for topic in self._topics.texts],
-                            bool)
-        free = free[block.topic]
+        light = self.store.light_queues
         picked: list[tuple[int, int, int]] = []
-        for row, raw, offset in zip(message.tolist(), names.tolist(), offsets.tolist(),
-                                    strict=True):
+        name = self._further.encode(names)
+        queue_ids = light.ids(self._further.texts, name, block.queue_id[message], offsets,
+                              block.offset[message], self.store.leads)
+        for row, raw, offset, queue_id in zip(message.tolist(), names.tolist(), offsets.tolist(),
+                                              queue_ids.tolist(), strict=True):
             queue = os.fsdecode(raw)
             if is_queue_name(queue):
-                light = queue.startswith(props.LMQ_PREFIX)
-                key = queue, 0 if light else int(block.queue_id[row])
-                picked.append((row, self._rows.number(key), offset))
+                picked.append((row, self._rows.number((queue, queue_id)), offset))
                 if free[row]:
                     self._rows.skip(picked[-1][1], offset)
         if picked:

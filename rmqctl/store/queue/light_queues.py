@@ -1,0 +1,61 @@
+"""What a store says of its light queues: by its files, and by what is known of its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.scan.frames import Array
+from rmqctl.scan.queue_reach import LightQueues
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+
+Queues = Mapping[tuple[str, int], ConsumeQueue]
+_SPARSE = 1 << 12
+
+
+def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -> LightQueues:
+    """By a store's plain ``queues`` and what is ``known`` of its broker (names of `Settings`).
+
+    The broker's configuration decides where it is known, else what lies there.
+
+    With multi-dispatch off no further row is ever written. Where nothing says whether it was on,
+    a 5.x store with queues of which none is light may be that of a broker with enableLmq alone,
+    which gives queue offsets in light queues and writes no rows.
+    """
+    lmq, multi = known.get("lmq"), known.get("multi_dispatch")
+    filled = [key for key, queue in queues.items() if queue.files]
+    light = [key for key in filled if key[0].startswith(LMQ_PREFIX)]
+    own = frozenset(key for key in light if key[1])
+    optional = multi is False or (
+        multi is None and generation >= 5 and bool(filled) and not light)
+    own_ids = bool(own) if lmq is None else bool(multi) and not lmq
+    return LightQueues(own, own_ids, optional)
+
+
+def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
+    """Which rows of a plain queue, at queue offsets ``offset``, lead to ``physical`` (bool)."""
+    there: Array = np.zeros(len(offset), bool)
+    queue = queues.get(key)
+    if queue is None or not queue.files:
+        return there
+    with closing(queue):
+        inside = np.flatnonzero((offset >= queue.first_index) & (offset < queue.disk_end))
+        inside = inside[np.argsort(offset[inside], kind="stable")]
+        wanted = offset[inside]
+        for part in np.split(inside, np.flatnonzero(np.diff(wanted) > _SPARSE) + 1):
+            if not len(part):
+                continue
+            first, last = int(offset[part[0]]), int(offset[part[-1]])
+            try:
+                units = queue.units(first, last + 1 - first)
+            except StoreIOError:
+                continue
+            number = offset[part] - first
+            held = number < len(units)
+            there[part[held]] = units["physical_offset"][number[held]] == physical[part[held]]
+    return there
