@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Collection
 
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import failed, open_file, sync, sync_folder, write_all
 from rmqctl.formats.local import abort as abort_format
 from rmqctl.formats.local import checkpoint as page
@@ -28,7 +28,8 @@ class CheckpointFile:
     ``generation`` 4 writes the three classic fields and leaves the others as they lie there, 5
     writes all five. Times are store times in ms and only ever move forward; the two offsets of
     5.x stay as found unless they are set. A missing file reads as zeros and is made by `flush`.
-    Safe to use from several threads. StoreIOError when the file cannot be read.
+    Safe to use from several threads. RefusedError for a link, StoreIOError when the file cannot be
+    read.
     """
 
     def __init__(self, root: str | os.PathLike[str], generation: int) -> None:
@@ -38,6 +39,7 @@ class CheckpointFile:
         self._record = self._load()
 
     def _load(self) -> CheckpointRecord:
+        _refuse_link(self.path)
         if not os.path.lexists(self.path):
             data = b""
         else:
@@ -82,7 +84,7 @@ class CheckpointFile:
         """Writes and forces the page. Bytes behind the known fields stay. StoreIOError."""
         with self._lock:
             new = not os.path.lexists(self.path)
-            fd = open_file(self.path, os.O_WRONLY | os.O_CREAT, "write to")
+            fd = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, "write to")
             try:
                 try:
                     grows = os.fstat(fd).st_size < page.PAGE_SIZE
@@ -99,15 +101,17 @@ class CheckpointFile:
 
 
 def create_abort(root: str, pid: int | None) -> None:
-    """Makes ``abort`` last before anything else is written. StoreIOError.
+    """Makes ``abort`` last before anything else is written. RefusedError for a link, StoreIOError.
 
     ``pid`` None is 4.x: the file is made if it is missing and else left as it is. With a number
     it is 5.x: the previous content, empty for a new file, goes to ``abort.bak`` first. An
     ``abort`` that was not there before does not stay when this fails.
     """
     path, side = os.path.join(root, ABORT), os.path.join(root, ABORT_BACKUP)
+    for name in (path, *(() if pid is None else (side,))):
+        _refuse_link(name)
     new = not os.path.lexists(path)
-    fd = open_file(path, os.O_RDWR | os.O_CREAT, "make")
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, "make")
     try:
         if pid is not None:
             _replace_side(side, _read(fd, path))
@@ -121,6 +125,13 @@ def create_abort(root: str, pid: int | None) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _refuse_link(path: str) -> None:
+    """What is written in place must not lie elsewhere: a link may lead anywhere."""
+    if os.path.islink(path):
+        raise RefusedError(f"{path} is a link, and nothing is written through it: put the file "
+                           "itself there")
 
 
 def remove_abort(root: str) -> None:
@@ -143,7 +154,7 @@ def _read(fd: int, path: str) -> bytes:
 
 
 def _replace_side(side: str, data: bytes) -> None:
-    fd = open_file(side, os.O_WRONLY | os.O_CREAT, "make")
+    fd = open_file(side, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, "make")
     try:
         _replace(fd, data, side)
         sync(fd, side, whole=True)

@@ -174,6 +174,29 @@ def test_a_users_link_does_not_lead_the_administrator_elsewhere(rmqctl: Run, tin
     assert secret.read_bytes() == b"root only\n"
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "abort", "abort.bak"])
+@pytest.mark.parametrize("words", [
+    ("write", "--topic", "orders", "--body", "x"), ("append",), ("flush",)], ids=" ".join)
+def test_small_files_are_not_written_through_a_link(rmqctl: Run, tiny: Tiny, tmp_path: Path,
+                                                    name: str, words: tuple[str, ...]) -> None:
+    if words[0] == "flush" and name != "checkpoint":
+        return  # it makes no abort file
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"12345")
+    path = tiny.root / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    was = snapshot.take(tiny.root)
+    command, *options = words
+    if command == "append":
+        options = [str(tmp_path / "lines")]
+        (tmp_path / "lines").write_text('{"topic": "orders", "body": "x"}\n')
+    report = rmqctl(command, tiny.root, *options).expect(6)
+    assert f"{path} is a link" in report.err
+    assert elsewhere.read_bytes() == b"12345"
+    assert not was.differences(snapshot.take(tiny.root))
+
+
 @pytest.mark.parametrize("name", [
     "lock", ".rmqctl", ".rmqctl/log.jsonl", ".rmqctl/store.json", ".rmqctl/held.json",
     ".rmqctl/scratch", ".rmqctl/repairs", ".rmqctl/aside", ".rmqctl/kept",
