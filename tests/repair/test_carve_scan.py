@@ -263,7 +263,18 @@ def spoil(data: bytearray, dice: random.Random, starts: list[tuple[int, int]]) -
 @pytest.mark.parametrize("number", range(25))
 def test_all_intact_records_survive_random_damage(number: int, name: str, seed: int,
                                                   tmp_path: Path) -> None:
-    dice = random.Random(seed + number)
+    _all_intact_records_survive(random.Random(seed + number), name, tmp_path)
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+@pytest.mark.parametrize("number", [9, 30, 73, 92, 142, 188, 189])
+def test_lengths_that_lead_to_a_record_by_chance_hide_nothing(number: int, name: str,
+                                                              tmp_path: Path) -> None:
+    """Nor does a record of another log whose end was written over."""
+    _all_intact_records_survive(random.Random(number), name, tmp_path)
+
+
+def _all_intact_records_survive(dice: random.Random, name: str, tmp_path: Path) -> None:
     whole = log(400, size=500)
     starts = places(whole)
     bodies = {decode(whole[at:at + size]).body for at, size in starts}

@@ -222,7 +222,7 @@ class Scan:
         if end is None:
             return False
         self._broken_at = None
-        self._inside(self._at, end, shift)
+        self._inside(self._at, end, shift, sure=self._is_told(self._at, end, shift))
         self._at = end
         return True
 
@@ -238,6 +238,18 @@ class Scan:
             return self.size if verdict.resume is None else verdict.resume
         own = own_extent(log, self._at, Known(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end
+
+    def _is_told(self, position: int, end: int, shift: int) -> bool:
+        """Whether more than one thing says that a damaged record reaches to ``end``: else its
+        lengths may lead to some record by chance, over intact ones.
+        """
+        if self._of_store(shift):
+            return True
+        log = AsLog(self._window, shift, None)
+        own = own_extent(log, position, Known(log))
+        total = total_size_at(log.read(position, START_SIZE))
+        return (own is not None and own.proven and own.end == end) or (
+            position + total == end == claimed_end(log, position, strict=True))
 
     def _own_extent(self, position: int, shift: int) -> int | None:
         """Where a damaged record ends whose body's CRC proves it; where files end is not known."""
@@ -258,7 +270,10 @@ class Scan:
         own = own_extent(log, position, Known(log))
         claimed = claimed_end(log, position, strict=True) if own is None else own.end
         end = min(claimed, position + _LAST_RECORD)
-        return self._inside(position, end, shift, of_any=False) if end > position else None
+        if end <= position:
+            return None
+        return self._inside(position, end, shift, of_any=False,
+                            sure=self._is_told(position, end, shift))
 
     def _mend(self) -> None:
         """The log goes on behind a gap: if nothing told of the gap, zeros do now."""
@@ -332,18 +347,21 @@ class Scan:
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
             behind = self._own_extent(end, shift) or self._judge.own_end(end, shift, strict=True)
             if behind is not None:
-                self._inside(end, behind, shift)
+                behind = self._inside(end, behind, shift, sure=self._is_told(end, behind, shift))
             else:
                 behind = self._behind_torn(end, shift)
             if behind is not None:
                 self.breaks += 1
                 self._at = behind
 
-    def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True) -> int:
+    def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True,
+                sure: bool = True) -> int:
         """Notes the intact records inside of a damaged one; the position to go on from.
 
         That is its end, or the start of a record of the log inside of one that is not; unless
-        ``of_any``, that of an intact record of any other shift.
+        ``of_any``, that of an intact record of any other shift. No body holds a record that reaches
+        beyond its end: one of another shift is gone on from, too, one of the same is doubtful. So
+        are all of the same where it is not ``sure`` that the damaged one reaches so far.
         """
         position = start + 1
         while position < end:
@@ -354,10 +372,16 @@ class Scan:
                 if record[1] != shift and (record[1] == self._log_shift or (
                         record[2] and not of_any)):
                     return candidate
-                if record[2] and candidate + record[0] <= end:
-                    self._embedded.add(self._number, candidate, candidate + record[1], record[0])
-                    position = candidate + record[0]
-                    break
+                if not record[2]:
+                    continue
+                reaches_over = candidate + record[0] > end
+                if reaches_over and record[1] != shift:
+                    return candidate
+                unsure = record[1] == shift and (reaches_over or not sure)
+                (self._doubtful if unsure else self._embedded).add(
+                    self._number, candidate, candidate + record[1], record[0])
+                position = candidate + record[0]
+                break
             else:
                 break
         return end
