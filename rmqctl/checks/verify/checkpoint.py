@@ -64,15 +64,21 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
         yield unreadable("checkpoint", path, error)
         return
     if size < layout.CLASSIC_SIZE:
+        # As with zeros, a broker walks the whole log; of an index time alone it does not.
+        left = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
+        healed = not left.min_timestamp
         yield _finding("checkpoint-damaged", store, f"has {size} bytes, the fields end at "
-                       f"{layout.CLASSIC_SIZE}: what is missing counts as 0", size,
-                       layout.PAGE_SIZE - size)
+                       f"{layout.CLASSIC_SIZE}: what is missing counts as 0" + (
+                           ", and after a crash a broker would walk the whole log"
+                           if healed else ""), size,
+                       layout.PAGE_SIZE - size, INFO if healed else "")
         return
     if size != layout.PAGE_SIZE:
-        # No field is lost, and a broker makes a short page whole when it maps it.
+        # No time is lost, and a broker makes a short page whole when it maps it.
         yield _finding("checkpoint-damaged", store, f"has {size} bytes, a broker writes a page "
                        f"of {layout.PAGE_SIZE}", min(size, layout.PAGE_SIZE),
-                       abs(size - layout.PAGE_SIZE), WARNING)
+                       abs(size - layout.PAGE_SIZE),
+                       INFO if CHECKPOINT.size <= size < layout.PAGE_SIZE else WARNING)
     rest = data[CHECKPOINT.size:]
     used = rest.rstrip(b"\0")
     if used:
