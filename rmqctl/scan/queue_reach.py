@@ -77,18 +77,20 @@ class LightQueues:
         rows = np.flatnonzero(light & (queue_id != 0)) if self.own or self.own_ids else light[:0]
         if not len(rows):
             return out
-        pairs, which = np.unique(np.stack([name[rows], queue_id[rows]]), axis=1,
-                                 return_inverse=True)
-        which = which.reshape(-1)
-        for number, (of_name, own) in enumerate(pairs.T.tolist()):
-            key = os.fsdecode(names[of_name]), own
+        # One queue at a time: the rows that would be in the same one of its own.
+        rows = rows[np.lexsort((queue_id[rows], name[rows]))]
+        ends = np.flatnonzero((np.diff(name[rows]) != 0) | (np.diff(queue_id[rows]) != 0)) + 1
+        for of_pair in np.split(rows, ends):
+            own = int(queue_id[of_pair[0]])
+            key = os.fsdecode(names[name[of_pair[0]]]), own
             if key not in self.own and not self.own_ids:
                 continue
-            of_pair = rows[which == number]
             if leads is not None and offset is not None and physical is not None:
                 places = offset[of_pair], physical[of_pair]
-                of_pair = of_pair[leads(key, *places) | ~leads((key[0], 0), *places)]
-            out[of_pair] = own
+                which = leads(key, *places) | ~leads((key[0], 0), *places)
+                out[of_pair[which]] = own
+            else:
+                out[of_pair] = own
         return out
 
     def id_of(self, name: str, queue_id: int, offset: int, physical: int, leads: Leads) -> int:
