@@ -30,11 +30,13 @@ from rmqctl.files.durable import (
     sync_folder,
     write_all,
 )
+from rmqctl.formats.local.index_file import HeaderRecord
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
+from rmqctl.store.index_files import by_age
 from rmqctl.store.log.cut_off import NOTE, cut_at
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Sizes, Store
@@ -227,18 +229,17 @@ def untrusted_index(store: Store, state: LogState,
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
-    begins: list[tuple[int, StoreFile]] = []
+    headers: list[tuple[StoreFile, HeaderRecord | None]] = []
     for file in store.index_listing.files:
-        begin = begins[-1][0] if begins else 0
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError):
             start = min(start, store.log.min_offset)
             doubtful.add(file)
-            begins.append((begin, file))
+            headers.append((file, None))
             continue
         header = index.header
-        begins.append((header.begin_phy_offset if header.entries else begin, file))
+        headers.append((file, header))
         # One that is not full yet may end in the very millisecond that is trusted.
         torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
                                     or header.index_count < index.shape.max_entries)
@@ -247,8 +248,8 @@ def untrusted_index(store: Store, state: LogState,
             doubtful.add(file)
             inside = store.log.min_offset <= header.begin_phy_offset <= state.end
             start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
-    # What was made after such a file goes with it. Names are no order: a clock may be set back.
-    files = [file for _, file in sorted(begins, key=lambda each: each[0])]
+    # What was made after such a file goes with it.
+    files = by_age(headers)
     first = next((number for number, file in enumerate(files) if file in doubtful), len(files))
     return files[first:], start
 

@@ -56,6 +56,21 @@ class IndexFile:
         self.source.close()
 
 
+def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
+    """Index files in the order they were made: by where they begin in the log.
+
+    Names are no order: a clock may be set back. ``files`` are in that of their names, each with
+    its header, None where it cannot be read. One that does not say where it begins stays behind
+    the one before it.
+    """
+    begins: list[tuple[int, StoreFile]] = []
+    for file, header in files:
+        known = header is not None and (header.entries > 0 or header.begin_phy_offset > 0)
+        before = begins[-1][0] if begins else 0
+        begins.append((header.begin_phy_offset if header and known else before, file))
+    return [file for _, file in sorted(begins, key=lambda each: each[0])]
+
+
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
                preferred: Iterable[Shape] = ()) -> IndexFile:
     """Opens an index file and finds its shape, as `rmqctl.store.index_shape` decides it.

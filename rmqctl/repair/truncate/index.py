@@ -7,6 +7,7 @@ without the log: what is left is byte for byte what a broker had then (spec: ind
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_files import IndexFile
+from rmqctl.store.index_files import IndexFile, by_age
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
@@ -52,7 +53,8 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
     was_full = False
     gone = False
     before: HeaderRecord | None = None
-    for file in store.index_listing.files:
+    files = by_age(_headers(store))
+    for file in files:
         name = target(store, file.path)
         if gone:
             # A file follows only on a full one; this was made after entries that are cut.
@@ -75,7 +77,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
             continue
         try:
             full = index.header.index_count >= index.shape.max_entries
-            header = _cut_file(cut, store, index, before, to, generation)
+            header = _cut_file(cut, store, index, file is files[0], before, to, generation)
         finally:
             index.close()
         gone = header is None or (full and header.index_count < index.shape.max_entries)
@@ -89,12 +91,22 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
     return cut
 
 
-def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecord | None, to: int,
-              generation: int) -> HeaderRecord | None:
+def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
+    for file in store.index_listing.files:
+        try:
+            with closing(store.open_index(file)) as index:
+                header = index.header
+        except (FormatError, StoreIOError):
+            header = None
+        yield file, header
+
+
+def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
+              before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
     """The header the file has afterwards; None when it goes aside."""
     header, name = index.header, target(store, index.file.path)
     count, when = _entries_before(index, to)
-    made_before = count > 0 or _was_made(store, index.file, before, to)
+    made_before = count > 0 or _was_made(store, oldest, before, to)
     if count == header.entries and header.end_phy_offset < to and made_before:
         return header
     if not made_before:
@@ -133,14 +145,15 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
     return HeaderRecord(when, when, physical, physical, 0, count)
 
 
-def _was_made(store: Store, file: StoreFile, before: HeaderRecord | None, to: int) -> bool:
-    """Whether a broker that knew the messages up to ``to`` had made this file.
+def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
+    """Whether a broker that knew the messages up to ``to`` had made a file: its ``oldest`` one, or
+    that behind the one with the header ``before``.
 
     The first message of any kind makes the first file, and the next one after a file is full the
     one behind it, with keys or without.
     """
     log = store.log
-    if file is store.index_listing.files[0]:
+    if oldest:
         return to > log.min_offset
     if before is None:
         return True
