@@ -142,6 +142,9 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
         sizes = [size for size in known.sizes(end) if size > 0]
         if not sizes:
             break
+        if end + max(sizes) > source.size:
+            # It is torn, or its row is damaged: what is behind counts if more than itself says so.
+            return Verdict(known.first(end, source.size))
         end += max(sizes)
     if end < source.size and provable(source, end):
         return Verdict(end)

@@ -116,6 +116,43 @@ def test_a_coda_where_one_of_the_equal_parts_begins(tmp_path: Path) -> None:
     assert [asked(tier, 1), asked(tier, 2), asked(tier, 3)] == ["", "", ""]
 
 
+def test_a_damaged_unit_hides_no_message_that_has_one(tmp_path: Path) -> None:
+    """Two messages lost their heads, and the unit of the second one says a size beyond the end."""
+    writer = bare()
+    writer.with_units = True
+    for number in range(5):
+        small(writer, number)
+    for lost in writer.puts[1:3]:
+        lose_head(writer, lost)
+    unit = writer.units[2]
+    writer.units[2] = unit[:8] + (1 << 19 | len(writer.puts[2].raw)).to_bytes(4, "big") + unit[12:]
+    tier = end(writer, tmp_path)
+    assert found(tier)[1]["messages"] == 4
+    check(writer, tier)
+    assert set(read(tier)) == {0, 3, 4, 5}
+
+
+def test_what_mended_records_tell_of_the_others(tmp_path: Path) -> None:
+    """That a whole message between two is one is known once the second one is mended, which has an
+    index item; then so can the first one.
+    """
+    writer = TierWriter()
+    writer.with_units = False
+    for _ in range(2):
+        writer.put(b"first", properties_raw=b"")
+    lost = [writer.put(b"", properties_raw=b"")]
+    writer.put(b"whole", keys="k3")
+    writer.items.clear()
+    writer.roll()
+    lost.append(writer.put(b""))
+    writer.put(b"behind", keys="k5")
+    for one in lost:
+        lose_head(writer, one)
+    tier = end(writer, tmp_path)
+    check(writer, tier)
+    assert set(read(tier)) == set(range(7))
+
+
 def test_a_record_at_a_segments_start_is_mended_once(tmp_path: Path) -> None:
     """What is lost begins in the segment before; the record says another queue offset."""
     writer = bare()

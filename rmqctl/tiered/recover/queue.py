@@ -260,19 +260,24 @@ class QueueRecovery:
         mended: dict[str, list[Piece]] = {}
         why: list[str] = []
         if not any(isinstance(step, Replace) for step in out.steps):
-            mended, below = damaged.mended, surveyed.log.reader
-            if mended:
+            below, count = surveyed.log.reader, 0
+            # Records first: each that is mended tells more of those around it.
+            for _ in range(_MOST_ROUNDS):
+                if not damaged.mended:
+                    break
+                count += sum(map(len, damaged.mended.values()))
+                mended = joined(mended, damaged.mended, below)
                 surveyed = self._survey_with(surveyed, Patched(below, mended))
+                damaged = find_damaged(surveyed, self._queue.name)
+            if count:
                 why.append("what is damaged of records is known from the rest of them and from "
-                           f"their queue: {sum(map(len, mended.values()))}")
+                           f"their queue: {count}")
             # Store times last, each round with better neighbours.
             for _ in range(_MOST_ROUNDS):
                 times = mend_times(surveyed)
                 if not times.pieces:
                     break
-                both = {path: [*mended.get(path, ()), *times.pieces.get(path, ())]
-                        for path in {**mended, **times.pieces}}
-                mended = joined(both, Patched(below, both))
+                mended = joined(mended, times.pieces, below)
                 surveyed = self._survey_with(surveyed, Patched(below, mended))
                 why += times.reasons
             if mended:

@@ -21,6 +21,7 @@ from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.mend_time import Between, neighbours_time, proved_time
 from rmqctl.repair.salvage.records import unless_crc_differs
 from rmqctl.scan.overlay import Piece
+from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.recover.damaged import Patched
 from rmqctl.tiered.recover.survey import Survey
@@ -102,10 +103,13 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
             yield int(rows["position"][-1]), Between(before_last, ENDLESS), False
 
 
-def joined(pieces: Mapping[str, Sequence[Piece]], reader: Patched) -> dict[str, list[Piece]]:
-    """The same changes without any overlap; ``reader`` has them all laid over the files."""
+def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
+           below: Reader) -> dict[str, list[Piece]]:
+    """Changes of files, with others laid over them, as ones that do not overlap. StoreIOError."""
+    both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
+    reader = Patched(below, both)
     result: dict[str, list[Piece]] = {}
-    for path, some in pieces.items():
+    for path, some in both.items():
         spans: list[list[int]] = []
         for piece in sorted(some, key=lambda piece: piece.at):
             if spans and piece.at <= spans[-1][1]:
