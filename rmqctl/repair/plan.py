@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmqctl.actions import Action
-from rmqctl.checks.consumers import Consumers
 from rmqctl.checks.impact import Impact, span
 from rmqctl.scan.overlay import Piece
+
+if TYPE_CHECKING:
+    from rmqctl.checks.consumers import Consumers
 
 __all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
            "Plan", "Planned", "Replace", "Step"]

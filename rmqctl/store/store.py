@@ -29,7 +29,6 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
-from rmqctl.scan.queue_reach import Leads, LightQueues
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
@@ -42,11 +41,12 @@ from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
-from rmqctl.store.queue.light_queues import leading, light_queues_of
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rmqctl.scan.queue_reach import Leads, LightQueues
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -346,11 +346,15 @@ class Store(Closing):
     @cached_property
     def light_queues(self) -> LightQueues:
         """Under which queue ids the rows of light queues lie; `leads` looks at the rows."""
+        from rmqctl.store.queue.light_queues import light_queues_of
+
         known = self.remembered | self.sizes.conf.values
         return light_queues_of(self.known_queues, known, self.generation)
 
     @property
     def leads(self) -> Leads:
+        from rmqctl.store.queue.light_queues import leading
+
         return partial(leading, self.known_queues)
 
     @cached_property
