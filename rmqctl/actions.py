@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rmqctl.parse_values import time_or_zero
+
 Value = int | str | Mapping[str, int] | None
 """A number, a file's name, or numbers by what they are; None where there is none."""
+_TIME = "_timestamp"
+"""How the names of numbers end that are times (epoch ms)."""
 _PLURALS = {"entry": "entries"}
 
 
@@ -53,7 +57,9 @@ class Action:
         if value is None:
             return ""
         if isinstance(value, Mapping):
-            return ", ".join(f"{name.split('_')[0]} {number}" for name, number in value.items())
+            return ", ".join(
+                f"{name.split('_')[0]} {time_or_zero(number) if name.endswith(_TIME) else number}"
+                for name, number in value.items())
         if not self.unit:
             return value
         return f"{value} {self.unit if value == 1 else _PLURALS.get(self.unit, self.unit + 's')}"

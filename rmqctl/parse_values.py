@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
@@ -119,17 +120,35 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
         ) from exc
 
 
-def time_text(millis: int, tz: tzinfo = UTC) -> str:
+_shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
+
+
+def show_times_in(zone: tzinfo) -> None:
+    """`time_text` shows times in ``zone`` from here on, where it is given no other.
+
+    Sentences are made deep in the library, where no option reaches. It holds for the command that
+    says so and for the threads that work for it (each command runs in a context of its own).
+    """
+    _shown_in.set(zone)
+
+
+def time_text(millis: int, tz: tzinfo | None = None) -> str:
     """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
 
-    A number outside the calendar (years 1 to 9999), as damage produces them, is shown as it is.
+    ``tz`` None: the zone of `show_times_in`, else UTC. A number outside the calendar (years 1 to
+    9999), as damage produces them, is shown as it is.
     """
     try:
-        moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz)
+        moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz or _shown_in.get())
     except (OverflowError, ValueError):
         return f"{millis} ms"
     text = moment.isoformat(timespec="milliseconds")
     return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+
+
+def time_or_zero(millis: int, tz: tzinfo | None = None) -> str:
+    """`time_text` of a field in which 0 stands for "never": ``0`` stays what it is."""
+    return time_text(millis, tz) if millis else "0"
 
 
 def _of_digits(digits: str, tz: tzinfo) -> int:

@@ -30,6 +30,7 @@ from rmqctl.formats.local.message import (
     Record,
     decode,
 )
+from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD
@@ -129,11 +130,12 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion,
     for number in range(count - 1, -1, -1):
         stored = _first_time(log, number, version)
         if stored is not None and stored <= limit:
-            return number, (f"its first message was stored at {stored}, not after the "
-                            f"checkpoint's {limit}")
+            return number, (f"its first message was stored at {time_or_zero(stored)}, not after "
+                            f"the checkpoint's {time_or_zero(limit)}")
     if not limit:
         return 0, "the checkpoint says nothing"
-    return 0, f"no file's first message was stored by {limit}, the checkpoint's time"
+    return 0, (f"no file's first message was stored by {time_text(limit)}, the checkpoint's "
+               "time")
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:

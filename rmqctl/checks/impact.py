@@ -30,7 +30,7 @@ class Impact:
     complete: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object; times are ISO-8601 in UTC."""
+        """The JSON object; times are ISO-8601, in the zone that is asked for."""
         return {"messages": self.messages, "of": self.of, "topics": _by_count(self.topics),
                 "from": None if self.earliest is None else time_text(self.earliest),
                 "to": None if self.latest is None else time_text(self.latest),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -9,10 +10,11 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.options import LayoutOptions, Out, complete_folders
+from rmqctl.commands.shared.options import LayoutOptions, Out, Zone, complete_folders
 from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, counted, size_text
+from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
@@ -58,6 +60,7 @@ def command(
         help="The same for B, where its log lies in other folders; repeatable.")] = None,
     sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                           "broker_conf")],
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Compare two stores: messages that one of them lacks, and messages that differ.
@@ -74,6 +77,7 @@ def command(
     from rmqctl.checks.diff.diff import Diff, DiffOptions
     from rmqctl.store import Store as OpenedStore
 
+    show_times_in(tz)
     if strict and by == "physical":
         raise UsageError("--strict is for --by queue: by physical offset every byte counts anyway")
     with (

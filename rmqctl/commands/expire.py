@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, StoreQueues
+from rmqctl.commands.shared.options import Out, StoreQueues, Zone
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
-from rmqctl.parse_values import now_ms, parse_duration, parse_size
+from rmqctl.parse_values import now_ms, parse_duration, parse_size, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -29,6 +30,7 @@ def command(
         "their age, until no more than SIZE of log is left.")] = None,
     apply: ApplyOptions,
     store: StoreQueues,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Take expired files away, by the rules of a broker's cleaner.
@@ -48,6 +50,7 @@ def command(
     from rmqctl.commands.shared import applying
     from rmqctl.repair.expire import Limits, expire
 
+    show_times_in(tz)
     if older_than is None and keep_bytes is None:
         raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB, or both")
     now = now_ms()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.shared.engine_options import settings_from
-from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
-from rmqctl.output.units import count_text, time_text
+from rmqctl.commands.shared.options import DryRun, Out, StoreOptions, Zone
+from rmqctl.output.units import count_text, time_or_zero
+from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -19,6 +21,7 @@ def command(
     *,
     dry_run: DryRun = False,
     store: StoreOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Force a store to disk: commitlog, consumequeues, index, and then the checkpoint.
@@ -31,6 +34,7 @@ def command(
     """
     from rmqctl.engine.flushing import flush_store
 
+    show_times_in(tz)
     settings = settings_from(store.root, commitlog_dirs=store.folders,
                              **store.over_conf({}))
     with out.progress("forcing to disk", unit="files") as progress:
@@ -54,5 +58,5 @@ def _show(page: Human, done: dict[str, Any]) -> None:
         or "none",
         **({"log ends at": done["flushed_to"]} if done["flushed_to"] is not None else {}),
         "checkpoint": f"{moved} forward" if done["checkpoint_moved"] else "stays as it is",
-        **{f"  {name}": time_text(value) if value else "0" for name, value in times.items()},
+        **{f"  {name}": time_or_zero(value) for name, value in times.items()},
     })

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.shared.options import Out, StoreOptions, View, Zone
 from rmqctl.commands.shared.store_warnings import warn_of_cut
-from rmqctl.output.units import count_text, counted, duration_text, size_text, time_text
+from rmqctl.output.units import (
+    count_text,
+    counted,
+    duration_text,
+    size_text,
+    time_or_zero,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -143,7 +150,7 @@ class _Screen:
         if checkpoint is None:
             return "none"
         return ", ".join(
-            f"{name.split('_')[0]} {time_text(value, self._tz) if value else '0'}"
+            f"{name.split('_')[0]} {time_or_zero(value, self._tz)}"
             for name, value in checkpoint.items()
             if name.endswith("_timestamp")
         )

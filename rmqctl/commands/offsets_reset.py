@@ -10,7 +10,7 @@ import typer
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, View, Zone
 from rmqctl.errors import UsageError
-from rmqctl.parse_values import now_ms, parse_time
+from rmqctl.parse_values import now_ms, parse_time, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.repair.offsets import Reset
@@ -52,6 +52,7 @@ def command(
     from rmqctl.commands.shared import applying
     from rmqctl.repair.offsets import Reset, plan_reset
 
+    show_times_in(tz)
     if (time is None) == (to is None):
         raise UsageError("where to: give one of --time and --to")
     if queue is not None and topic is None:

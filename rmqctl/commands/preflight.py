@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +11,10 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.commands.shared.options import Out, StoreOptions, Zone
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import count_text, counted, time_text
+from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
@@ -35,6 +37,7 @@ def command(
         "--start-only", help="Let the exit code judge this start alone: what is lost already is "
         "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
     store: StoreOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Predict what a broker would do at its start: nothing is changed.
@@ -52,6 +55,7 @@ def command(
     """
     from rmqctl.checks.preflight.preflight import preflight
 
+    show_times_in(tz)
     with store.open() as opened:
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:

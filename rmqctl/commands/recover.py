@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -17,11 +18,12 @@ from rmqctl.commands.shared.options import (
     Queue,
     StoreOptions,
     Topic,
+    Zone,
     complete_folders,
     worker_count,
 )
 from rmqctl.errors import ExitCode, UsageError
-from rmqctl.parse_values import now_ms
+from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -74,6 +76,7 @@ def command(
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
     store: StoreOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Make a damaged store whole: shows the plan, and with --apply carries it out.
@@ -100,6 +103,7 @@ def command(
     from rmqctl.commands.shared import applying
     from rmqctl.repair.recover import RecoverOptions
 
+    show_times_in(tz)
     _refuse(only, strategy, topic, queue)
     _refuse_sources(only, strategy, topic, sources or (), prefer)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))

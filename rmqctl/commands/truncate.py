@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,9 +10,9 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.commands.shared.options import Out, StoreOptions, Zone
 from rmqctl.output.units import count_text
-from rmqctl.parse_values import parse_offset
+from rmqctl.parse_values import parse_offset, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -31,6 +32,7 @@ def command(
     apply: ApplyOptions,
     engine: Annotated[EngineOptions, pick("version")],
     store: StoreOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Cut the log at a physical offset, and with it everything derived from it.
@@ -48,6 +50,7 @@ def command(
     from rmqctl.commands.shared import applying
     from rmqctl.repair.truncate.truncate import truncate
 
+    show_times_in(tz)
 
     def propose(_: Scratch) -> applying.Proposal:
         with store.open() as opened:

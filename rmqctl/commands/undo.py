@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmqctl.commands.app import typed
-from rmqctl.commands.shared.options import DryRun, Out, StoreRoot
+from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.output.units import time_text
+from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -46,6 +48,7 @@ def command(
     yes: Annotated[bool, typer.Option(
         "--yes", "-y", help="Do not ask, though there is a terminal.")] = False,
     dry_run: DryRun = False,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Take a repair back: bytes, lengths, names and times become what they were.
@@ -65,6 +68,7 @@ def command(
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.undo import preview
 
+    show_times_in(tz)
     # A list, where one is asked for.
     known = history(store.root)
     if not known:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, worker_count
+from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, Zone, worker_count
 from rmqctl.commands.shared.spark_options import SparkOptions
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text
-from rmqctl.parse_values import parse_percent
+from rmqctl.parse_values import parse_percent, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.state import Place
@@ -46,6 +47,7 @@ def command(
         "collector.")] = None,
     jobs: Jobs = 0,
     store: StoreOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Check everything of a store that can be checked, byte by byte.
@@ -68,6 +70,7 @@ def command(
     from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
     from rmqctl.store.log.ranges import Threads
 
+    show_times_in(tz)
     # What to check, and combinations that cannot be.
     only, tiered = without_tier(only)
     options = VerifyOptions(frozenset() if only == "" and tiered else structures(only, STRUCTURES),

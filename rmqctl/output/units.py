@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rmqctl.parse_values import time_text
+from rmqctl.parse_values import time_or_zero, time_text
 
-__all__ = ["count_text", "counted", "duration_text", "rate_text", "size_text", "time_text"]
+__all__ = ["count_text", "counted", "duration_text", "rate_text", "size_text", "time_or_zero",
+           "time_text"]
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 

@@ -17,6 +17,7 @@ import numpy as np
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, host_text
+from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.bounds import View
@@ -220,6 +221,8 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 def _pair(name: str, left: Any, right: Any) -> str:
     """``flag 0 / 7``; of bytes the place where they part."""
     if not isinstance(left, bytes):
+        if name.endswith("_timestamp"):
+            return f"{name} {time_text(left)} / {time_text(right)}"
         return f"{name} {_value(left)} / {_value(right)}"
     shorter = min(len(left), len(right))
     first = next((position for position in range(shorter) if left[position] != right[position]),

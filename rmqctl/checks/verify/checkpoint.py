@@ -17,6 +17,7 @@ from rmqctl.formats.local import abort as abort_format
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import lock as lock_format
 from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
+from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.store.store import Store
 
 _FIX = "rmqctl recover STORE --only checkpoint"
@@ -101,7 +102,8 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
             yield _field("checkpoint-damaged", store, name, f"{value} is no store time")
         elif last is not None and value > last + (_DRIFT_MS if held else 0):
             yield _field("checkpoint-ahead", store, name,
-                         f"says {value}, the newest message was stored at {last}")
+                         f"says {time_or_zero(value)}, the newest message was stored at "
+                         f"{time_text(last)}")
     for name in _OFFSETS:
         value = values[name]
         if value < _NOT_SET:

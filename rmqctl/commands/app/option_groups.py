@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import copy_context
 from typing import Annotated, Any, NamedTuple
 
 from typer.models import ArgumentInfo
@@ -86,7 +87,8 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
             given["out"].note(text)
         for text in warnings:
             given["out"].warn(text)
-        return command(**given)
+        # What it sets (the zone of times, for example) is gone with it.
+        return copy_context().run(command, **given)
 
     for name in ("__name__", "__doc__", "__module__"):
         setattr(run, name, getattr(command, name))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.options import DryRun, Out, complete_folders
+from rmqctl.commands.shared.options import DryRun, Out, Zone, complete_folders
 from rmqctl.commands.shared.tiered_options import (
     Broker,
     MetadataFile,
@@ -18,7 +19,7 @@ from rmqctl.commands.shared.tiered_options import (
 )
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text, time_text
-from rmqctl.parse_values import now_ms
+from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -58,6 +59,7 @@ def command(
     to: Annotated[str | None, typer.Option(
         "--out", metavar="FILE", rich_help_panel=_ONE,
         help="The new file for the rearranged form, with --file.")] = None,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Rearrange local index files and upload them, as a broker's index service does.
@@ -73,6 +75,7 @@ def command(
 
         rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
     """
+    show_times_in(tz)
     tier = TierOptions(root=root or "", metadata=metadata, cluster=cluster, broker=broker,
                        index_slots=index_slots, index_max=index_max, broker_conf=broker_conf)
     for text in tier.warnings() if root is not None else ():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, Topic
+from rmqctl.commands.shared.options import Out, Topic, Zone
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
-from rmqctl.parse_values import now_ms, parse_duration, parse_time
+from rmqctl.parse_values import now_ms, parse_duration, parse_time, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -28,11 +29,12 @@ def command(
         help="Messages so old expire: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a broker's "
         "default is 72h). A topic that has a reserve time of its own keeps to that.")],
     topic: Topic = None,
-    now: Annotated[int | None, typer.Option(
-        "--now", metavar="TIME", parser=parse_time, show_default=False,
+    now: Annotated[str | None, typer.Option(
+        "--now", metavar="TIME", show_default=False,
         help="The time from which ages count back; now, unless given.")] = None,
     tier: Annotated[TierOptions, pick("metadata cluster broker broker_conf")],
     apply: ApplyOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Take expired files of a tier away, by the rules of a broker's own expiry.
@@ -52,11 +54,12 @@ def command(
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
+    show_times_in(tz)
+    time = now_ms() if now is None else parse_time(now, tz=tz)
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
         if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
             raise UsageError(f"{place}: there is no queue of topic {topic!r}")
-    time = now_ms() if now is None else now
 
     def propose(_: Scratch) -> applying.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out
+from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
-from rmqctl.parse_values import parse_size
+from rmqctl.parse_values import parse_size, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -38,6 +39,7 @@ def command(
         help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
         "other files nor its metadata tell it (default 100 MiB).")] = None,
     apply: ApplyOptions,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Make a tier whole from its files: shows the plan, and with --apply carries it out.
@@ -58,6 +60,7 @@ def command(
     from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
+    show_times_in(tz)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
     if consumequeue_max_size is None and tier.broker_conf is not None:
         consumequeue_max_size = tier.broker_conf.tier.get("consumequeue_max_size")

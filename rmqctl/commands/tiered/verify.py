@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, complete_folders, worker_count
+from rmqctl.commands.shared.options import (
+    Jobs,
+    MaxFindings,
+    Out,
+    Zone,
+    complete_folders,
+    worker_count,
+)
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.commands.shared.tiered_options import TierIndex
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
@@ -33,6 +42,7 @@ def command(
     max_findings: MaxFindings = 1000,
     jobs: Jobs = 0,
     tier: TierIndex,
+    tz: Zone = UTC,
     out: Out,
 ) -> None:
     """Check everything of a tier that can be checked, byte by byte.
@@ -56,6 +66,7 @@ def command(
     from rmqctl.tiered.verify.context import LOCAL, STRUCTURES
     from rmqctl.tiered.verify.verify import Options, Verification, verdict
 
+    show_times_in(tz)
     wanted = structures(only, STRUCTURES)
     if local is None and wanted is not None and LOCAL in wanted:
         raise UsageError("--only local needs --local STORE")

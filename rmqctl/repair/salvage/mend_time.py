@@ -25,6 +25,7 @@ from rmqctl.formats.local import consume_queue_ext, delay
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
+from rmqctl.parse_values import time_text
 from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.lost import IndexedKey, keys_of_places
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
@@ -72,7 +73,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that lead
     to the message. ``impossible``: the stored time needs no contradiction.
     """
-    said = f"store time {stored}"
+    said = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
               if between.allows(time := (stored & _LONG) ^ 1 << bit)]
     may_be = between.may_be(stored)
@@ -85,7 +86,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     # Who wrote it down to the millisecond.
     for time, by in exact:
         if between.allows(time) and (time in turned or not may_be):
-            return time, f"{said}: {time}, as {by} says"
+            return time, f"{said}: {time_text(time)}, as {by} says"
     # One turned bit: between neighbours on both sides, or in the index's second.
     seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
                for key in keys if between.meets(key)]
@@ -93,18 +94,18 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
         turned = [time for time in turned if any(second.allows(time) for second in seconds)]
     if len(turned) == 1 and (seconds or (between.closed and between.by_no_chance(
             turned[0], stored))):
-        return turned[0], f"{said}: {turned[0]} without one turned bit"
+        return turned[0], f"{said}: {time_text(turned[0])} without one turned bit"
     if seconds and not may_be:
         time = max(second.low for second in seconds)
-        return time, (f"{said}: {time}, in the second that the index says and between its "
-                      "neighbours'; its milliseconds are not known")
+        return time, (f"{said}: {time_text(time)}, in the second that the index says and "
+                      "between its neighbours'; its milliseconds are not known")
     return None, ""
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
     """What stands in for a time that cannot be: later searches by time must not be led astray."""
-    return between.low, (f"store time {stored} cannot be, and what it was is not known: set to "
-                         f"that of its neighbour, {between.low}")
+    return between.low, (f"store time {time_text(stored)} cannot be, and what it was is not known: "
+                         f"set to that of its neighbour, {time_text(between.low)}")
 
 
 class Times:

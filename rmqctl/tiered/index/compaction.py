@@ -19,6 +19,7 @@ from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 from rmqctl.tiered.files import metadata_file
 from rmqctl.tiered.files.opening import locked, open_writer
@@ -238,7 +239,8 @@ def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
     header = fmt.HEADER.decode(raw)
     if header.magic in fmt.MAGICS and header.begin_timestamp != file.timestamp:
         raise RefusedError(f"{writer.where(place.path)}: an index file from "
-                           f"{header.begin_timestamp} that metadata does not know: {_RECOVER}")
+                           f"{time_text(header.begin_timestamp)} that metadata does not know: "
+                           f"{_RECOVER}")
 
 
 def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:

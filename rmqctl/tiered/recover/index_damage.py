@@ -21,6 +21,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import OLD_INDEX_NAMES
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.parse_values import time_text
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather_int
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
@@ -59,7 +60,7 @@ class IndexDamage(Items):
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
-            return f"begins at {file.timestamp}"
+            return f"begins at {time_text(file.timestamp)}"
         self.start(file)
         try:
             for finding in index.check(file, self.take, index.Times()):

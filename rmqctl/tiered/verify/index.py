@@ -14,6 +14,7 @@ import numpy as np
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.tiered import index as fmt
+from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.index.index_file import BLOCK_ITEMS, COMPACTED, EMPTY, IndexFile
 from rmqctl.tiered.verify.context import INDEX
@@ -279,9 +280,10 @@ def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
                    "bytes of an IPv6 host for a store time",
                    fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end > high:
-        yield note(file, "tiered-index-header", f"ends at {end}, its newest item is of {high}",
+        yield note(file, "tiered-index-header", f"ends at {time_text(end)}, its newest item "
+                   f"is of {time_text(high)}",
                    fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end < low:
-        yield note(file, "tiered-oddity", f"the header's end {end} is before the newest item's "
-                   f"{low}: a broker loses it when it opens a file again",
+        yield note(file, "tiered-oddity", f"the header's end {time_text(end)} is before the newest "
+                   f"item's {time_text(low)}: a broker loses it when it opens a file again",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

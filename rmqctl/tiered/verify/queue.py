@@ -22,6 +22,7 @@ from rmqctl.formats.local.message import fixed_field
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.parse_values import time_text
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
@@ -123,17 +124,18 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
         return "tiered-oddity", ("its times were never set in the metadata: a broker died before "
                                  "they were, and takes the segment for expired")
     if begin > end:
-        return "tiered-segment-time", f"begins at {begin}, ends at {end}"
+        return "tiered-segment-time", f"begins at {time_text(begin)}, ends at {time_text(end)}"
     if span is None or (begin, end) == (span.true_least, span.true_most):
         return None
+    times = f"{time_text(begin)} to {time_text(end)}"
+    true = f"{time_text(span.true_least)} to {time_text(span.true_most)}"
     if span.true_least <= begin and end <= span.true_most:
-        return "tiered-oddity", (f"metadata has the times {begin} to {end} of a part of its "
-                                 f"messages, which are of {span.true_least} to {span.true_most}")
+        return "tiered-oddity", (f"metadata has the times {times} of a part of its messages, "
+                                 f"which are of {true}")
     if span.least <= begin and end <= span.most:
         return "tiered-oddity", ("its times in the metadata come from bytes of an IPv6 host: "
-                                 f"the messages are of {span.true_least} to {span.true_most}")
-    return "tiered-segment-time", (f"metadata has the times {begin} to {end}, the messages are of "
-                                   f"{span.true_least} to {span.true_most}")
+                                 f"the messages are of {true}")
+    return "tiered-segment-time", f"metadata has the times {times}, the messages are of {true}"
 
 
 # -- the walk over the log ------------------------------------------------------------------------

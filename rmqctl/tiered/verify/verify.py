@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.parse_values import time_text
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
@@ -182,8 +183,9 @@ class Verification:
                 yield _unreadable(file, path)
                 continue
             if not file.shape.old and file.size and int(name) != file.timestamp:
-                yield index.note(file, "tiered-index-header", f"begins at {file.timestamp}, "
-                                        f"its name says {name}",
+                yield index.note(file, "tiered-index-header", f"begins at "
+                                 f"{time_text(file.timestamp)}, its name says "
+                                 f"{time_text(int(name))}",
                                         fmt.HEADER.field("begin_timestamp").offset, length=8)
             elif file.size and file.timestamp in keys:
                 yield index.note(file, "tiered-oddity", "is uploaded already: a broker "
@@ -208,8 +210,9 @@ def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> It
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
     if entry.begin_timestamp != header.begin_timestamp or not right:
         yield Finding("tiered-segment-time", METADATA, "metadata has the times "
-                      f"{entry.begin_timestamp} to {entry.end_timestamp}, its header "
-                      f"{header.begin_timestamp} to {header.end_timestamp}", file.where)
+                      f"{time_text(entry.begin_timestamp)} to {time_text(entry.end_timestamp)}, "
+                      f"its header {time_text(header.begin_timestamp)} to "
+                      f"{time_text(header.end_timestamp)}", file.where)
 
 
 def _compacting(folder: str | None) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape
 from rmqctl.kernel import active
+from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -49,8 +50,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
     yield from _missing(context)
     for physical, when, place in tally.late[:SINGLE]:
         yield _entry(tally.files, place, "index-time", "time_diff",
-                     f"says {when} (in whole seconds), the message at {physical} was stored at "
-                     "another time")
+                     f"says {time_text(when)} (in whole seconds), the message at {physical} was "
+                     "stored at another time")
 
 
 def _extra(context: Context) -> Iterator[Finding]:
@@ -199,8 +200,8 @@ def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
         record = store.log.record_at(phy)
         if record is not None and record.store_timestamp != when:
             yield _finding("index-header", index.file, time,
-                           f"says {when}, the message at {phy} was stored at "
-                           f"{record.store_timestamp}")
+                           f"says {time_text(when)}, the message at {phy} was stored at "
+                           f"{time_text(record.store_timestamp)}")
 
 
 def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding:

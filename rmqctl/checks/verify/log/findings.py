@@ -14,6 +14,7 @@ from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
+from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity
 
@@ -173,7 +174,7 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.PREPARED: ("the half message that it ends would lie at {}, after itself",
                      lambda record: record.prepared_transaction_offset),
     rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
-                       lambda record: record.store_timestamp),
+                       lambda record: time_text(record.store_timestamp)),
     rules.STORE_HOST: ("stored by {}, and the messages before and after it by another host",
                        lambda record: host_text(*record.store_host)),
     rules.NUMBER: ("its property {} is no number: a broker refuses it, and cuts the log off there",
