@@ -126,7 +126,9 @@ def command(
         plan = plan_recover(store.root, scratch, wishes, out.watch)
         lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
                     or plan.kept_damaged or plan.conflicts)
-        return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK)
+        instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
+        return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
+                                 instead=instead)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True)
 

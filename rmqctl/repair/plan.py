@@ -142,6 +142,8 @@ class Plan:
     consumers: Consumers | None = None
     """What the plan means for groups, once it is carried out; None where that was not judged."""
     conflicts: int = 0
+    undo_first: str | None = None
+    """The repair that keeps what this plan cannot bring back."""
 
     @property
     def impact(self) -> Impact | None:

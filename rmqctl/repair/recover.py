@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
+from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError
 from rmqctl.parse_values import now_ms
@@ -22,6 +23,7 @@ from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config_copies import lost_config
 from rmqctl.repair.consumers import consumers_after
+from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
@@ -124,6 +126,7 @@ class _Planner:
         saved = self._log()
         if not saved.restored:
             self._refuse_without_log()
+        undo_first = self._undo_first() if cut is not None or saved.lost else None
         rebuilt = self._derived(saved)
         held = self._store.snapshot is not None  # then the broker keeps both of these
         if CHECKPOINT in self._options.only and not held:
@@ -150,7 +153,25 @@ class _Planner:
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + saved.lost_total, saved.kept_damaged, found,
-                    saved.conflicts)
+                    saved.conflicts, undo_first)
+
+    def _undo_first(self) -> str | None:
+        """The repair that keeps whole files of the log, if undoing it brings just these back."""
+        moved = moved_log(self._store)
+        if moved is None:
+            return None
+        files = plural(moved.files, "whole file")
+        if moved.as_it_was:
+            self._notes.append(
+                f"repair {moved.id} has moved {files} of the log aside, and this plan brings "
+                f"nothing of that back: `rmqctl undo {self._root} {moved.id}` does, so do that "
+                "first")
+            return moved.id
+        self._notes.append(
+            f"repair {moved.id} has moved {files} of the log aside, and this plan brings nothing "
+            "of that back; the store was changed since then, and `rmqctl undo` would take that "
+            "back, too")
+        return None
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = planned

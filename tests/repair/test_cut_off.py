@@ -10,6 +10,7 @@ import pytest
 
 from rmqctl.store.log.cut_off import NOTE, cut_at
 from rmqctl.store.store import Store
+from tests.support import damage, tiny
 from tests.support.cli import run as rmqctl
 
 ENDS = {"4.9.3": 171647, "5.3.3": 171668}
@@ -67,6 +68,41 @@ def test_salvage_still_brings_it_back(cut):
     made = rmqctl("recover", root, "--apply", "-o", "json").expect(1).json()
     assert any(f"ended the log at {end}" in note for note in made["notes"])
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 274
+
+
+@pytest.fixture
+def without_files(tmp_path: Path) -> tuple[Path, str]:
+    """A store of which a repair did away with three of six log files, and the repair's id."""
+    root = tiny.build(tmp_path / "store", tiny.DEFAULT * 4, index_max=128).root
+    damage.write(root, "commitlog/00000000000000002048", 0, b"\xff" * 60)
+    damage.checkpoint_zero(root)
+    (root / "abort").touch()
+    done = rmqctl("recover", root, "--strategy", "broker", "--apply", "-o", "json").expect(1)
+    assert len(list((root / "commitlog").iterdir())) == 3
+    return root, done.json()["id"]
+
+
+def test_whole_files_of_it_come_back_with_undo(without_files):
+    root, repair = without_files
+    planned = rmqctl("recover", root, "-o", "json").json()
+    assert planned["next"] == f"rmqctl undo {root} {repair}"
+    assert any("moved 3 whole files of the log aside" in note and planned["next"] in note
+               for note in planned["notes"])
+    rmqctl("undo", root, repair, "--yes").expect(0)
+    planned = rmqctl("recover", root, "-o", "json").json()
+    assert planned["next"] == f"rmqctl recover {root} -o json --apply"
+    assert not any("aside" in note for note in planned["notes"])
+    rmqctl("recover", root, "--apply").expect(1)
+    assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 32
+
+
+def test_undo_is_not_advised_where_it_would_take_back_more(without_files):
+    root, repair = without_files
+    (root / "checkpoint").write_bytes(bytes(4096))
+    planned = rmqctl("recover", root, "-o", "json").json()
+    assert not planned["next"].startswith("rmqctl undo")
+    assert any(f"repair {repair} has moved 3 whole files" in note and "changed since" in note
+               for note in planned["notes"])
 
 
 @pytest.mark.parametrize("at", ["end", "beyond"])
