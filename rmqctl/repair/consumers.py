@@ -1,4 +1,6 @@
-"""What a plan of `recover` means for consumers: they meet fillers where messages are lost."""
+"""What a plan of `recover` means for consumers, who meet fillers where messages are lost; and the
+lost messages of which only their groups' positions tell.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,17 @@ from dataclasses import replace
 
 from rmqctl.checks.consumers import Consumers, QueueLosses, Situation, consumers
 from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.verify.common import plural
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.repair.plan import Lost
+from rmqctl.repair.salvage.evidence import MOST_LISTED
+from rmqctl.store.config.config import load_one
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
+
+POSITIONS = ("consumerOffset.json", "lmqConsumerOffset.json")
+_ENDLESS = 1 << 62
 
 
 def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int], generation: int,
@@ -45,6 +53,44 @@ def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int]
                 "nothing tells, and in no group's figures")
         found = replace(found, notes=(*found.notes, note))
     return replace(found, complete=found.complete and complete and not unknown)
+
+
+def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, int],
+                      ) -> tuple[tuple[Lost, ...], int]:
+    """(the first of the lost messages which a group had reached, and nothing else tells of; how
+    many there are), as `preflight` counts them. Arguments as of `consumers_after`, ``lost``
+    complete.
+    """
+    ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
+    if not any(row["offset"] > ends.get((row["topic"], str(row["queue_id"])), _ENDLESS)
+               for name in POSITIONS for row in load_one(store, name).rows()):
+        return (), 0
+    known: dict[tuple[str | None, int | None], OffsetRuns] = {}
+    only_index = 0
+    for message in lost:
+        if message.queue_offset is None:
+            only_index += 1  # it may be one of those that are found here
+        else:
+            known.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
+                message.queue_offset, message.queue_offset + 1)
+    listed: list[Lost] = []
+    total = 0
+    try:
+        predicted = preflight(store).queue_losses or {}
+    except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
+        return (), 0
+    for key, losses in sorted(predicted.items()):
+        topic, queue_id = key
+        beyond = OffsetRuns()
+        beyond.add_run(ends.get((topic, str(queue_id)), _ENDLESS), _ENDLESS)
+        new = losses.lost.without(losses.lost.without(beyond))
+        new = new.without(known[key]) if key in known else new
+        total += new.count()
+        for first, end in new.runs().tolist():
+            room = only_index + MOST_LISTED - len(listed)
+            listed += [Lost(topic, queue_id, offset, None, None, by="position")
+                       for offset in range(first, min(end, first + room))]
+    return tuple(listed[only_index:]), max(0, total - only_index)
 
 
 def _end(store: Store, key: tuple[str, int]) -> int:

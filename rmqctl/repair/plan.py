@@ -94,7 +94,8 @@ class Lost:
 
     ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes`` are the hashes of
     ``topic#key`` which the index still holds for it. ``by`` says what tells of it
-    (``consumequeue``, ``record``, ``gap``, ``index``).
+    (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only that a group had read
+    it).
     """
 
     topic: str | None

@@ -22,7 +22,7 @@ from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config_copies import lost_config
-from rmqctl.repair.consumers import consumers_after
+from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
@@ -147,12 +147,17 @@ class _Planner:
             self._notes += mended.notes
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
-        total = saved.lost_total if saved.lost_total > len(saved.lost) else None
-        found = (consumers_after(self._store, saved.lost, table, self._generation,
+        lost, lost_total = saved.lost, saved.lost_total
+        if (self._options.whole and not held and lost_total == len(lost)
+                and self._store.layout.reads("config")):
+            only_reached, count = lost_by_positions(self._store, lost, table)
+            lost, lost_total = (*lost, *only_reached), lost_total + count
+        total = lost_total if lost_total > len(lost) else None
+        found = (consumers_after(self._store, lost, table, self._generation,
                                  complete=total is None) if self._options.whole else None)
-        return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
+        return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
-                    saved.messages + saved.lost_total, saved.kept_damaged, found,
+                    saved.messages + lost_total, saved.kept_damaged, found,
                     saved.conflicts, undo_first)
 
     def _undo_first(self) -> str | None:

@@ -1,0 +1,65 @@
+"""`recover` counts lost messages of which only groups' positions tell, as `preflight` does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import damage
+from tests.support import tiny as tiny_stores
+from tests.support.cli import Result
+
+Run = Callable[..., Result]
+JSON = ("-o", "json")
+
+
+
+def reached(root: Path, beyond: int) -> int:
+    """Tears the last message, takes away what is derived, and has a group stand `beyond` messages
+    behind it; the queue offset of the message.
+    """
+    made = tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128)
+    last = made.messages[-1].record
+    file = made.files("commitlog")[-1]
+    place = last.physical_offset - int(file.rpartition("/")[2])
+    damage.write(root, file, place + 40, bytes(last.total_size - 40))
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    (root / "abort").touch()
+    (root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {
+        f"{last.topic.decode()}@billing": {str(last.queue_id): last.queue_offset + 1 + beyond}}}))
+    return last.queue_offset
+
+
+@pytest.mark.parametrize("beyond", [0, 2])
+def test_a_lost_message_that_only_a_position_tells_of(tmp_path: Path, rmqctl: Run,
+                                                      beyond: int) -> None:
+    root = tmp_path / "store"
+    offset = reached(root, beyond)
+    predicted = rmqctl("preflight", root, *JSON).expect(1).json()
+    assert predicted["messages_already_lost"] == 1 + beyond
+    planned = rmqctl("recover", root, *JSON).expect(1).json()
+    assert [(one["topic"], one["queue_id"], one["queue_offset"], one["known_by"])
+            for one in planned["messages_lost"]] == [
+        ("orders", 1, offset + number, "position") for number in range(1 + beyond)]
+    assert planned["impact"]["messages"] == 1 + beyond
+    rmqctl("recover", root, "--apply", *JSON).expect(1)
+    assert rmqctl("recover", root, *JSON).expect(0).json()["messages_lost"] == []
+
+
+def test_a_position_at_the_end_tells_of_no_loss(tmp_path: Path, rmqctl: Run) -> None:
+    root = tmp_path / "store"
+    reached(root, -1)
+    assert rmqctl("recover", root, *JSON).expect(0).json()["messages_lost"] == []
+
+
+def test_a_position_far_away_is_counted_and_not_listed(tmp_path: Path, rmqctl: Run) -> None:
+    root = tmp_path / "store"
+    reached(root, 10**15)
+    planned = rmqctl("recover", root, *JSON).expect(1).json()
+    assert planned["messages_lost_total"] == 10**15 + 1
+    assert len(planned["messages_lost"]) <= 100_000
