@@ -24,7 +24,14 @@ from rmqctl.output.plot import bars, columns
 from rmqctl.output.prometheus import Metric, exposition
 from rmqctl.output.richtable import fit
 from rmqctl.output.separated import flatten
-from rmqctl.output.units import count_text, duration_text, rate_text, size_text, time_text
+from rmqctl.output.units import (
+    count_text,
+    duration_text,
+    rate_text,
+    size_text,
+    time_or_zero,
+    time_text,
+)
 
 MESSAGE = {
     "physical_offset": 213,
@@ -736,6 +743,8 @@ def test_quick_work_shows_no_progress():
         (lambda: time_text(1_700_000_000_004), "2023-11-14T22:13:20.004Z"),
         (lambda: time_text(-1), "1969-12-31T23:59:59.999Z"),
         (lambda: time_text((1 << 63) - 1), "9223372036854775807 ms"),
+        (lambda: time_or_zero(0), "0"),
+        (lambda: time_or_zero(-1), "1969-12-31T23:59:59.999Z"),
         (lambda: duration_text(850), "850 ms"),
         (lambda: duration_text(12_345), "12.3 s"),
         (lambda: duration_text(125_000), "2 min 5 s"),

@@ -260,3 +260,13 @@ def test_segments_of_codas_alone_have_their_time(tmp_path):
     made.write_metadata(home, {made.TOPIC: 0}, [queue])
     assert gone(expire(home, made.T0)) == set()
     assert len(gone(expire(home, made.T0 + 1))) == 1
+
+
+def test_now_is_in_the_zone_that_is_given(golden: GoldenFolder) -> None:
+    tier = golden(recovering.GOLDEN) / "tieredstore"
+
+    def now(text: str, zone: str) -> Any:
+        return cli.run("tiered", "expire", tier, "--older-than", "0s", "--now", text, "--tz", zone,
+                       "-o", "json").expect(0).json()["now"]
+
+    assert now("2020-01-01", "+05:30") == now("2020-01-01", "UTC") - 19_800_000

@@ -16,6 +16,7 @@ import pytest
 
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
+from rmqctl.parse_values import time_text
 from rmqctl.tiered.read import by_key
 from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.tier import Tier
@@ -177,7 +178,9 @@ def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -
         table[16628] = replace(table[16628], end_timestamp=header.end_timestamp + 99_000)
 
     recovering.change_metadata(root, change)
-    assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
+    one, = troubles(verified(root))
+    assert one.category == "tiered-segment-time"
+    assert f"to {time_text(header.end_timestamp + 99_000)}, its header" in one.detail
     path.write_bytes(b"\0" + path.read_bytes()[1:])
     recovering.recover(root)
     assert troubles(verified(root)) == []
