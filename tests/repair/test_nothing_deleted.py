@@ -36,7 +36,7 @@ ALLOWED = {
         "a log file made ahead, never written to",
     ("files/durable.py", "lay_out", "ftruncate"): OWN,
     ("files/durable.py", "new_file", "unlink"): OWN,
-    ("engine/opening.py", "done_again", "unlink"): "an index file this run began",
+    ("engine/opening.py", "_unlink", "unlink"): "rmqctl's own notes of what is to be done again",
     ("files/durable.py", "remove_folder", "rmtree"):
         "a folder beside its target, all of which one export or one write made",
     ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
@@ -62,6 +62,8 @@ ALLOWED = {
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): SCRATCH,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
+    ("repair/salvage/copies.py", "Copier._written", "O_TRUNC"): SCRATCH,
+    ("repair/salvage/copies.py", "Copier._written", "ftruncate"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "ftruncate"): SCRATCH,
     ("repair/executor/staging.py", "clear", "rmtree"):
         "what a repair staged that was never committed",
