@@ -20,8 +20,8 @@ from rmqctl.errors import RefusedError
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.config.copies import lost_config
 from rmqctl.repair.config.mend import CONFIG, mend_config
-from rmqctl.repair.config_copies import lost_config
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
