@@ -71,7 +71,7 @@ class KnownItems:
                     int(item["key_hash"]),
                     time if diff == seconds else begin + diff * (1 if old else 1000),
                     # Newer brokers have 0 for what is a little older than the file (PR #10471).
-                    is_begin=not diff and seconds > -LONG_AGO)
+                    is_begin=not diff and begin - time < LONG_AGO * 1000)
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """(topic id, key hash, offset in the commit log, size) of the items with a queue id that

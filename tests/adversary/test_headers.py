@@ -376,3 +376,28 @@ def test_what_must_not_be_a_number_is_none(tmp_path: Path) -> None:
     writer.put(SCHEDULE, b"x", queue_id=2, properties={"DELAY": "+3"})
     assert [one for one in findings(writer.write(tmp_path / "s"))
             if one["structure"] == "commitlog"] == []
+
+
+@pytest.mark.parametrize(("before", "time", "behind", "odd"), [
+    ((1 << 63) - 1, EPOCH, (1 << 63) - 1, False),
+    (EPOCH, (1 << 63) - 1, EPOCH, True),
+    (EPOCH, -(1 << 63), EPOCH, True),
+    (-(1 << 63), EPOCH, EPOCH, False),
+    (-(1 << 63), -(1 << 63), -(1 << 63), False),
+])
+def test_times_at_the_ends_of_64_bits(before, time, behind, odd):
+    """Nothing is added to them that goes round."""
+    told = rules.stored_at_odd_time(*(np.array([value], np.int64)
+                                      for value in (before, time, behind)))
+    assert told.tolist() == [odd]
+
+
+@pytest.mark.parametrize("time", [(1 << 63) - 1, -(1 << 63)])
+def test_the_time_at_the_end_of_64_bits_is_the_only_one_told(tmp_path, time):
+    """Not those of its neighbours."""
+    store = tmp_path / "store"
+    filled(Header(store_timestamp=time, born_timestamp=EPOCH)).write(store)
+    told = [one for one in findings(store) if one["category"] == "header-store-time"]
+    assert len(told) == 1
+    run("recover", store, *SIZES, "--apply", "--yes")
+    assert not [one for one in findings(store) if one["severity"] != "info"]

@@ -92,4 +92,5 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
     brokers, or years after both. A clock that is wrong for all of them shows nothing.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
-    return early | ((time > before + YEARS) & (time > behind + YEARS))
+    # Subtracted from the one that is not negative: of 64 bits nothing overflows.
+    return early | ((time >= 0) & (time - YEARS > before) & (time - YEARS > behind))

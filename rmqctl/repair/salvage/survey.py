@@ -32,6 +32,8 @@ _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
+_FAR = 1 << 61
+"""Milliseconds to which a pause can be added; no time is near it."""
 _MOST_LISTED, _MOST_ODD = 1_000_000, 1000
 _CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 
@@ -372,6 +374,7 @@ class Surveyor:
 
     def _times(self, offset: Array, when: Array) -> None:
         """Looks for single store times out of order; the last two messages wait for the next."""
+        when = np.clip(when, -_FAR, _FAR)
         is_start = len(self._last) < 2
         offset = np.concatenate([np.array([physical for physical, _ in self._last], np.int64),
                                  offset])

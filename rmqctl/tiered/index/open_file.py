@@ -253,9 +253,9 @@ class OpenIndexFile:
 
     def close(self) -> None:
         """Gives the file back; what was not committed is lost."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def raw(rows: Array) -> memoryview:

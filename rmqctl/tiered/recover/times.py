@@ -30,6 +30,8 @@ from rmqctl.tiered.witness import QueueWitness
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _MOST, _BLOCK = 10_000, 1 << 20
+_FAR = 1 << 62
+"""Milliseconds to which a slack can be added; no time is near it."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
     for start in range(0, len(rows), _BLOCK):
         # Each with its neighbours; at the ends of the log one of these is missing.
         low, high = max(start - 1, 0), min(start + _BLOCK + 1, len(rows))
-        times = rows["store_time"][low:high].astype(np.int64)
+        times = np.clip(rows["store_time"][low:high].astype(np.int64), -_FAR, _FAR)
         before, own, behind = times[:-2], times[1:-1], times[2:]
         known = (before >= rules.EARLIEST) & (behind >= rules.EARLIEST)
         odd = known & rules.stored_at_odd_time(before, own, behind)

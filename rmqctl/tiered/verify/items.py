@@ -188,14 +188,13 @@ class Items:
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
             begin, difference = file.header.begin_timestamp, ours["time_diff"].astype(np.int64)
-            as_read = theirs["time"] - begin
-            true = theirs["true_time"] - begin
+            as_read, true = theirs["time"] - begin, theirs["true_time"]
             engine = time_difference(as_read, file.shape.old)
             right = difference == engine
-            proper = time_difference(true, file.shape.old)
+            proper = time_difference(true - begin, file.shape.old)
             # Newer brokers have 0 for messages older than the file (PR #10471).
             right |= (difference == proper) | (
-                (difference == 0) & (proper < 0) & (proper > -LONG_AGO))
+                (difference == 0) & (true < begin) & (true > begin - LONG_AGO * 1000))
             tally = self._tallies[number]
             tally.wide += int(
                 ((difference == engine) & (theirs["time"] != theirs["true_time"])).sum())
