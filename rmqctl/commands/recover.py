@@ -61,9 +61,10 @@ def command(
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
         "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
-    fillers: Annotated[Literal["in-place", "none"], typer.Option(
+    fillers: Annotated[Literal["in-place", "topic", "none"], typer.Option(
         "--fillers", help="What consumers meet where a message is lost: in-place, a filler in its "
-        "topic. none: refuse a repair that needs one.")] = "in-place",
+        "topic. none: refuse a repair that needs one. topic, fillers apart from the topic's "
+        "queues, refuses as well: no broker reads such queues without harm.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders, help="Another store with the "
         "same log, only read: a slave's, an older copy, another disk's. What is damaged or missing "

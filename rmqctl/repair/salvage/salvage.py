@@ -37,10 +37,13 @@ from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
 Ambiguous = Literal["leave-out", "keep"]
-Fillers = Literal["in-place", "none"]
+Fillers = Literal["in-place", "topic", "none"]
 _ROUNDS = 6
 _OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
                "them")
+_NO_TOPIC = (", which cannot be kept from a topic's consumers: its queues need a row for each lost "
+             "message, a broker delivers what such a row leads to, and where that is nothing, it "
+             "leaves out intact messages as well")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def salvage(store: Store, generation: int | None = None, *,
     is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
     behind damage that may be messages or lie in a body. ``correct``: how much of a record may be
     changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
-    as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress`` hears of the bytes
-    walked.
+    as it is, marked. ``fillers``: ``none`` and ``topic`` refuse to make any. ``progress``
+    hears of the bytes walked.
 
     ``sources``: other stores with the same log, from which comes first what they have of the lost
     bytes; they must stay open. ``keep_ours``: where they have other intact messages, ours are
@@ -345,7 +348,7 @@ class _Job:
         counts = {start: len(bulk) for start, bulk in bulks.items()}
         log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
         # The bytes of each region: a blank, zeros, or fillers.
-        filled = 0
+        filled = set(bulks)
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
             span.time = bulk.time if bulk is not None else span.time
@@ -357,7 +360,7 @@ class _Job:
                     continue
                 piece = Piece(span.start - part.base, span.end - span.start)
             else:
-                filled += 1
+                filled.add(region.start)
                 piece = filling.piece(part.base)
                 if filling.short:
                     piece = padded(part, region, filling.short, self._style(survey))
@@ -370,11 +373,11 @@ class _Job:
                 continue
             pieces.setdefault(region.file, []).append(piece)
             files.filled(part, region, filling)
-        if self.fillers == "none" and (filled or bulks):
-            first = min(filling.span.start for _, filling in fillings)
+        if filled and self.fillers != "in-place":
             raise RefusedError(
-                f"--fillers none: {plural(filled + len(bulks), 'damaged part')} of the log, the "
-                f"first at physical offset {first}, can only become fillers. {_OTHER_WAYS}")
+                f"--fillers {self.fillers}: {plural(len(filled), 'damaged part')} of the log, the "
+                f"first at physical offset {min(filled)}, can only become fillers"
+                f"{_NO_TOPIC if self.fillers == 'topic' else ''}. {_OTHER_WAYS}")
         written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
         placed = {id(item) for _, filling in fillings for item in filling.span.items}
