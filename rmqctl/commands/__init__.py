@@ -56,14 +56,16 @@ _TIERED = "Tiered storage"
 _PIPELINE = "Pipeline"
 _ABOUT = "About rmqctl"
 
-#: Words whose sub-commands have a folder of their own.
-_FOLDERS = ("query", "tiered", "pipeline")
+#: Words whose sub-commands have a folder of their own; the others lie in that of their section.
+_WORDS = ("query", "tiered", "pipeline")
+_FOLDERS = {_INSPECT: "inspect", _CHECK: "check", _WRITE: "write", _REPAIR: "repair"}
 
 
 def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  # noqa: A002
     words = tuple(name.split())
-    folder, rest = (words[:1], words[1:]) if words[0] in _FOLDERS else ((), words)
-    module = ".".join(("rmqctl.commands", *folder, "_".join(rest).replace("-", "_")))
+    folder, rest = (words[0], words[1:]) if words[0] in _WORDS else (_FOLDERS.get(section), words)
+    module = ".".join(filter(None, (
+        "rmqctl.commands", folder, "_".join(rest).replace("-", "_"))))
     return CommandSpec(words, module, help, effect, section)
 
 
@@ -90,6 +92,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and their lag"),
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
+    _spec("doctor", "read-only", _CHECK, "What is wrong, whom it concerns, what to do: one screen"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),
     _spec("impact", "read-only", _CHECK, "What damage and a start mean for each consumer group"),

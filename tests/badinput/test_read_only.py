@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "recover table": [["{store}"]],
     "preflight": [["{store}"]],
     "impact": [["{store}"], ["{store}", "--group", "billing"]],
+    "doctor": [["{store}"], ["{store}", "-o", "json"]],
     "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",
                                   "--strategy", "force"]],
     "tiered query key": [["{store}", "--topic", "orders", "--key", "k1"]],

@@ -209,8 +209,8 @@ def _tell(fd: int, calls: int) -> None:
 
 def _serve() -> None:
     import rmqctl.cli
-    import rmqctl.commands.append
-    import rmqctl.commands.write
+    import rmqctl.commands.write.append
+    import rmqctl.commands.write.write
     import rmqctl.engine.input.append_stream
     import rmqctl.tiered.dispatch.session
     import rmqctl.tiered.index.writer  # noqa: F401

@@ -18,7 +18,7 @@ from rmqctl.commands.shared.engine_options import (
     parse_watermark,
     settings_from,
 )
-from rmqctl.commands.topic_create import parse_perm
+from rmqctl.commands.write.topic_create import parse_perm
 from rmqctl.errors import UsageError
 from tests.conftest import Runner
 from tests.engine_write.faults import failing

@@ -97,8 +97,8 @@ def _reason(store: Judged) -> str:
 
 
 def _page(page: Human, judged: list[Judged]) -> None:
+    from rmqctl.commands.check.verify import covered
     from rmqctl.commands.shared.verifying import show_page
-    from rmqctl.commands.verify import covered
 
     if len(judged) == 1 and judged[0].verdict is not None:
         show_page(page, judged[0].verdict, covered)

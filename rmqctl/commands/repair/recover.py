@@ -113,7 +113,7 @@ def command(
                             worker_count(jobs), store.folders, store.sizes, given, correct,
                             keep_damaged, fillers, sources or (), prefer)
     if parts == ["topic-queue-table"] and not out.is_data:
-        from rmqctl.commands import recover_table
+        from rmqctl.commands.check import recover_table
 
         recover_table.command(jobs=jobs, store=store, out=out)
         return

@@ -1,0 +1,196 @@
+"""What is wrong with a store, in one sentence: verification and prediction, put together.
+
+Nothing is looked at here that `rmqctl.checks.verify` and `rmqctl.checks.preflight` do not look at;
+this says what both come to, who is concerned, and what to do next, the safest first.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.verdict import Verdict, verdict
+from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
+from rmqctl.files.lock_probe import LockState
+from rmqctl.store.store import Store
+
+_ORDER = (ERROR, WARNING, INFO)
+_KEPT = 1000
+_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One kind of finding. ``count``: how many there are; ``file``: where the first one lies."""
+
+    severity: str
+    category: str
+    count: int
+    meaning: str
+    file: str | None
+
+
+class Step(NamedTuple):
+    """A command to go on with, which changes nothing, and what it is for."""
+
+    command: str
+    why: str
+
+
+class Disk(NamedTuple):
+    """Bytes of the file system a store lies on, and what of it is left to its owner."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """``findings``: what a check of every byte came to; ``start``: what a broker's start does.
+    ``lock``: who holds the store.
+    """
+
+    findings: Verdict[Coverage]
+    start: Prediction
+    lock: LockState
+    disk: Disk
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong, lost, or would be."""
+        return self.findings.ok and self.start.harmless
+
+    @property
+    def damaged(self) -> list[Damage]:
+        """Findings by kind, the worst first; what is mere information is none."""
+        files: dict[tuple[str, str], str | None] = {}
+        for finding in self.findings.findings:
+            files.setdefault((finding.category, finding.severity), finding.file)
+        rows = [Damage(severity, category, count, CATEGORIES[category].meaning,
+                       files.get((category, severity)))
+                for (category, severity), count in self.findings.counts.items()
+                if severity != INFO]
+        return sorted(rows, key=lambda row: (_ORDER.index(row.severity), -row.count, row.category))
+
+    @property
+    def would_lose(self) -> int:
+        """Intact messages that a start cuts off the log or leaves without a row."""
+        return self.start.messages_lost + (self.start.unreachable or 0)
+
+    @property
+    def verdict(self) -> str:
+        """The sentence."""
+        start = self.start
+        if self.sound:
+            parts = ["no damage, and nothing is lost"]
+            if not start.not_judged:
+                parts.append(f"a {start.broker_version} broker would start on it and lose nothing")
+            which = "sound, as far as can be judged" if self.not_judged else "sound"
+            return f"{which}: {'; '.join(parts)}"
+        parts = []
+        if start.messages_already_lost:
+            count = start.messages_already_lost
+            parts.append(f"{plural(count, 'message')} {'is' if count == 1 else 'are'} lost already")
+        if not start.starts:
+            parts.append("a broker would not start")
+        elif self.would_lose:
+            parts.append(f"a start would lose {plural(self.would_lose, 'intact message')}")
+        elif start.rows_lost:
+            parts.append("a start would destroy all consumequeues")
+        elif not start.start_is_harmless:
+            parts.append("a start would take away what tells of the loss")
+        groups = {offset.group for offset in start.offsets_beyond_end}
+        if groups:
+            parts.append(f"{plural(len(groups), 'group')} would stand beyond the end")
+        if start.undecodable:
+            parts.append(f"clients give up at {plural(start.undecodable, 'message')}")
+        if not parts:
+            parts.append("nothing is lost so far, and a start loses nothing")
+        state = "damaged" if not self.findings.ok else "no damage found, but"
+        joined = f"{state}: {'; '.join(parts)}" if state == "damaged" else (
+            f"{state} {'; '.join(parts)}")
+        return f"{joined}. {self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        if self.lock.held:
+            return "It is in use: these are figures of a moving picture"
+        if not self.start.start_is_harmless:
+            return "Start no broker on it before the steps below"
+        return "Take a copy before anything is changed"
+
+    @property
+    def not_judged(self) -> dict[str, str]:
+        """Structures in a form that is not read, with the reason."""
+        return {**self.findings.not_judged, **self.start.not_judged}
+
+    @property
+    def next(self) -> list[Step]:
+        """At most three, the safest first; none where nothing is to be done."""
+        if self.sound:
+            return []
+        root, start = shlex.quote(self.findings.root), self.start
+        steps = []
+        if start.consumers is not None and start.consumers.groups_affected:
+            steps.append(Step(f"rmqctl impact {root}", "which groups miss what"))
+        if not start.harmless:
+            steps.append(Step(f"rmqctl preflight {root}", "what a start would do, file by file"))
+        if not self.findings.ok:
+            steps.append(Step(f"rmqctl verify {root}", "every finding, with its place"))
+        if not start.not_judged and not self.lock.held:
+            del steps[_STEPS - 1:]
+            steps.append(Step(f"rmqctl recover {root}", "the plan of a repair; changes nothing "
+                              "without --apply"))
+        return steps[:_STEPS]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``doctor``."""
+        start, impact = self.start, self.start.impact
+        fields = ({"groups_affected": None, "consumers": None} if start.consumers is None
+                  else start.consumers.as_fields())
+        return {
+            "verdict": self.verdict, "sound": self.sound,
+            "damaged": [asdict(row) for row in self.damaged],
+            "bytes_damaged": self.findings.coverage.bytes_damaged,
+            "already_lost": start.messages_already_lost,
+            "already_lost_by_topic": start.already_lost_by_topic,
+            "would_lose": self.would_lose,
+            "would_lose_by_topic": dict(Counter(start.lost_by_topic)
+                                        + Counter(start.unreachable_by_topic)),
+            "starts": start.starts, "broker_version": start.broker_version,
+            **fields,
+            "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
+            "impact": None if impact is None else impact.as_dict(),
+            "messages": start.messages, "log_bytes": self.findings.coverage.bytes_total,
+            "disk": self.disk._asdict(),
+            "lock": {"held": self.lock.held, "pid": self.lock.pid, "kind": self.lock.kind},
+            "not_judged": [{"structure": name, "reason": reason}
+                           for name, reason in self.not_judged.items()],
+            "next": [step.command for step in self.next],
+        }
+
+    def require_judged(self) -> None:
+        """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
+        if self.sound:
+            self.findings.require_judged()
+            self.start.require_judged(self.findings.root)
+
+
+def diagnose(store: Store, broker_version: str | None, jobs: int,
+             progress: Callable[[int], None] | None = None) -> Diagnosis:
+    """Verifies all of a store and predicts a start on it. ``progress`` is told bytes of the log,
+    each of them twice. StoreIOError.
+    """
+    found = verdict(Verification(store, VerifyOptions(None, jobs), progress), _KEPT)
+    start = preflight(store, broker_version, full=True, progress=progress)
+    room = os.statvfs(store.root)
+    return Diagnosis(found, start, store.lock, Disk(
+        room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize))

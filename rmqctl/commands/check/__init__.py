@@ -1,0 +1,1 @@
+"""The commands that judge a store, and change nothing."""

@@ -1,0 +1,116 @@
+"""``rmqctl doctor``: what is wrong with a store, whom it concerns and what to do, on one screen."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.app import typed
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.engine_options import EngineOptions
+from rmqctl.commands.shared.options import Jobs, Out, StoreOptions, Zone, worker_count
+from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
+from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import show_times_in
+
+if TYPE_CHECKING:
+    from rmqctl.checks.doctor import Diagnosis
+    from rmqctl.output import Human
+
+NAME = ("doctor",)
+EFFECT = "read-only"
+
+_KINDS = 8
+
+
+def command(
+    *,
+    engine: Annotated[EngineOptions, pick("version")],
+    jobs: Jobs = 0,
+    store: StoreOptions,
+    tz: Zone = UTC,
+    out: Out,
+) -> None:
+    """Say what is wrong with a store, on one screen: the first command at 3 a.m.
+
+    Reads every byte as `rmqctl verify` does, and predicts a broker's start as `rmqctl preflight`
+    does. One sentence says what that comes to; then what is damaged, what is lost already, what a
+    start would lose, which consumer groups are concerned, the room on the disk, and the next
+    commands, the safest first: none of them changes anything as it stands. Exit code 0 for a sound
+    store, 1 for anything else; 3 when all that can be judged is sound, but a part lies in a form
+    that is not read.
+
+        rmqctl doctor STORE
+
+        rmqctl doctor STORE -o json
+    """
+    from rmqctl.checks.doctor import diagnose
+
+    show_times_in(tz)
+    with store.open() as opened:
+        size = 2 * opened.log.size if opened.layout.reads("commitlog") else 0
+        with out.progress("reading the log", size) as progress, noting_refusals() as refused:
+            found = diagnose(opened, engine.version, worker_count(jobs), progress.advance)
+    document = found.as_dict()
+    document["next"] = [typed.completed(command) for command in document["next"]]
+    out.document(document, lambda page: _show(page, found, store.root))
+    if refused:
+        raise StoreIOError(f"{refused[0]}; the diagnosis is made without it")
+    if not found.sound:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    found.require_judged()
+
+
+def _show(page: Human, found: Diagnosis, root: str) -> None:
+    page.text(f"{root}: {found.verdict}", "good" if found.sound else "bad")
+    page.blank()
+    page.pairs(_facts(found))
+    rows = found.damaged
+    if rows:
+        page.heading("What is damaged")
+        page.table([{"severity": row.severity, "finding": row.category, "count": row.count,
+                     "meaning": row.meaning} for row in rows[:_KINDS]],
+                   styles={"severity": {"error": "bad", "warning": "warn"}.get})
+        if len(rows) > _KINDS:
+            page.text(f"and {len(rows) - _KINDS} more kinds (rmqctl verify has all)")
+    if found.next:
+        page.heading("What next, the safest first")
+        for step in found.next:
+            page.text(f"{typed.completed(step.command)}")
+            page.text(f"    {step.why}", "dim")
+
+
+def _facts(found: Diagnosis) -> dict[str, Any]:
+    start, covered = found.start, found.findings.coverage
+    facts = {"messages": f"{count_text(covered.messages)} intact, in "
+                         f"{size_text(covered.bytes_total)} of log"}
+    if covered.bytes_damaged:
+        facts["damaged"] = f"{size_text(covered.bytes_damaged)} of the log"
+    facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
+    lost = found.as_dict()["would_lose_by_topic"]
+    facts["a start"] = (
+        "does not succeed: " + "; ".join(start.refusals) if not start.starts else
+        f"loses {_counted(found.would_lose, lost)} (a {start.broker_version} broker" + (
+            ", as far as can be judged)" if found.not_judged else ")"))
+    if start.impact is not None:
+        facts["concerned"] = start.impact.in_words().removeprefix("concerned: ")
+    if start.consumers is not None:
+        facts["consumers"] = start.consumers.in_words().removeprefix("consumers: ")
+    facts["disk"] = f"{size_text(found.disk.free)} free of {size_text(found.disk.total)}"
+    facts["in use"] = "no" if not found.lock.held else (
+        f"by process {found.lock.pid}" if found.lock.pid else "by another process")
+    for name, reason in found.not_judged.items():
+        facts[f"not judged: {name}"] = reason
+    return facts
+
+
+def _counted(count: int, topics: dict[str, int]) -> str:
+    """``14 messages (orders 10, audit 4)``."""
+    if not count:
+        return "nothing"
+    ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{topic} {number:,}" for topic, number in ordered[:3])
+    more = f" and {len(ordered) - 3} more topics" if len(ordered) > 3 else ""
+    return f"{count:,} message{'' if count == 1 else 's'}" + (f" ({named}{more})" if named else "")

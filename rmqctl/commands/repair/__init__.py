@@ -1,0 +1,1 @@
+"""The commands that repair a store, or take something out of it."""

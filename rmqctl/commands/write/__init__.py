@@ -1,0 +1,1 @@
+"""The commands that put something into a store."""

@@ -1,0 +1,81 @@
+"""rmqctl doctor: what verify and preflight say, put together, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import GoldenFolder, Runner
+
+SETS = ("5.3.3/crash-crc/before", "4.9.3/crash-trunc-garbage/before",
+        "5.3.3/crash-nocheckpoint/before", "5.3.3/basic/store", "4.9.3/transaction/store",
+        "5.3.3/clean-nocq/before")
+
+
+def said(rmqctl: Runner, store: Path, *options: str) -> dict[str, Any]:
+    document: dict[str, Any] = rmqctl("doctor", store, *options, "-o", "json").json()
+    return document
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_it_says_what_verify_and_preflight_say(name: str, golden: GoldenFolder,
+                                               rmqctl: Runner) -> None:
+    store = golden(name)
+    told = said(rmqctl, store)
+    verify, start = (rmqctl(command, store, "-o", "json") for command in ("verify", "preflight"))
+    checked, predicted = verify.json(), start.json()
+    counts = {(row["category"], row["severity"]): row["count"] for row in checked["counts"]
+              if row["severity"] != "info"}
+    assert {(row["category"], row["severity"]): row["count"] for row in told["damaged"]} == counts
+    assert told["already_lost"] == predicted["messages_already_lost"]
+    assert told["would_lose"] == predicted["messages_lost"] + (predicted["unreachable"] or 0)
+    assert told["groups_affected"] == predicted["groups_affected"]
+    sound = verify.code == start.code == 0
+    assert told["sound"] == sound
+    assert rmqctl("doctor", store).code == (0 if sound else 1)
+    assert told["verdict"].startswith("sound: ") == sound
+    assert bool(told["next"]) != sound
+
+
+@pytest.mark.parametrize("name", [SETS[0], SETS[1], SETS[5]])
+def test_each_next_command_runs_and_changes_nothing(name: str, golden_copy: GoldenFolder,
+                                                    rmqctl: Runner) -> None:
+    store = golden_copy(name)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    commands = [command.split()[1:] for command in said(rmqctl, store)["next"]]
+    assert 0 < len(commands) < 4
+    assert [words[0] for words in commands][-1] == "recover"
+    for words in commands:
+        assert rmqctl(*words).code in (0, 1)
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_options_that_say_how_to_read_the_store_stay_in_the_next_commands(
+        golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden(SETS[0])
+    told = said(rmqctl, store, "--commitlog-file-size", "64KiB")
+    assert all(command.endswith("--commitlog-file-size 64KiB") for command in told["next"])
+
+
+def test_what_cannot_be_judged_is_said(rmqctl: Runner, golden_copy: GoldenFolder) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    queues = store / "consumequeue"
+    for path in sorted(queues.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (queues / "CURRENT").write_text("MANIFEST-000004\n")
+    (queues / "MANIFEST-000004").write_bytes(b"")
+    run = rmqctl("doctor", store, "-o", "json")
+    assert run.code == 3
+    assert run.json()["not_judged"][0]["structure"] == "consumequeue"
+    assert run.json()["verdict"].startswith("sound, as far as can be judged")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_it_fits_a_terminal(width: int, golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden(SETS[0])
+    page = rmqctl("doctor", store, "-o", "table", env={"COLUMNS": str(width)}).out
+    too_long = [line for line in page.splitlines()
+                if len(line) > width and str(store) not in line]
+    assert too_long == []
