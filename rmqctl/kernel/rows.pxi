@@ -221,101 +221,75 @@ def link_entries(const int64_t[::1] key_hash, const int64_t[::1] key_row,
 
 
 # -- index files of a tier (tiered.md §5.2 and §5.3) ----------------------------------------------
-# A pair is the slot of an item and, in the 32 bits below it, its depth there: 1 for the oldest.
+
+cdef enum:
+    TOGETHER = 256  # items whose slots are fetched before their turn
 
 
-def chain_pairs(const uint8_t[::1] items, int64_t number, int64_t slots, int64_t[::1] pair):
-    """The pairs of the items of an open file from one with this number on, into pair[number:].
+cdef inline int32_t slot_of(const uint8_t *item, int32_t slots) noexcept nogil:
+    """The slot of an item, by its hash."""
+    cdef int32_t slot = read_i32(item + ITEM_KEY_HASH_AT) % slots
+    return slot + slots if slot < 0 else slot
 
-    By their links, of items whose predecessors have theirs. Gives whether each link leads to an
-    older item of the same slot, or to none.
+
+def count_items(const uint8_t[::1] items, int64_t number, int32_t[:, ::1] cells):
+    """Counts items of an open file from one with this number on. A slot's cell has the newest of
+    its items (0: none) and how many there are.
+
+    Gives whether each item leads to the one before it in its slot, or to none where there is none.
     """
-    cdef Py_ssize_t row, count = items.shape[0] // ITEM_SIZE
-    cdef const uint8_t *item
-    cdef int64_t previous, slot, before
-    cdef uint32_t next_link
-    cdef bint sound = 0 < slots <= 0x7FFFFFFF
-    if number < 1 or number > pair.shape[0] or count > pair.shape[0] - number:
+    cdef Py_ssize_t block, first, row, count = items.shape[0] // ITEM_SIZE
+    cdef int32_t slot[TOGETHER]
+    cdef int32_t slots = <int32_t>cells.shape[0]
+    cdef int32_t *cell
+    cdef bint sound = True
+    if (cells.shape[1] != 2 or not 0 < cells.shape[0] <= 0x7FFFFFFF
+            or not 0 < number <= 0x7FFFFFFF - count):
         raise ValueError("columns have another shape")
     with nogil:
-        for row in range(count if sound else 0):
-            item = &items[row * ITEM_SIZE]  # below a count of whole ones
-            if row + AHEAD < count:
-                next_link = read_u32(item + AHEAD * ITEM_SIZE + ITEM_PREVIOUS_AT)
-                if next_link < <uint64_t>pair.shape[0]:
-                    rmqctl_soon(&pair[next_link])
-            previous = read_i32(item + ITEM_PREVIOUS_AT)
-            slot = read_i32(item + ITEM_KEY_HASH_AT) % slots
-            if slot < 0:
-                slot += slots
-            if previous < 0 or previous >= number + row:
-                sound = False
-                break
-            before = pair[previous] if previous else slot << 32
-            if before >> 32 != slot:
-                sound = False
-                break
-            pair[number + row] = before + 1
+        for block in range((count + TOGETHER - 1) // TOGETHER):
+            first = block * TOGETHER
+            for row in range(first, min(first + TOGETHER, count)):
+                slot[row - first] = slot_of(&items[row * ITEM_SIZE], slots)  # whole ones only
+                rmqctl_soon(&cells[slot[row - first], 0])
+            for row in range(first, min(first + TOGETHER, count)):
+                cell = &cells[slot[row - first], 0]  # the range test for both of its numbers
+                sound &= max(read_i32(&items[row * ITEM_SIZE] + ITEM_PREVIOUS_AT), 0) == cell[0]
+                cell[0] = <int32_t>(number + row)
+                cell[1] += 1
     return sound
 
 
-def chain_counts(const int32_t[::1] heads, const int64_t[::1] pair, int32_t[::1] counts):
-    """The items of each slot, from the newest one of each (0: none) and the pairs by number.
-
-    Gives whether the slots lead to chains that are theirs and have, taken together, all items.
+def place_items(const uint8_t[::1] items, int32_t[::1] ends, int64_t low, int64_t high,
+                int64_t begin, uint8_t[::1] out):
+    """Puts those items of an open file whose slots lie in ``[low, high)``, without their links,
+    where they belong: each before the end of its slot, which moves there. ``out`` begins with the
+    place ``begin``; what lies elsewhere is left out.
     """
-    cdef Py_ssize_t slot
-    cdef int64_t total = 0, newest
-    cdef bint sound = True
-    if not pair.shape[0]:
+    cdef Py_ssize_t block, first, row, some, count = items.shape[0] // ITEM_SIZE
+    cdef Py_ssize_t chosen[TOGETHER]
+    cdef int64_t to[TOGETHER]
+    cdef int64_t room = out.shape[0] // COMPACTED_ITEM_SIZE
+    cdef int32_t slot, slots = <int32_t>ends.shape[0]
+    cdef uint8_t *target = &out[0] if room else NULL
+    if not 0 < ends.shape[0] <= 0x7FFFFFFF:
         raise ValueError("columns have another shape")
     with nogil:
-        for slot in range(heads.shape[0]):
-            if slot + AHEAD < heads.shape[0] and 0 <= heads[slot + AHEAD] < pair.shape[0]:
-                rmqctl_soon(&pair[heads[slot + AHEAD]])
-            counts[slot] = 0
-            if not heads[slot]:
-                continue
-            if heads[slot] < 0 or heads[slot] >= pair.shape[0]:
-                sound = False
-                break
-            newest = pair[heads[slot]]
-            if newest >> 32 != slot:
-                sound = False
-                break
-            counts[slot] = <int32_t>(newest & 0x7FFFFFFF)
-            total += counts[slot]
-    return sound and total == pair.shape[0] - 1
-
-
-def item_places(const int64_t[::1] pair, const int32_t[::1] ends, int32_t[::1] place):
-    """The place of each item where those of a slot end before ``ends``: the newest comes first."""
-    cdef Py_ssize_t row, slot
-    with nogil:
-        for row in range(pair.shape[0]):
-            if row + AHEAD < pair.shape[0] and 0 <= pair[row + AHEAD] >> 32 < ends.shape[0]:
-                rmqctl_soon(&ends[pair[row + AHEAD] >> 32])
-            slot = pair[row] >> 32
-            place[row] = <int32_t>(ends[slot] - (pair[row] & 0x7FFFFFFF))
-
-
-def place_items(const uint8_t[::1] items, const int32_t[::1] place, int64_t begin,
-                uint8_t[::1] out):
-    """Puts items of an open file, without their links, where they belong: the one with the place
-    ``begin`` at the start of ``out``. Those that lie elsewhere are left out.
-    """
-    cdef Py_ssize_t row
-    cdef int64_t room = out.shape[0] // COMPACTED_ITEM_SIZE, to
-    cdef uint8_t *first = &out[0] if room else NULL
-    if items.shape[0] // ITEM_SIZE != place.shape[0]:
-        raise ValueError("columns have another shape")
-    with nogil:
-        for row in range(place.shape[0]):
-            if row + AHEAD < place.shape[0]:
-                to = place[row + AHEAD] - begin
-                if 0 <= to < room:
-                    rmqctl_soon(first + to * COMPACTED_ITEM_SIZE)
-            to = place[row] - begin
-            if 0 <= to < room:  # the range test for the copy; the items are as many as places
-                memcpy(first + to * COMPACTED_ITEM_SIZE, &items[row * ITEM_SIZE],
-                       COMPACTED_ITEM_SIZE)
+        for block in range((count + TOGETHER - 1) // TOGETHER):
+            first = block * TOGETHER
+            some = 0
+            for row in range(first, min(first + TOGETHER, count)):
+                slot = slot_of(&items[row * ITEM_SIZE], slots)  # whole ones only
+                chosen[some], to[some] = row, slot
+                some += (low <= slot) & (slot < high)  # no branch: nothing foretells it
+            for row in range(some):
+                rmqctl_soon(&ends[to[row]])
+            for row in range(some):
+                ends[to[row]] -= 1
+                to[row] = ends[to[row]] - begin
+                if 0 <= to[row] < room:
+                    rmqctl_soon(target + to[row] * COMPACTED_ITEM_SIZE)
+            for row in range(some):
+                if 0 <= to[row] < room:  # the range test for the copy
+                    memcpy(target + to[row] * COMPACTED_ITEM_SIZE,
+                           &items[chosen[row] * ITEM_SIZE], COMPACTED_ITEM_SIZE)

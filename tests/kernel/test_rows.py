@@ -231,20 +231,24 @@ def test_what_is_given_to_the_kernel_is_tested() -> None:
     for row, dirty in ((1, 1), (-1, 1), (0, 0)):
         with pytest.raises(IndexError):
             linked(row=row, dirty=dirty)
-    items, pair = np.zeros(64, np.uint8), np.zeros(3, np.int64)
-    assert kernel.chain_pairs(items, 1, 5, pair)
-    assert kernel.chain_counts(np.array([2], np.int32), pair, np.zeros(1, np.int32)) == 0
-    for first in (0, 2, 4, -1, 1 << 62):
+    items = np.zeros(64 + 31, np.uint8)
+    assert not kernel.count_items(items, 1, np.zeros((5, 2), np.int32))
+    for first in (0, -1, (1 << 31) - 1, 1 << 31, 1 << 62):
         with pytest.raises(ValueError, match="shape"):
-            kernel.chain_pairs(items, first, 5, pair)
+            kernel.count_items(items, first, np.zeros((5, 2), np.int32))
+    for shape in ((0, 2), (5, 1), (5, 3)):
+        with pytest.raises(ValueError, match="shape"):
+            kernel.count_items(items, 1, np.zeros(shape, np.int32))
     with pytest.raises(ValueError, match="shape"):
-        kernel.place_items(items, np.zeros(1, np.int32), 0, np.empty(28, np.uint8))
+        kernel.place_items(items, np.zeros(0, np.int32), 0, 1, 0, np.empty(28, np.uint8))
     out = np.full(29, 7, np.uint8)
-    for at in (-(1 << 31), -1, 1, (1 << 31) - 1):
-        kernel.place_items(items, np.full(2, at, np.int32), 0, out)
+    for end in (-(1 << 30), 0, 3, (1 << 31) - 1):
+        kernel.place_items(items, np.full(1, end, np.int32), 0, 1, 0, out)
+    for low, high in ((-1, 0), (1, 5), (1 << 62, 1 << 62)):
+        kernel.place_items(items, np.full(1, 1, np.int32), low, high, 0, out)
+    for begin in (-(1 << 40), 2, 1 << 40):
+        kernel.place_items(items, np.full(1, 2, np.int32), 0, 1, begin, out)
     assert (out == 7).all()
-    with pytest.raises(IndexError):
-        kernel.item_places(np.array([-1], np.int64), np.zeros(2, np.int32), np.zeros(1, np.int32))
 
     def led(start: int = 0, length: int = 7, topic: int = 0, name: bytes = b"KEYS\x01") -> Any:
         data = np.frombuffer(b"KEYS\x01ab" + bytes(1 << 16), np.uint8)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
-from rmqctl.tiered.index import compacted_form as chains
 from rmqctl.tiered.index import compacted_form as form
 from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
 from rmqctl.tiered.index.keys import Keys, key_set
@@ -93,7 +92,6 @@ def test_random_files(monkeypatch, seed, keys, parts) -> None:
     """Also in many parts, and with a key of so many items that their chain is long."""
     monkeypatch.setattr(form, "PART_ITEMS", parts)
     monkeypatch.setattr(form, "AT_ONCE", parts)
-    monkeypatch.setattr(chains, "AT_ONCE", parts)
     draw = random.Random(seed)
     for _ in range(15):
         slots, most = draw.randrange(1, 80), draw.randrange(2, 300)
@@ -101,19 +99,6 @@ def test_random_files(monkeypatch, seed, keys, parts) -> None:
         found = form.compact(file_of(made.data, slots, most))
         assert found.sound
         assert written(found) == made.compacted()
-
-
-def test_the_two_ways_to_the_places_agree(seed) -> None:
-    draw = random.Random(seed)
-    for _ in range(20):
-        slots = draw.randrange(1, 50)
-        file = file_of(model(draw, slots, 200, draw.randrange(1, 199)).data, slots, 200)
-        heads = chains.heads_of(file)
-        proven = chains.proven(file, heads)
-        *counted, sound = chains.counted(file, heads)
-        assert sound
-        assert proven is None or all((one == other).all()
-                                     for one, other in zip(proven, counted, strict=True))
 
 
 def test_nothing_becomes_nothing() -> None:

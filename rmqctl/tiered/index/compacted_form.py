@@ -1,22 +1,16 @@
 """The rearranged form of an open index file, as it is uploaded (tiered.md §5.3).
 
-Items of a slot come together, in the order of its chain. Where the chains are what putting items
-makes them (that is proven for every item) the places follow by counting, and the file is read
-from front to back; otherwise every chain is followed as a broker follows it. Memory: 12 bytes for
-each item, 12 for each slot, then 4 for each item and one part of the result.
-
-An item's *pair* is its slot and, below it, its depth in the slot: 1 for the oldest item. Where the
-links are what putting items makes them the pairs follow from them in one pass; otherwise from the
-items' hashes, whatever the links are. Only a file that is to be rearranged as a broker does it,
-broken chains and all, is followed link by link.
+Items of a slot come together, in the order of its chain: the newest first. Where they go follows
+from counting them by slot, so the file is read from front to back, once to count and once for each
+part of the result. That is what a broker makes of it where each link leads to the item before it
+in its slot, which is proven for every item; where links lead elsewhere, every chain is followed as
+a broker follows it, if that is asked for. Memory: 8 bytes for each slot and one part of the result.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,21 +26,13 @@ from rmqctl.scan.source import FileSource
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile, examine
 from rmqctl.tiered.index.open_file import link, raw, slots_of
 
-PART_ITEMS = 20_000_000
-"""Items of the result that are in memory at once, 534 MiB; the file is read once for each part."""
-_THREADS = 2
+PART_ITEMS = 3_600_000
+"""Items of the result that are in memory at once, 96 MiB; the file is read once for each part."""
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17
 """Slots or items that are worked on together."""
 _ITEMS_READ = 1 << 21
-_PAIR = 32
-"""A pair has its slot above this bit."""
-_DEPTH = (1 << _PAIR) - 1
-_DEEPEST = 64
-"""Links inside of a block that are followed step by step; where keys recur more often, sorting is
-quicker.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +48,7 @@ class Compacted:
     items: int
     sound: bool
     _length: Array
-    _place: Array
-    _follows: bool
+    _order: Array | None
 
     def parts(self) -> Iterator[memoryview]:
         """The bytes from front to back; a part is valid until the next is asked for. FormatError,
@@ -72,12 +57,12 @@ class Compacted:
         if not self.size:
             return
         shape, header = self.file.shape, self.file.header
-        if not self.sound and not self._follows:
+        if not self.sound and self._order is None:
             header = header._replace(slot_count=int(np.count_nonzero(self._length)))
         yield memoryview(fmt.HEADER.build(header._replace(magic=fmt.END_MAGIC)))
         yield from slot_table(self._length, shape)
-        items = _followed_items if self._follows else _counted_items
-        yield from items(self.file, self._place, self.items)
+        yield from (_counted_items(self.file, self._length, self.items) if self._order is None
+                    else _followed_items(self.file, self._order, self.items))
 
 
 def compact(file: IndexFile, *, mend: bool = True) -> Compacted:
@@ -93,17 +78,14 @@ def compact(file: IndexFile, *, mend: bool = True) -> Compacted:
         raise RefusedError(f"{file.where}: only the open form of 5.2.0 and newer can be rearranged")
     if not file.items:
         none: Array = np.zeros(0, np.int32)
-        return Compacted(file, 0, 0, True, none, none, False)
-    heads = heads_of(file)
-    known = proven(file, heads)
-    counts, pair, sound = (*known, True) if known else counted(file, heads)
+        return Compacted(file, 0, 0, True, none, None)
+    counts, sound = counted(file)
     if sound or mend:
-        place = places(counts, pair)
         return Compacted(file, file.shape.compacted_size(file.items), file.items, sound, counts,
-                         place, False)
-    length, order = followed(file, heads)
+                         None)
+    length, order = followed(file)
     size = file.shape.compacted_size(len(order)) if len(order) else 0
-    return Compacted(file, size, len(order), False, length, order, True)
+    return Compacted(file, size, len(order), False, length, order)
 
 
 @contextmanager
@@ -155,35 +137,38 @@ def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
         yield raw(part)
 
 
-def _counted_items(file: IndexFile, place: Array, items: int) -> Iterator[memoryview]:
+def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memoryview]:
+    ends = np.cumsum(counts, dtype=np.int32)
     room: Array = np.empty(min(PART_ITEMS, items), _ITEM_BYTES)
     for start in range(0, items, PART_ITEMS):
         end = min(start + PART_ITEMS, items)
         part = room[:end - start]
-
-        def put(number: int, block: Array, part: Array = part, start: int = start,
-                end: int = end) -> None:
-            to = place[number - 1:number - 1 + len(block)]
-            kernel = active()
-            if kernel is not None:
-                kernel.place_items(block.view(np.uint8), to, start, part.view(np.uint8))
-                return
-            short_items = _shortened(block)
-            if start or end < items:
-                inside = (to >= start) & (to < end)
-                to, short_items = to[inside], short_items[inside]
-            part[to - start if start else to] = short_items
-
-        # No two items have one place, and they are copied without holding the interpreter's lock.
-        with ThreadPoolExecutor(_THREADS) as pool:
-            under_way: deque[Future[None]] = deque()
-            for number, block in blocks_of(file):
-                under_way.append(pool.submit(put, number, block))
-                while len(under_way) > 2 * _THREADS:
-                    under_way.popleft().result()
-            for future in under_way:
-                future.result()
+        # The slots that have items in this part; of the last one others may come in the next.
+        low = int(np.searchsorted(ends, np.int32(start), "right"))
+        high = int(np.searchsorted(ends, np.int32(end))) + 1
+        last = int(ends[high - 1])
+        for _, block in blocks_of(file):
+            _put(block, ends, low, high, start, part)
+        ends[high - 1] = last
         yield raw(part)
+
+
+def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
+    """Puts the items of a block whose slots are in ``[low, high)`` where they belong: the newest
+    of a slot first, before its ``ends``, which are moved. ``part`` begins at the place ``start``.
+    """
+    kernel = active()
+    if kernel is not None:
+        kernel.place_items(block.view(np.uint8), ends, low, high, start, part.view(np.uint8))
+        return
+    slot = slots_of(block["key_hash"], len(ends))
+    chosen = np.flatnonzero((slot >= low) & (slot < high))
+    chosen = chosen[np.argsort(slot[chosen], kind="stable")]
+    touched, first, length = np.unique(slot[chosen], return_index=True, return_counts=True)
+    place = np.repeat(ends[touched] + first, length) - np.arange(1, len(chosen) + 1) - start
+    ends[touched] -= length.astype(np.int32)
+    inside = (place >= 0) & (place < len(part))
+    part[place[inside]] = _shortened(block)[chosen[inside]]
 
 
 def _followed_items(file: IndexFile, order: Array, items: int) -> Iterator[memoryview]:
@@ -209,18 +194,16 @@ def _shortened(items: Array) -> Array:
 
 # -- chains: what leads where, proven for all items at once (§5.2, §5.3) -------------------------
 
-def heads_of(file: IndexFile) -> Array:
-    """The newest item of each slot (int32), 0 for an empty one."""
+def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
+    """(the first slot, the newest item of it and those that follow), 0 for an empty one."""
     shape = file.shape
-    heads: Array = np.zeros(shape.slots, np.int32)
     for first in range(0, shape.slots, AT_ONCE):
         count = min(AT_ONCE, shape.slots - first)
         data = file.read(shape.slot_position(first), count * fmt.SLOT.size)
         if len(data) < count * fmt.SLOT.size:
             raise FormatError("the file ends here", file=file.where, path="slot",
                               offset=shape.slot_position(first) + len(data))
-        heads[first:first + count] = fmt.SLOT.array(data)["item"]
-    return np.maximum(heads, 0, out=heads)
+        yield first, np.maximum(fmt.SLOT.array(data)["item"], 0)
 
 
 def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
@@ -234,98 +217,34 @@ def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
                           file=file.where, offset=file.shape.item_position(expected))
 
 
-def proven(file: IndexFile, heads: Array) -> tuple[Array, Array] | None:
-    """(items of each slot, the pair of each item), proven from the links alone; None where they are
-    not what putting items makes them, or too deep for this.
-
-    Each link leads to an older item of the same slot, and the slots lead to chains that are, taken
-    together, as long as there are items: so each has all items of its slot, newest first.
-    """
-    slots, count = file.shape.slots, file.items
-    pair: Array = np.zeros(count + 1, np.int64)
-    kernel = active()
-    if kernel is not None:
-        if not all(kernel.chain_pairs(items.view(np.uint8), number, slots, pair)
-                   for number, items in blocks_of(file)):
-            return None
-        lengths: Array = np.empty(slots, np.int32)
-        return (lengths, pair[1:]) if kernel.chain_counts(heads, pair, lengths) else None
-    for number, items in blocks_of(file):
-        previous = items["previous"].astype(np.intp)
-        end = number + len(items)
-        if (previous < 0).any() or (previous >= np.arange(number, end)).any():
-            return None
-        own = slots_of(items["key_hash"], slots).astype(np.int64) << _PAIR
-        pair[number:end] = own
-        before = pair[previous]
-        depth = before & _DEPTH
-        before ^= own
-        if ((before > _DEPTH) & (previous > 0)).any():
-            return None
-        pair[number:end] += depth + 1
-        inside = np.flatnonzero(previous >= number)
-        if len(inside) and not _settled(pair, inside + number, previous[inside]):
-            return None
-    used = np.flatnonzero(heads)
-    if (heads[used] > count).any():
-        return None
-    newest = pair[heads[used]]
-    counts: Array = np.zeros(slots, np.int32)
-    counts[used] = newest & _DEPTH
-    if (newest >> _PAIR != used).any() or int(counts.sum()) != count:
-        return None
-    return counts, pair[1:]
-
-
-def _settled(pair: Array, own: Array, previous: Array) -> bool:
-    """Brings the depths of items up to date whose links lead into their own block."""
-    for _ in range(_DEEPEST):
-        more = (pair[previous] & _DEPTH) + 1 - (pair[own] & _DEPTH)
-        if not more.any():
-            return True
-        pair[own] += more
-    return False
-
-
-def counted(file: IndexFile, heads: Array) -> tuple[Array, Array, bool]:
-    """What `proven` gives, by the items' hashes whatever their links are; and whether the slots
-    and links of the file say the same.
+def counted(file: IndexFile) -> tuple[Array, bool]:
+    """The items of each slot (int32), by their hashes; and whether the chains of the file have
+    all of them, newest first: each link leads to the item before it in its slot, each slot to its
+    newest.
     """
     slots = file.shape.slots
-    newest: Array = np.zeros(slots, np.int32)
-    counts: Array = np.zeros(slots, np.int32)
-    pair: Array = np.empty(file.items, np.int64)
+    cells: Array = np.zeros((slots, 2), np.int32)
+    newest, counts = cells[:, 0], cells[:, 1]
+    kernel = active()
     sound = True
     for number, items in blocks_of(file):
+        if kernel is not None:
+            sound = kernel.count_items(items.view(np.uint8), number, cells) and sound
+            continue
         links = link(slots_of(items["key_hash"], slots), newest, number)
         sound = sound and bool((links.previous == np.maximum(items["previous"], 0)).all())
-        length = np.diff(np.append(links.first, len(items)))
-        depth = np.arange(1, len(items) + 1) - np.repeat(links.first - counts[links.touched],
-                                                         length)
-        pair[number - 1 + links.order] = links.slot.astype(np.int64) << _PAIR | depth
-        counts[links.touched] += length.astype(np.int32)
-    return counts, pair, sound and bool((newest == heads).all())
+        counts[links.touched] += np.diff(np.append(links.first, len(items))).astype(np.int32)
+    for first, heads in _heads(file):
+        sound = sound and bool((heads == newest[first:first + len(heads)]).all())
+    return counts.copy(), sound
 
 
-def places(counts: Array, pair: Array) -> Array:
-    """The place of each item in the result (int32): in its slot the newest comes first."""
-    end = np.cumsum(counts, dtype=np.int32)
-    place: Array = np.empty(len(pair), np.int32)
-    kernel = active()
-    if kernel is not None:
-        kernel.item_places(pair, end, place)
-        return place
-    for first in range(0, len(pair), AT_ONCE):
-        some = pair[first:first + AT_ONCE]
-        place[first:first + len(some)] = end[some >> _PAIR] - (some & _DEPTH)
-    return place
-
-
-def followed(file: IndexFile, heads: Array) -> tuple[Array, Array]:
+def followed(file: IndexFile) -> tuple[Array, Array]:
     """(items of each slot, numbers of the items in the order of the result), as a broker goes: it
     follows any link until the result has as many items as the header says.
     """
     shape, most = file.shape, file.items
+    heads = np.concatenate([some for _, some in _heads(file)])
     previous = _all_previous(file).data
     length: Array = np.zeros(shape.slots, np.int32)
     order: Array = np.empty(most, np.int32)
