@@ -16,11 +16,13 @@ from typing import Any
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.errors import RefusedError
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.config.copies import lost_config
+from rmqctl.repair.config.exported import exports_among, refuse_foreign
+from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
@@ -109,6 +111,7 @@ class _Planner:
         self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._options, self._watch = options, watch
+        self._exports, self._stores = exports_among(options.sources)
         self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
@@ -117,7 +120,8 @@ class _Planner:
     def plan(self) -> Plan:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root)
-        if not self._options.sources:
+        self._refuse_sources()
+        if not self._stores:
             self._refuse_without_log()
         cut = ended_by_repair(self._store)
         if cut is not None:
@@ -142,7 +146,8 @@ class _Planner:
         if CONFIG in self._options.only and self._options.topic is None:
             mended = mend_config(self._store, self._generation, table, now_ms, self._watch,
                                  missing=self._options.only != frozenset(PARTS),
-                                 settled={step.target for step in self._steps})
+                                 settled={step.target for step in self._steps},
+                                 exports=self._exports)
             self._take((mended.steps, mended.actions))
             self._notes += mended.notes
         if self._options.topic is None:
@@ -159,6 +164,17 @@ class _Planner:
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
                     saved.conflicts, undo_first)
+
+    def _refuse_sources(self) -> None:
+        only = self._options.only
+        if self._stores and COMMITLOG not in only:
+            raise UsageError(f"--from {self._stores[0]}: brings back what the log has lost, so it "
+                             "goes with the commitlog")
+        if self._exports and CONFIG not in only:
+            raise UsageError(f"--from {self._exports[0].name}: tells of topics and groups, so it "
+                             "goes with config")
+        for export in self._exports:  # before the log is read; what only that tells comes later
+            refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
         """The repair that keeps whole files of the log, if undoing it brings just these back."""
@@ -223,7 +239,7 @@ class _Planner:
     def _sources(self, stack: ExitStack) -> list[Source]:
         prefer = self._options.prefer
         opened = []
-        for name in self._options.sources:
+        for name in self._stores:
             source = open_source(self._store, name, preferred=prefer not in (None, OURS)
                                  and os.path.realpath(prefer or "") == os.path.realpath(name))
             stack.enter_context(source.store)

@@ -68,7 +68,8 @@ def command(
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders, help="Another store with the "
         "same log, only read: a slave's, an older copy, another disk's. What is damaged or missing "
-        "is copied from it where it proves to hold the same; repeatable, in this order.")] = None,
+        "is copied from it where it proves to hold the same; repeatable, in this order. Or what "
+        "mqadmin exportMetadata wrote, for lost topics and groups.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
         "a SOURCE has other intact messages at the same place (split brain): one of those of "
@@ -106,7 +107,7 @@ def command(
 
     show_times_in(tz)
     _refuse(only, strategy, topic, queue)
-    _refuse_sources(only, strategy, topic, sources or (), prefer)
+    _refuse_sources(strategy, topic, sources or (), prefer)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
@@ -144,11 +145,11 @@ def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | Non
         raise UsageError("--topic goes with --only consumequeue")
 
 
-def _refuse_sources(only: str | None, strategy: str, topic: str | None, sources: Sequence[str],
+def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
                     prefer: str | None) -> None:
-    if sources and (strategy == "broker" or topic or (only and "commitlog" not in only)):
+    if sources and (strategy == "broker" or topic):
         raise UsageError("--from brings back what the log has lost: it goes with --strategy "
-                         "salvage, and not without the commitlog")
+                         "salvage, and without --topic")
     if prefer is None:
         return
     if not sources:

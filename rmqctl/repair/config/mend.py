@@ -2,12 +2,13 @@
 
 A file that a broker would not take is made of what can be read of it (brokers write in place, so a
 crash leaves the beginning of the new content), of its backup for what is missing then, and where
-neither tells anything, of what the store itself knows. What nothing tells is said.
+neither tells anything, of what ``mqadmin exportMetadata`` wrote of topics and groups, if that is
+given, and of what the store itself knows. What nothing tells is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.torn_json import whole_entries
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.config import known
+from rmqctl.repair.config.exported import Exported, is_batch, refuse_foreign
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
 from rmqctl.store.config.config import (
     EMPTY,
@@ -69,25 +71,28 @@ class ConfigMended:
 
 
 def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
-                watch: Watch, *, missing: bool,
-                settled: Collection[str] = ()) -> ConfigMended:
+                watch: Watch, *, missing: bool, settled: Collection[str] = (),
+                exports: Sequence[Exported] = ()) -> ConfigMended:
     """What makes the files whole. ``table``: queues that the log knows (``TopicTest-3``).
     ``missing``: files of which neither copy is there are made, too; else a note says that they can
     be. ``settled``: targets that the plan has brought back already, from another store. ``clock``:
-    epoch ms. StoreIOError.
+    epoch ms. ``exports``: what the first of them has of a file counts. StoreIOError.
     """
-    mender = _Mender(store, generation, list(table), clock, watch, missing)
+    mender = _Mender(store, generation, list(table), clock, watch, missing, exports)
     for kind in _KINDS:
         if f"{FOLDER}/{kind.name}" not in settled:
             mender.mend(kind)
+    for export in exports:
+        mender.judge(export)
     return mender.made
 
 
 class _Mender:
     def __init__(self, store: Store, generation: int, table: list[str], clock: Callable[[], int],
-                 watch: Watch, missing: bool) -> None:
+                 watch: Watch, missing: bool, exports: Sequence[Exported]) -> None:
         self._store, self._generation, self._table = store, generation, table
         self._clock, self._watch, self._missing = clock, watch, missing
+        self._exports, self._used = exports, set[str]()
         self.made = ConfigMended()
         self._groups: set[str] = set()
         """Those of which offsets could be read before a break."""
@@ -132,6 +137,9 @@ class _Mender:
         newest, length = read or ({}, 0)
         older = of_backup or {}
         fresh, old = _entries(kind, newest), _entries(kind, older)
+        export = self._export(kind) if of_backup is None else None
+        if export is not None:
+            old = self._taken(export, kind)
         only_old = old.keys() - fresh.keys()
         value = {**older, **newest, kind.table: {**old, **fresh}}
         if kind.shape == "numbers":
@@ -144,8 +152,9 @@ class _Mender:
             verb = "mend"
             reason += f"{kind.counted(len(fresh))} can be read before the break"
             if only_old:
-                reason += f", {len(only_old)} more are in the backup"
-        if fresh and of_backup is None:
+                where = "the backup" if export is None else export.name
+                reason += f", {len(only_old)} more are in {where}"
+        if fresh and of_backup is None and export is None:
             self.made.notes.append(
                 f"{file.main.path}: what stood behind byte {length} is not known, and there is no "
                 "backup that tells")
@@ -156,48 +165,87 @@ class _Mender:
                 "messages twice")
         self._put(kind, file, value, verb, reason, {
             "read_before_break": len(fresh), "bytes_read": length,
-            "of_backup": len(only_old) if fresh else len(old),
-            "backup": file.backup.path if of_backup is not None else None},
+            "of_backup": 0 if export is not None else len(only_old) if fresh else len(old),
+            "backup": file.backup.path if of_backup is not None else None,
+            **(_proof(export, len(only_old)) if export is not None else {})},
             taken=None if fresh or not file.backup.usable else file.backup)
+
+    # -- of what mqadmin wrote ------------------------------------------------------------------
+
+    def _export(self, kind: _Kind) -> Exported | None:
+        return next((one for one in self._exports if one.tables.get(kind.table)), None)
+
+    def _taken(self, export: Exported, kind: _Kind) -> dict[str, Any]:
+        """Its entries. RefusedError where it has none of the store's topics."""
+        refuse_foreign(export, known.topics(self._store, self._generation, self._table)[0])
+        self._used.add(export.name)
+        theirs = export.tables[kind.table]
+        if kind.table != "topicConfigTable":
+            return theirs
+        if export.time is not None:
+            self.made.notes.append(
+                f"{export.name}: is of a whole cluster, and adds up the queues that a topic has at "
+                "its masters: with more than one, set readQueueNums and writeQueueNums right")
+        kinds = {topic: False for topic, _ in self._store.queues} | {
+            topic: True for topic, _ in self._store.batch_queues}
+        good = {name: entry for name, entry in theirs.items()
+                if kinds.get(name, is_batch(entry)) == is_batch(entry)}
+        if len(good) < len(theirs):
+            self.made.notes.append(
+                f"{export.name}: {known.text_of(dict.fromkeys(theirs.keys() - good.keys()))}: has "
+                "queues of another kind than the store; not taken")
+        return good
+
+    def judge(self, export: Exported) -> None:
+        """What was not taken of it."""
+        if export.refused:
+            self.made.notes.append(f"{export.name}: {plural(export.refused, 'entry', 'entries')} "
+                                   "that no broker writes are left out")
+        if export.name not in self._used:
+            self.made.notes.append(f"{export.name}: nothing of it is needed: topics and groups "
+                                   "are there, or in a backup")
 
     # -- of what the store knows ----------------------------------------------------------------
 
     def _anew(self, kind: _Kind, file: ConfigFile) -> None:
         """Neither copy tells anything."""
         never = file.main.state == MISSING and file.backup.state in (MISSING, EMPTY)
-        if never and not self._missing:
+        export = self._export(kind)
+        if never and export is None and not self._missing:
             return
         if kind.name == "consumerOffset.json":
             self._without_offsets(file, never=never)
             return
-        entries, proof = self._told(kind, file)
+        entries, proof = self._told(kind, file, export)
         if entries:
             why = "missing" if never else file.main.reason or file.main.state
+            tells = f"the store knows of {kind.counted(len(entries))}"
+            if export is not None:
+                taken = proof["of_export"]
+                tells = f"{export.name} has {kind.counted(taken)}" + (
+                    f", the store knows of {len(entries) - taken} more" * (len(entries) > taken))
             self._put(kind, file, {kind.table: entries}, "rebuild",
-                      f"{why}, and no backup tells; the store knows of "
-                      f"{kind.counted(len(entries))}", proof)
+                      f"{why}, and no backup tells; {tells}", proof)
         elif not never:
             self._aside(file, "a broker starts without it, not with it")
 
-    def _told(self, kind: _Kind, file: ConfigFile) -> tuple[dict[Any, Any], dict[str, Any]]:
+    def _told(self, kind: _Kind, file: ConfigFile,
+              export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
+        """(entries, what tells of them). ``export``: has this file's table."""
         path = file.main.path
         if kind.name == "topics.json":
             topics, seen = known.topics(self._store, self._generation, self._table)
-            if topics:
-                self.made.notes.append(
-                    f"{path}: queues, beyond those that messages or offsets tell of, perm, order, "
-                    "filter type and attributes of topics are not known: they are what a broker "
-                    "gives a topic made by sending (4 queues, perm 6). Topics without messages are "
-                    "missing, and deleted ones come back where their files are still there")
-            return topics, {"queues_seen": seen}
+            return self._with(export, kind, topics, {"queues_seen": seen}, (
+                f"{path}: {{}}queues, beyond those that messages or offsets tell of, perm, order, "
+                "filter type and attributes of topics are not known: they are what a broker "
+                "gives a topic made by sending (4 queues, perm 6). Topics without messages are "
+                "missing, and deleted ones come back where their files are still there"))
         if kind.name == "subscriptionGroup.json":
             groups, told = known.groups(self._store, self._generation, self._table,
                                         sorted(self._groups))
-            if groups:
-                self.made.notes.append(
-                    f"{path}: how often groups retry, and what else was set for them, is not known:"
-                    " they get a broker's defaults (16 times)")
-            return dict(groups), {"told_by": told}
+            return self._with(export, kind, groups, {"told_by": told}, (
+                f"{path}: {{}}how often groups retry, and what else was set for them, is not "
+                "known: they get a broker's defaults (16 times)"))
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:
@@ -210,6 +258,20 @@ class _Mender:
                 {"levels": {str(level): {"first_not_delivered": first, "delivered": before,
                                          "messages": count}
                             for level, (first, before, count) in found.items()}})
+
+    def _with(self, export: Exported | None, kind: _Kind, entries: known.Table,
+              proof: dict[str, Any], unknown: str) -> tuple[known.Table, dict[str, Any]]:
+        """The store's entries under those of an export. ``unknown``: what is not known of the
+        former, with room for their names.
+        """
+        theirs = {} if export is None else self._taken(export, kind)
+        mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
+        if mine:
+            named = f"of {known.text_of(mine)}: " if export is not None else ""
+            self.made.notes.append(unknown.format(named))
+        if export is not None:
+            proof = {**_proof(export, len(theirs)), **proof}
+        return {**entries, **theirs}, proof
 
     def _without_offsets(self, file: ConfigFile, *, never: bool) -> None:
         groups = {row["group"] for row in load_one(self._store, "subscriptionGroup.json").rows()}
@@ -255,6 +317,10 @@ class _Mender:
         self.made.steps.append(step(file.main.path, data))
         self.made.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
                                         reason, proof=proof))
+
+
+def _proof(export: Exported, taken: int) -> dict[str, Any]:
+    return {"exported": export.name, "exported_at": export.time, "of_export": taken}
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:

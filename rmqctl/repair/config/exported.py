@@ -1,0 +1,136 @@
+"""What ``mqadmin`` wrote of a broker's topics and groups: a source of lost configuration.
+
+``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
+their entries as in ``config/topics.json`` and ``config/subscriptionGroup.json`` (which are of this
+form, too): of one broker (``-b``), or with ``exportTime`` of a whole cluster (``-c``), which adds
+up the queues of several masters. ``exportMetadataInRocksDB`` prints one of the tables.
+``exportConfigs`` writes how brokers are set up, which is in no store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rmqctl.engine.config.topics import BATCH_QUEUE, QUEUE_TYPE, RETRY_PREFIX
+from rmqctl.errors import FormatError, RefusedError, UsageError
+from rmqctl.formats.config import config_json
+from rmqctl.repair.config.known import DLQ_PREFIX, text_of
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import MAX_SIZE
+
+
+class _Table(NamedTuple):
+    """``key``: the field that repeats an entry's name. ``needed``: fields without which an entry
+    says less than the store itself.
+    """
+
+    key: str
+    fields: dict[str, type]
+    needed: tuple[str, ...] = ()
+
+
+_TABLES = {
+    "topicConfigTable": _Table("topicName", {
+        "topicName": str, "readQueueNums": int, "writeQueueNums": int, "perm": int,
+        "topicFilterType": str, "topicSysFlag": int, "order": bool, "attributes": dict},
+        ("readQueueNums", "writeQueueNums", "perm")),
+    "subscriptionGroupTable": _Table("groupName", {
+        "groupName": str, "consumeEnable": bool, "consumeFromMinEnable": bool,
+        "consumeBroadcastEnable": bool, "consumeMessageOrderly": bool, "retryQueueNums": int,
+        "retryMaxTimes": int, "brokerId": int, "whichBrokerWhenConsumeSlowly": int,
+        "notifyConsumerIdsChangedEnable": bool, "groupSysFlag": int, "consumeTimeoutMinute": int,
+        "attributes": dict}),
+}
+_CONFIGS = "brokerConfigs"
+_FILTERS = (None, "SINGLE_TAG", "MULTI_TAG")
+_MOST = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class Exported:
+    """Such a file. ``tables``: entries by name, by the name of their table, without those that no
+    broker would have written (``refused``: how many). ``time``: epoch ms, of a cluster's only.
+    """
+
+    name: str
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: int = 0
+    time: int | None = None
+
+
+def exports_among(names: Iterable[str]) -> tuple[list[Exported], list[str]]:
+    """(those of ``names`` that are such files, the others). StoreIOError; UsageError for a torn
+    one, and for the output of ``exportConfigs``.
+    """
+    exports, others = [], []
+    for name in names:
+        found = read_export(name) if os.path.isfile(name) else None
+        if found is None:
+            others.append(name)
+        else:
+            exports.append(found)
+    return exports, others
+
+
+def read_export(name: str) -> Exported | None:
+    """None for a file of another kind. Errors as of `exports_among`."""
+    with FileSource(name) as source:
+        if source.size > MAX_SIZE or not source.read(0, 100).lstrip().startswith(b"{"):
+            return None
+        data = source.read(0, source.size)
+    if not any(b'"%s"' % word.encode() in data for word in (*_TABLES, _CONFIGS)):
+        return None
+    try:
+        value = config_json.parse(data).value
+    except FormatError as error:
+        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may not be "
+                         "whole") from None
+    if not isinstance(value, dict):
+        return None
+    when = value.get("exportTime")
+    made = Exported(name, time=when if isinstance(when, int) and 0 < when < 1 << 62 else None)
+    for name_of_table, table in _TABLES.items():
+        given = value.get(name_of_table)
+        if isinstance(given, dict):
+            good = {key: entry for key, entry in given.items() if _is_sound(table, key, entry)}
+            made.tables[name_of_table] = good
+            made.refused += len(given) - len(good)
+    if not made.tables and _CONFIGS in value:
+        raise UsageError(f"--from {name}: is the output of exportConfigs, which tells how brokers "
+                         "are set up; that of exportMetadata has their topics and groups")
+    return made if made.tables else None
+
+
+def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
+    """RefusedError where it tells of topics, and of none of these, which the store has."""
+    theirs = export.tables.get("topicConfigTable")
+    mine = {topic: 0 for topic in sorted(topics)
+            if not topic.startswith((DLQ_PREFIX, RETRY_PREFIX))}
+    if theirs and mine and theirs.keys().isdisjoint(mine):
+        raise RefusedError(f"--from {export.name}: has none of the store's topics "
+                           f"({text_of(mine)}): it is another broker's")
+
+
+def is_batch(entry: dict[str, Any]) -> bool:
+    """Whether a topic of this configuration has batch queues."""
+    return (entry.get("attributes") or {}).get(QUEUE_TYPE) == BATCH_QUEUE
+
+
+def _is_sound(table: _Table, key: str, entry: Any) -> bool:
+    """Whether a broker that reads such an entry takes it for that of ``key``."""
+    if not isinstance(entry, dict) or not key or entry.get(table.key, key) != key:
+        return False
+    if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:
+        return False
+    return (all(entry.get(name) is None or _is(entry[name], kind)
+                for name, kind in table.fields.items())
+            and all(entry.get(name) is not None for name in table.needed))
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= _MOST
+    return isinstance(value, kind)
