@@ -7,11 +7,11 @@ as it is, in its order. What consumers keep themselves (broadcasting) is not her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rmqctl.broker.offset_by_time import offset_by_time
+from rmqctl.broker.view import cut_by_broker
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX
@@ -19,7 +19,9 @@ from rmqctl.parse_values import time_text
 from rmqctl.repair.plan import Action, Create, Plan, Replace
 from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.config.progress import named
 from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.rows import BatchRows, PlainRows, QueueRows, batch_queue
 from rmqctl.store.store import Store
 
 COMMAND = "offsets-reset"
@@ -87,13 +89,21 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
         raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
                            "reset")
     changed = [queue for queue in queues if queue.before != queue.after]
+    cut = cut_by_broker(view)
     notes = _notes(store, wanted, file, before)
+    if cut is not None:
+        notes.insert(0, f"a broker ends this log at {cut[0]}, at the first record it cannot read, "
+                     f"and these are positions before it; records up to {cut[1]} are kept by "
+                     "`rmqctl recover`, so do that first")
+    if changed:
+        notes.append("consumers that run on know their own positions, and commit these again: stop "
+                     f"those of {wanted.group} until the broker is up")
     target = f"{FOLDER}/{file.name}"
     if not changed:
         return Offsets(Plan(COMMAND, store.root, notes=tuple(notes)), queues)
     data = fastjson.build(_changed(file, wanted.group, changed, store.generation, clock))
     step = (Create if file.main.state == MISSING else Replace)(target, data)
-    actions = tuple(_action(target, wanted, queue) for queue in changed)
+    actions = tuple(_action(target, wanted, queue, cut=cut is not None) for queue in changed)
     return Offsets(Plan(COMMAND, store.root, actions, (step,), notes=tuple(notes)), queues)
 
 
@@ -150,7 +160,7 @@ def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -
 def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
         tuple[str, int]]:
     topics = [wanted.topic] if wanted.topic is not None else [
-        topic for topic in sorted(before) if topic != _RETRY + wanted.group]
+        topic for topic in sorted(before) if not topic.startswith(_RETRY)]
     on_disk: dict[str, set[int]] = {}
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         on_disk.setdefault(topic, set()).add(queue_id)
@@ -167,33 +177,31 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
 
 def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
            before: Mapping[int, int]) -> Moved:
-    when = wanted.to if isinstance(wanted.to, int) else 0
-    answer = offset_by_time(view, topic, queue_id, when)
     old = before.get(queue_id)
-    if answer is None:  # no file: the queue begins with 0
-        return Moved(topic, queue_id, old, 0, 0, 0, None)
-    first, end = answer.min_offset, answer.max_offset
-    if wanted.to == "earliest":
-        return Moved(topic, queue_id, old, first, first, end, _stored(store, topic, queue_id,
-                                                                      first))
-    if wanted.to == "latest":
-        return Moved(topic, queue_id, old, end, first, end, None)
-    record = answer.record
-    return Moved(topic, queue_id, old, answer.queue_offset, first, end,
-                 None if record is None else record.store_timestamp)
+    with ExitStack() as stack:
+        rows = _rows(store, view, topic, queue_id, stack)
+        if rows is None:  # no file: the queue begins with 0
+            return Moved(topic, queue_id, old, 0, 0, 0, None)
+        if isinstance(wanted.to, int):
+            to = rows.at_or_after(wanted.to)
+        else:
+            to = rows.first if wanted.to == "earliest" else rows.end
+        place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
+        record = None if place is None else store.log.record_at(int(place[1][0]), int(place[2][0]))
+        return Moved(topic, queue_id, old, to, rows.first, rows.end,
+                     None if record is None else record.store_timestamp)
 
 
-def _stored(store: Store, topic: str, queue_id: int, offset: int) -> int | None:
-    """The store time of the message at a queue offset; None where none can be read."""
-    queue = store.queues.get((topic, queue_id))
-    if queue is None:
-        return None
-    with closing(queue):
-        unit = queue.unit(offset)
-    if unit is None or not unit.is_valid:
-        return None
-    record = store.log.record_at(unit.physical_offset, unit.size)
-    return None if record is None else record.store_timestamp
+def _rows(store: Store, view: View, topic: str, queue_id: int,
+          stack: ExitStack) -> QueueRows | None:
+    """The queue, until the stack is left. A broker's answer for a time (`offset_by_time`) is the
+    start of the queue where it meets a damaged message; this one looks beyond that.
+    """
+    queue = store.queue(topic, queue_id)
+    if queue is not None:
+        return PlainRows(stack.enter_context(closing(queue)), view)
+    batch = batch_queue(store, topic, queue_id)
+    return None if batch is None else BatchRows(batch, view)
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -222,11 +230,12 @@ def _changed(file: ConfigFile, group: str, queues: list[Moved], generation: int,
     return value if file.value else dict(sorted(value.items()))
 
 
-def _action(target: str, wanted: Reset, queue: Moved) -> Action:
+def _action(target: str, wanted: Reset, queue: Moved, *, cut: bool) -> Action:
     reason = f"{wanted.group} at {queue.topic}, queue {queue.queue_id}: "
     if isinstance(wanted.to, int):
-        reason += ("the first message stored then or later"
-                   if queue.after < queue.max_offset else "nothing was stored then or later")
+        reason += ("the first message stored then or later" if queue.after < queue.max_offset else
+                   "nothing that a start leaves was stored then or later" if cut else
+                   "nothing was stored then or later")
     else:
         reason += "the first message" if wanted.to == "earliest" else "behind the last message"
     return Action("reset", target, queue.before, queue.after, reason, proof={
@@ -242,9 +251,10 @@ def _notes(store: Store, wanted: Reset, file: ConfigFile,
     if file.fell_back:
         notes.append(f"{file.main.fault()}; the other offsets are taken from {file.backup.path}, "
                      "as a broker does")
-    if wanted.topic is None and _RETRY + wanted.group in before:
-        notes.append(f"the retry topic {_RETRY}{wanted.group} keeps its offsets: messages that "
-                     "wait there are delivered again (--topic names it)")
+    retry = sorted(topic for topic in before if topic.startswith(_RETRY))
+    if wanted.topic is None and retry:
+        notes.append(f"the retry topic {named(retry)} keeps its offsets: messages that wait there "
+                     "are delivered all the same (--topic names it)")
     if any(topic.startswith(_REVIVE) for topic, _ in store.queues):
         notes.append("the store was used with POP: what was handed out and not acknowledged comes "
                      "again, wherever the offset is")

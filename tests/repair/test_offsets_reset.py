@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -78,6 +79,62 @@ def test_by_time_it_is_the_first_message_stored_then_or_later(tmp_path: Path) ->
                  "1", *JSON).expect(0).json()
     assert [(one["queue_id"], one["to"]) for one in late["queues"]] == [
         (1, writer.next_offset["orders", 1])]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_time_beside_damaged_messages(tmp_path: Path, seed: int, number: int) -> None:
+    """A broker's own search answers 0 where it meets one; here all before the answer is older."""
+    random = Random(seed + number)
+    writer = filled()
+    lost = set(random.sample(range(len(writer.puts)), random.choice([1, 12, 60])))
+    for one in lost:
+        writer.patch(writer.puts[one].physical, bytes(80))
+    store = store_of(tmp_path, writer)
+    for put in random.sample(writer.puts, 6):
+        when = put.time + random.choice([-1, 0, 1])
+        plan = reset(store, "--time", str(when), "--topic", "orders", "--view", "disk",
+                     *JSON).expect(0).json()
+        for queue in plan["queues"]:
+            left = [(other.queue_offset, other.time) for place, other in enumerate(writer.puts)
+                    if (other.topic, other.queue_id) == ("orders", queue["queue_id"])
+                    and place not in lost]
+            older = [offset for offset, time in left if time < when]
+            later = [offset for offset, time in left if time >= when]
+            assert max(older, default=-1) < queue["to"]
+            assert queue["to"] <= (later[0] if later else queue["max_offset"])
+
+
+def test_a_time_behind_the_damage_that_ends_the_log(tmp_path: Path) -> None:
+    writer = filled()
+    writer.flip(writer.puts[60].body_at)
+    store = store_of(tmp_path, writer)
+    plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",
+                 *JSON).expect(0).json()
+    assert any("do that first" in note for note in plan["notes"])
+    assert all("that a start leaves" in one["reason"] for one in plan["actions"])
+    run("recover", store, *SIZES, "--apply", "--yes").expect(1)
+    plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",
+                 *JSON).expect(0).json()
+    assert not any("do that first" in note for note in plan["notes"])
+    assert {one["to"] for one in plan["queues"]} == {
+        next(put.queue_offset for put in writer.puts[100:] if (put.topic, put.queue_id) == (
+            "orders", queue_id)) for queue_id in range(4)}
+
+
+def test_a_large_log_ends_where_a_broker_ends_it(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqctl.broker.view.SMALL_LOG", 100)
+    test_where_a_broker_would_end_the_log(tmp_path)
+
+
+def test_the_retry_topics_of_pop_only_by_name(tmp_path: Path) -> None:
+    writer = filled()
+    for topic in ("%RETRY%billing_orders", "%RETRY%billing+orders"):
+        writer.put(topic, b"again")
+        writer.offsets[topic, "billing"] = {0: 0}
+    plan = reset(store_of(tmp_path, writer), "--to", "latest", *JSON).expect(0).json()
+    assert {one["topic"] for one in plan["queues"]} == {"orders"}
+    assert any("%RETRY%billing_orders" in note for note in plan["notes"])
 
 
 def test_the_retry_topic_only_by_name(tmp_path: Path) -> None:

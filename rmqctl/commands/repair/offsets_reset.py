@@ -40,9 +40,11 @@ def command(
 ) -> None:
     """Set where a consumer group goes on: shows the plan, and with --apply carries it out.
 
-    Without --topic in all topics of which the group committed offsets, but its retry topic. Only
-    the offsets in config/ are changed, while no broker runs; consumers that keep their own
-    (broadcasting) do not see it. The file as it was is kept, and `rmqctl undo` brings it back.
+    Without --topic in all topics of which the group committed offsets, but its retry topics. Only
+    the offsets in config/ are changed, while no broker runs; consumers that keep their own do not
+    see it: broadcasting ones, and those that are not stopped until the broker is up again. A queue
+    begins and ends where a broker has it after a start, unless --view disk is given. The file as
+    it was is kept, and `rmqctl undo` brings it back.
 
         rmqctl offsets reset STORE --group billing --time 2024-06-21T19:53:00Z
 
@@ -62,7 +64,8 @@ def command(
 
     def propose(_: Scratch) -> applying.Proposal:
         with store.open() as opened:
-            made = plan_reset(opened, wanted, view_of(opened, view), now_ms)
+            kind = view if view == "disk" or not opened.layout.reads("consumequeue") else "broker"
+            made = plan_reset(opened, wanted, view_of(opened, kind), now_ms)
         return applying.Proposal(made.plan, {
             "group": group, "queues": [moved.as_dict() for moved in made.queues]})
 
