@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 ERROR, WARNING, INFO = "error", "warning", "info"
 REBUILT = frozenset({"consumequeue", "index"})
 """Structures that are made anew from the log."""
+_PUT_RIGHT = frozenset({"cq-missing", "cq-missing-entry", "cq-behind", "index-missing",
+                        "index-behind"})
+"""What is no trouble where the next start of a broker puts it right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def _rebuild(finding: Finding, store: str) -> str | None:
     """For what is made anew from the log; a look at anything else."""
     if finding.structure not in REBUILT:
         return _look(finding, store)
+    if finding.severity == INFO and finding.category in _PUT_RIGHT:
+        return _preflight(finding, store)
     command = f"rmqctl recover {store} --only {finding.structure}"
     if (finding.structure != "consumequeue" or finding.category == "cq-missing"
             or finding.topic is None or finding.queue_id is None):

@@ -118,7 +118,7 @@ CASES = (
         "dispatched after the start, or lost to consumers?",
         "The golden set made for it: the queues end long before the log, and the last run did "
         "not end cleanly.",
-        "5.3.3/crash-cqlag/before", as_it_is, ("cq-behind", "index-behind")),
+        "5.3.3/crash-cqlag/before", as_it_is, ()),
     Case(
         1434, "end-of-the-previous-file", "The last messages of the second-last file have no rows",
         "From reading the source: if a crash comes right after a new commitlog file was begun, "
@@ -139,7 +139,7 @@ CASES = (
         "to see it: stop, delete the last consumequeue file of a queue, start. Helped so far: "
         "delete all consumequeues.",
         "The thread's steps (it was a DLedger node; this store has an ordinary log).",
-        "4.9.3/crash-live/before", last_file_of_a_queue_deleted, ("cq-behind",)),
+        "4.9.3/crash-live/before", last_file_of_a_queue_deleted, ()),
     Case(
         8032, "consumequeue-deleted", "All consumequeues are gone",
         "A 5.2.0 DLedger broker was restarted, and the data in consumequeue was deleted: recovery "

@@ -141,8 +141,7 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
 
 def _index(predicted: Prediction, store: Store, index: Index) -> None:
     discarded(predicted, store, index)
-    predicted.index_lost = max(0, index.discarded_before(store, predicted.truncate_to or 0)
-                               - index.entries + index.duplicates)
+    predicted.index_lost = index.lost(store, predicted.truncate_to or 0)
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:
         predicted.notes.append(

@@ -57,6 +57,10 @@ class Index:
         self._end_phy = last.end_phy_offset if last else 0
         self._end_time = last.end_timestamp if last else 0
         self._entries_at_end = self._last_entries(store)
+        self._first: int | None = None
+        self._discarded_end = max((loaded.header.end_phy_offset for loaded in self.discarded
+                                   if loaded.header), default=-1)
+        self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
         self.rolled_at = 0
         """End time of the last file that became full: the checkpoint's index time; 0 if none."""
@@ -71,6 +75,8 @@ class Index:
         record = np.flatnonzero(which)
         if not len(record):
             return
+        if self._first is None:
+            self._first = int(batch.offset[record[0]])
         self._current()
         start = int(np.searchsorted(batch.offset[record], self._end_phy, "left"))
         if start >= len(record):
@@ -82,6 +88,7 @@ class Index:
         wanted[:record[start]] = False
         rows = rows[wanted[rows]]
         place, when = batch.offset[rows], batch.column("store_timestamp")[rows]
+        self._returned += int((place <= self._discarded_end).sum())
         if len(rows) and self._entries_at_end:
             again = int((place == self._end_phy).sum())
             self.duplicates += min(again, self._entries_at_end)
@@ -116,7 +123,18 @@ class Index:
         finally:
             index.close()
 
-    def discarded_before(self, store: Store, end: int) -> int:
+    def lost(self, store: Store, end: int) -> int:
+        """Entries of the discarded files that lead before the physical offset ``end`` and do not
+        come back: their messages are not dispatched again, or have fewer keys than entries.
+        """
+        if not self.discarded:
+            return 0
+        again = min(end, max(end if self._first is None else self._first, self._trusted_end))
+        before = self._discarded_before(store, again)
+        between = self._discarded_before(store, end) - before
+        return before + max(0, between - self._returned + self.duplicates)
+
+    def _discarded_before(self, store: Store, end: int) -> int:
         """Entries of the discarded files that lead before physical offset ``end``."""
         lost = 0
         for loaded in self.discarded:

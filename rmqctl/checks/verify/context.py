@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from rmqctl.checks.findings import INFO
 from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
@@ -18,6 +19,39 @@ from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
+
+
+class PutRight(NamedTuple):
+    """Which releases put a finding right when they start, losing no message, and which do not;
+    ``entries_lost``: index entries that such a start discards for good.
+    """
+
+    by: tuple[str, ...] = ()
+    not_by: tuple[str, ...] = ()
+    entries_lost: int = 0
+
+    @property
+    def severity(self) -> str:
+        """INFO where all of them do; else "", the category's own."""
+        return INFO if self.by and not self.not_by else ""
+
+    def words(self, what: str) -> str:
+        """``; a broker's start makes them (4.9.3, 5.3.3)``, to go behind the detail; "" for none.
+        """
+        if not self.by:
+            return ""
+        if not self.not_by:
+            return f"; a broker's start {what} ({', '.join(self.by)})"
+        return (f"; a start of {' or '.join(self.by)} {what}, one of {' or '.join(self.not_by)} "
+                "does not")
+
+
+class Starts(Protocol):
+    """What the next start of a broker does; see `rmqctl.checks.verify.at_start`."""
+
+    def rows(self, key: QueueKey, place: int | None) -> PutRight: ...
+
+    def keys(self, place: int | None) -> PutRight: ...
 
 
 @dataclass(slots=True)
@@ -35,6 +69,8 @@ class Context:
     lost: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
+    at_start: Starts | None = None
+    """Asked where something is missing; None beside a running broker."""
 
     def __post_init__(self) -> None:
         holes = [(span.offset, span.end) for span in self.result.spans]
@@ -43,6 +79,14 @@ class Context:
         for start, end in merged(holes):
             self.damage_starts.append(start)
             self.damage_ends.append(end)
+
+    def rows_put_right(self, key: QueueKey, place: int | None) -> PutRight:
+        """Of rows that a queue lacks, from the message at ``place`` on."""
+        return PutRight() if self.at_start is None else self.at_start.rows(key, place)
+
+    def keys_put_right(self, place: int | None) -> PutRight:
+        """Of index entries that are missing, from the message at ``place`` on."""
+        return PutRight() if self.at_start is None else self.at_start.keys(place)
 
     @property
     def default_delays(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
+from rmqctl.checks.verify.at_start import AtStart
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
 from rmqctl.checks.verify.index import findings as index_structure
@@ -102,6 +103,11 @@ class Verification:
     parts: list[ranges.Range] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
+    _whole: Store = field(init=False)
+    """The store with what a repair has cut off, as a broker finds it."""
+
+    def __post_init__(self) -> None:
+        self._whole = self.store
 
     def _parts(self) -> list[ranges.Range] | None:
         """The ranges of the log to look at; None for all of it."""
@@ -211,7 +217,8 @@ class Verification:
         torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
         return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
                        None if self.parts is None else [
-                           (part.start, part.end) for part in self.parts])
+                           (part.start, part.end) for part in self.parts],
+                       at_start=None if live else AtStart(self._whole))
 
     def _end_of(self, result: RangeResult) -> int:
         """Behind the last record; behind its file's blank if the next file is there already."""

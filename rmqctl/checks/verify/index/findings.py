@@ -15,7 +15,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.context import Context, PutRight
 from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
@@ -40,10 +40,12 @@ def index_findings(context: Context) -> Iterator[Finding]:
     """Entries without a key, keys without an entry, wrong times, and a missing index."""
     tally = context.result.keys
     if not tally.files and context.result.keyed:
+        right = context.keys_put_right(context.store.log.min_offset)
         yield Finding(
             "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
-            "no index (a broker with messageIndexEnable=false writes none)",
-            file=context.store.path("index"), offset=0, count=context.result.keyed)
+            f"no index (a broker with messageIndexEnable=false writes none){_made(right)}",
+            file=context.store.path("index"), offset=0, count=context.result.keyed,
+            severity=right.severity)
         return
     tally.settle()
     yield from _extra(context)
@@ -121,8 +123,18 @@ def _missing(context: Context) -> Iterator[Finding]:
         yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have",
                     more=tally.unlisted_missing)
     if behind:
-        yield _keys(tally, "index-behind", behind, f"newer than the newest index entry ({newest})",
-                    INFO if context.live else "")
+        right = context.keys_put_right(min(physical for physical, _ in behind))
+        yield _keys(tally, "index-behind", behind,
+                    f"newer than the newest index entry ({newest}){_made(right)}",
+                    INFO if context.live else right.severity)
+
+
+def _made(right: PutRight) -> str:
+    words = right.words("makes them")
+    if words and right.entries_lost:
+        words += (f"; it discards {plural(right.entries_lost, 'other entry', 'other entries')} for "
+                  "good, with a file that it does not trust")
+    return words
 
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,

@@ -246,8 +246,10 @@ def batch_forward(context: Context) -> Iterator[Finding]:
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.files:
+            right = context.rows_put_right(key, expected[0][0])
             yield _finding(context, key, "cq-missing", expected, None,
-                           f"{plural(len(expected), 'record')} in the log, no batch consumequeue")
+                           f"{plural(len(expected), 'record')} in the log, no batch consumequeue"
+                           f"{right.words('makes it')}", right.severity)
             continue
         try:
             yield from _queue(context, key, queue, expected)
@@ -269,9 +271,11 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
                        f"{plural(len(between), 'record has', 'records have')} no row, though "
                        f"later ones have; the first is at {between[0][0]}")
     if behind:
+        right = context.rows_put_right(key, behind[0][0])
         yield _finding(context, key, "cq-behind", behind, queue,
                        f"the rows end, the log goes on: {plural(len(behind), 'record')} from "
-                       f"{behind[0][0]} on without a row", INFO if context.live else "")
+                       f"{behind[0][0]} on without a row{right.words('makes the rows')}",
+                       INFO if context.live else right.severity)
 
 
 def _finding(context: Context, key: QueueKey, category: str, records: Expected,

@@ -13,7 +13,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import Context, deleted
+from rmqctl.checks.verify.context import Context, PutRight, deleted
 from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
@@ -225,11 +225,12 @@ class QueueReconciler(LeftOver):
         count = len(claims) + self.tally.unlisted
         first = min((c.queue_offset for c in claims), default=self.end)
         place = min((c.physical_offset for c in claims), default=None)
+        right = self.context.rows_put_right(self.key, place)
         return self.finding(
             "cq-behind", f"the queue ends at {self.end}, the log goes on: "
             f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
-            f"{_have(count)} no row", first, count=count,
-            severity=INFO if self.context.live else "")
+            f"{_have(count)} no row{right.words(_makes(count))}", first, count=count,
+            severity=INFO if self.context.live else right.severity)
 
     def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
         """One finding for each run of neighbouring queue offsets."""
@@ -239,12 +240,14 @@ class QueueReconciler(LeftOver):
             if number == len(claims) or (
                     claims[number].queue_offset != claims[number - 1].queue_offset + 1):
                 run = claims[start:number]
+                right = self.context.rows_put_right(
+                    self.key, min(claim.physical_offset for claim in run))
                 yield self.finding(
                     category, f"{plural(len(run), 'message')} {_have(len(run))} no row: queue "
                     f"offset {run[0].queue_offset}"
                     + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
-                    + f", physical offset {run[0].physical_offset}", run[0].queue_offset,
-                    count=len(run))
+                    + f", physical offset {run[0].physical_offset}{right.words(_makes(len(run)))}",
+                    run[0].queue_offset, count=len(run), severity=right.severity)
                 start = number
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
@@ -374,12 +377,20 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
         return
     gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, no consumequeue"
+    right = PutRight()
     if gone:
         detail += "; the topic is not in topics.json, so it may have been deleted"
+    else:
+        right = context.rows_put_right(key, tally.first_phy)
+        detail += right.words("makes it")
     yield Finding("cq-missing", "consumequeue", detail,
                   file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
-                  severity=INFO if gone else "")
+                  severity=INFO if gone else right.severity)
+
+
+def _makes(count: int) -> str:
+    return "makes it" if count == 1 else "makes them"
 
 
 def _have(count: int) -> str:

@@ -1,0 +1,145 @@
+"""What the next start of a broker puts right is no alarm; the engine's own start is the judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import GoldenFolder, Runner
+from tests.support.cli import run
+from tests.support.golden import GoldenSet, all_sets
+
+DAMAGED = [each for each in all_sets() if each.is_damaged]
+PUT_RIGHT = {"cq-missing", "cq-missing-entry", "cq-behind", "index-missing", "index-behind"}
+NO_ALARM = {"clean-nocheckpoint", "crash-cqlag", "crash-cqshort", "crash-live",
+            "crash-nocheckpoint", "crash-nocq-noindex-nocheckpoint", "crash-noprealloc",
+            "crash-zerocheckpoint"}
+"""The kinds on which both versions' start loses nothing and leaves nothing missing."""
+MADE = "a broker's start makes "
+UNIT = 20
+
+
+def found(root: Path, *options: str) -> dict[str, Any]:
+    document: dict[str, Any] = run("verify", root, *options, "-o", "json").expect(0, 1).json()
+    return document
+
+
+def places(document: dict[str, Any], *, info: bool) -> set[tuple[str, Any, Any]]:
+    """(category, topic, queue) of what is missing: what a start makes, or what stays an alarm."""
+    return {(one["category"], one["topic"], one["queue_id"]) for one in document["findings"]
+            if one["category"] in PUT_RIGHT and (one["severity"] == "info") == info}
+
+
+@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
+def test_the_engine_is_judge(golden: GoldenFolder, each: GoldenSet) -> None:
+    before = found(golden(each.id) / "before")
+    after = found(golden(each.id) / "after")
+    left = places(after, info=True) | places(after, info=False)
+    assert not places(before, info=True) & left
+    assert before["ok"] == (each.kind in NO_ALARM)
+    for one in before["findings"]:
+        assert (one["category"] in PUT_RIGHT and one["severity"] == "info") == (
+            MADE in one["detail"]), one
+    if before["ok"]:
+        assert (before["next"], before["impact"]) == (None, None)
+
+
+def test_entries_that_a_start_discards_are_said(golden: GoldenFolder) -> None:
+    document = found(golden("5.3.3/crash-cqlag/before"))
+    [entries] = [one for one in document["findings"] if one["structure"] == "index"]
+    assert entries["detail"].endswith(
+        "makes them (4.9.3, 5.3.3); it discards 14 other entries for good, with a file that it "
+        "does not trust")
+    assert entries["next"].startswith("rmqctl preflight ")
+
+
+def test_after_a_clean_end_not_all_releases_do(golden: GoldenFolder) -> None:
+    """5.0.0 to 5.3.1 make no rows then, so this is an alarm, and says who does."""
+    document = found(golden("5.3.3/clean-nocq/before"))
+    assert not document["ok"]
+    for one in document["findings"]:
+        assert one["severity"] == "error"
+        assert one["detail"].endswith(
+            "; a start of 4.9.3 or 5.3.3 makes it, one of 4.0.0 to 4.4.0 or 5.0.0 to 5.3.1 does "
+            "not")
+
+
+# -- own damage -----------------------------------------------------------------------------------
+
+
+def queue_file(root: Path, number: int) -> Path:
+    """The newest file of the queue with the most rows in its files, or the one before."""
+    folder = max((root / "consumequeue").glob("*/*"), key=lambda one: len(list(one.iterdir())))
+    return sorted(folder.iterdir())[number]
+
+
+def without_rows(path: Path, first: int, last: int | None = None) -> None:
+    raw = bytearray(path.read_bytes())
+    end = max(at for at in range(0, len(raw), UNIT) if any(raw[at:at + UNIT])) + UNIT
+    stop = end if last is None else end - last * UNIT
+    raw[end - first * UNIT:stop] = bytes(stop - end + first * UNIT)
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_rows_lost_before_the_part_that_a_start_reads(golden_copy: Any, version: str) -> None:
+    root = golden_copy(f"{version}/crash-live/before")
+    without_rows(queue_file(root, -1), 1)
+    assert found(root)["ok"]
+    newest = queue_file(root, -1)
+    without_rows(newest, 1)
+    newest.unlink()
+    for before in sorted(newest.parent.iterdir())[-2:]:
+        without_rows(before, 22)
+    document = found(root)
+    assert [one["category"] for one in document["findings"] if one["severity"] == "error"] == [
+        "cq-behind"]
+    assert not any(MADE in one["detail"] for one in document["findings"])
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_a_page_of_rows_that_never_reached_the_disk(golden_copy: Any, version: str) -> None:
+    """Zeros between rows: recovery takes the queue to end there, and makes all behind anew."""
+    root = golden_copy(f"{version}/crash-live/before")
+    without_rows(queue_file(root, -1), 3, last=1)
+    document = found(root)
+    assert document["ok"]
+    assert ("cq-missing-entry", "info") in {(one["category"], one["severity"])
+                                            for one in document["findings"]}
+
+
+def test_a_start_that_cuts_messages_off_is_no_cure(golden_copy: Any) -> None:
+    root = golden_copy("5.3.3/crash-crc/before")
+    without_rows(queue_file(root, -1), 1)
+    assert {one["category"] for one in found(root)["findings"]
+            if one["severity"] == "error"} >= {"body-crc", "cq-behind"}
+
+
+def test_no_index_is_made_where_none_is_wanted(golden_copy: Any, tmp_path: Path) -> None:
+    root = golden_copy("5.3.3/crash-nocq-noindex-nocheckpoint/before")
+    conf = tmp_path / "broker.conf"
+    conf.write_text("messageIndexEnable=false\n")
+    document = found(root, "--broker-conf", str(conf))
+    assert not any(one["category"] == "index-missing" and MADE in one["detail"]
+                   for one in document["findings"])
+
+
+def test_a_sound_store_asks_no_start(golden: GoldenFolder, rmqctl: Runner,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.checks.preflight import preflight
+
+    asked: list[object] = []
+    real = preflight.preflight
+
+    def watched(*values: Any, **named: Any) -> Any:
+        asked.append(values[1])
+        return real(*values, **named)
+
+    monkeypatch.setattr(preflight, "preflight", watched)
+    for name in ("basic/store", "crash-live/before", "crash-trunc-zero/before"):
+        rmqctl("verify", golden(f"5.3.3/{name}")).expect(0, 1)
+    assert asked == []
+    rmqctl("verify", golden("5.3.3/crash-cqlag/before")).expect(0)
+    assert asked == ["4.9.3", "5.3.3"]
