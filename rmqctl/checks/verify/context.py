@@ -36,8 +36,7 @@ class PutRight(NamedTuple):
         return INFO if self.by and not self.not_by else ""
 
     def words(self, what: str) -> str:
-        """``; a broker's start makes them (4.9.3, 5.3.3)``, to go behind the detail; "" for none.
-        """
+        """``; a broker's start makes them (4.9.3, 5.3.3)``, behind a detail; "" for none."""
         if not self.by:
             return ""
         if not self.not_by:
