@@ -55,9 +55,9 @@ def command(
         "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
         "them messages.")] = "leave-out",
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="A message that its CRC disproves, and that one changed bit or byte "
-        "explains: the one that does is set right, if there is just one, and less than 1 chance in "
-        "10,000 that it is a wrong one. off: it becomes a filler.")] = "bit",
+        "--correct", help="A message that its CRC disproves, and that one changed bit explains "
+        "(byte: also one byte, or up to 4 at a known place): what does it is set right, if only "
+        "one does, and less than 1 chance in 10,000 that it is wrong. off: a filler.")] = "bit",
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
         "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,

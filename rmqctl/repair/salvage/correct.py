@@ -1,16 +1,19 @@
-"""Records that one changed bit or byte explains, by the CRCs that they carry.
+"""Records that one changed bit or byte, or a torn run, explains, by the CRCs that they carry.
 
 A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
 commitlog.md §5.4), are corrected where exactly one change makes them match, and a wrong one would
 hardly do so: n changes are tried, each has 1 chance in 2^31 to fit bytes that were damaged in
 another way (a record stores 31 bits of a CRC). More than `MOST_CHANCE` in all is refused, unless
-more speaks for it:
+more speaks for it (`rmqctl.repair.salvage.contents`):
 
-* the bytes are UTF-8 only with it: then just the changes around the place count where they are not;
+* the bytes are text only with it: then just the changes around the place count where they are not;
+* they are JSON with it: then just the changes count that make them JSON;
 * a zlib stream ends with a checksum of its own, which must be right then, too.
 
-An appended CRC gives the body's no second proof: both have the same polynomial, so it fits whatever
-the body's fits. It tells that nothing else is damaged, and the 32nd bit of the body's.
+Up to four bytes that lie together are only solved at places which are known
+(`rmqctl.repair.salvage.torn`). An appended CRC gives the body's no second proof: both have the same
+polynomial, so it fits whatever the body's fits. It tells that nothing else is damaged, and the 32nd
+bit of the body's.
 """
 
 from __future__ import annotations
@@ -18,11 +21,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Literal
 
-from rmqctl.formats.bodies import CODECS
-from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import CRC_MASK, Record
+from rmqctl.repair.salvage import torn
+from rmqctl.repair.salvage.contents import (
+    ZLIB_CHANCE,
+    compression,
+    is_json,
+    most_json,
+    not_text,
+    unpacks,
+)
 from rmqctl.repair.salvage.records import body_at, body_crc_at, whole_record
 from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
 
@@ -32,24 +44,27 @@ _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """How many changes are tried of each byte, and of the CRC, which may be what is damaged."""
 _CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
-_LONG_CODE = 4
-"""The most bytes of a character in UTF-8."""
+_MOST_OF_NAME = len(_CRC_NAME) - 3
+_BODY, _RECORD, _WITH_RECORD = "the body's CRC", "the record's CRC", "the record's"
+_UNPACKED = "the body cannot be unpacked then"
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The ``change`` that makes ``record``; ``proof`` is what speaks for it, as data."""
+    """The bytes ``before`` at ``position`` of a record become ``after``, which makes ``record``.
 
-    change: Change
-    before: int
+    ``what``: the change, in words; ``tried`` such, of which one fits by ``chance``; ``witnesses``
+    speak for it.
+    """
+
+    position: int
+    before: bytes
+    after: bytes
     record: Record
+    what: str
     tried: int
     chance: float
     witnesses: tuple[str, ...]
-
-    @property
-    def after(self) -> int:
-        return self.before ^ self.change.xor
 
     @property
     def proof(self) -> Mapping[str, Any]:
@@ -57,8 +72,7 @@ class Correction:
                 "witnesses": list(self.witnesses)}
 
     def in_words(self) -> str:
-        what = "bit" if self.change.xor.bit_count() == 1 else "byte"
-        return (f"one changed {what} explains {' and '.join(self.witnesses)}: {self.tried:,} "
+        return (f"{self.what} explains {' and '.join(self.witnesses)}: {self.tried:,} "
                 f"candidates tried, {_chance_text(self.chance)} that it is a wrong one")
 
 
@@ -71,27 +85,17 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correct
     """
     if how == "off":
         return None
-    # By its name: a digit that is none is damage, and no record without an appended CRC.
-    sealed = sealed and raw[-append_crc.SIZE:].startswith(_CRC_NAME)
-    tried_bytes, found = len(record.body), []
-    if record.crc_ok:
-        if not sealed or append_crc.verify(raw):
-            return None
-        tried_bytes = len(raw) - append_crc.SIZE - len(record.body)
-    for change in {*_candidates(raw, record, how)}:
-        changed = bytearray(raw)
-        changed[change.position] ^= change.xor
-        result = whole_record(bytes(changed), record.physical_offset, sealed)
-        if result is not None and (not sealed or append_crc.verify(bytes(changed))):
-            found.append((change, result))
-    # A compressed body must be one, too: of several that decides.
-    unpacked = [(change, result) for change, result in found if unpacks(result) is not False]
-    if found and not unpacked:
-        return "the body cannot be unpacked then"
-    if len(unpacked) != 1:
-        return f"{len(unpacked)} changes explain it" if unpacked else None
-    change, result = unpacked[0]
-    return _judged(raw, record, change, result, tried_bytes, sealed)
+    sealed = sealed and _is_sealed(raw)
+    if record.crc_ok and (not sealed or append_crc.verify(raw)):
+        return None
+    found = _one(raw, record, how, sealed)
+    if sealed and not isinstance(found, Correction):
+        found = _name(raw, record) or _field(raw, record) or found
+    if how == "byte" and not isinstance(found, Correction):
+        run = _run(raw, record, sealed)
+        if found is None or isinstance(run, Correction):
+            return run
+    return found
 
 
 def explained_by_body(record: Record) -> bool:
@@ -100,25 +104,110 @@ def explained_by_body(record: Record) -> bool:
         zlib.crc32(record.body), record.body_crc & 0xFFFFFFFF))
 
 
+def _whole(raw: bytes, position: int, after: bytes, record: Record,
+           sealed: bool) -> Record | None:
+    """The record with other bytes at a place, if it matches its CRCs then."""
+    changed = raw[:position] + after + raw[position + len(after):]
+    result = whole_record(changed, record.physical_offset, sealed)
+    return None if result is None or (sealed and not append_crc.verify(changed)) else result
+
+
+# -- what stands there in any case ----------------------------------------------------------------
+
+
+def _is_sealed(raw: bytes) -> bool:
+    """Whether a record had an appended CRC: a digit that is none, or a letter of the name, is
+    damage. A message that was stored while the feature was off has nothing like it.
+    """
+    alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
+    return alike >= _MOST_OF_NAME
+
+
+def _name(raw: bytes, record: Record) -> Correction | None:
+    """The name of the appended CRC, if that is right with it."""
+    at = len(raw) - append_crc.SIZE
+    if raw[at:].startswith(_CRC_NAME):
+        return None
+    return _known(raw, record, at, _CRC_NAME, "the name of an appended CRC")
+
+
+def _field(raw: bytes, record: Record) -> Correction | None:
+    """The CRC of a body as it is, whatever its field says, if the record's own CRC wants that."""
+    if record.crc_ok:
+        return None
+    return _known(raw, record, body_crc_at(), (zlib.crc32(record.body) & CRC_MASK).to_bytes(
+        4, "big"), "the right field of the body's CRC")
+
+
+def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Correction | None:
+    """What must stand at a place, if the record's own CRC wants that: a single candidate."""
+    result = _whole(raw, at, after, record, sealed=True)
+    if result is None or unpacks(result) is False:
+        return None
+    return Correction(at, raw[at:at + len(after)], after, result, what, 1, 2.0 ** -_CRC_BITS,
+                      (_RECORD,))
+
+
+# -- one bit, one byte ----------------------------------------------------------------------------
+
+
+def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
+    size = len(record.body) if not record.crc_ok else (
+        len(raw) - append_crc.SIZE - len(record.body))
+    found = []
+    for change in {*_candidates(raw, record, how)}:
+        after = bytes([raw[change.position] ^ change.xor])
+        result = _whole(raw, change.position, after, record, sealed)
+        if result is not None:
+            found.append((change, result))
+    # A compressed body must be one, too: of several that decides.
+    unpacked = [(change, result) for change, result in found if unpacks(result) is not False]
+    if found and not unpacked:
+        return _UNPACKED
+    if len(unpacked) != 1:
+        return f"{len(unpacked)} changes explain it" if unpacked else None
+    change, result = unpacked[0]
+    return _judged(raw, record, change, result, size, sealed)
+
+
 def _judged(raw: bytes, record: Record, change: Change, result: Record, size: int,
             sealed: bool) -> Correction | str:
     """Whether that is proof enough. ``size``: the bytes whose changes were tried."""
-    per_byte, of_crc = _CHANGES["bit" if change.xor.bit_count() == 1 else "byte"]
+    what = "bit" if change.xor.bit_count() == 1 else "byte"
+    per_byte, of_crc = _CHANGES[what]
     tried = per_byte * size + of_crc
     bits = _CRC_BITS + (sealed and not record.crc_ok)
-    chance, witnesses = tried / 2 ** bits, ["the body's CRC"]
-    if sealed:
-        witnesses = ["the record's CRC"] if record.crc_ok else [*witnesses, "the record's"]
-    if unpacks(result) and _compression(result) == "zlib" and result.body != record.body:
-        chance /= 2 ** 32
+    chance, witnesses = tried / 2 ** bits, _by_crcs(record, sealed)
+    if unpacks(result) and compression(result) == "zlib" and result.body != record.body:
+        chance *= ZLIB_CHANCE
         witnesses.append("the checksum of its zlib stream")
-    elif (near := _not_text(record.body)) is not None and _not_text(result.body) is None:
+    elif (near := not_text(record.body)) is not None and not_text(result.body) is None:
         chance = per_byte * near / 2 ** bits
-        witnesses.append("that it was no UTF-8")
+        witnesses.append("that it was no text")
+    elif chance > MOST_CHANCE and result.body != record.body and is_json(result.body):
+        chance *= most_json(len(record.body), record.body_crc, _Changed(record.body, what))
+        witnesses.append(torn.AS_JSON)
     if chance > MOST_CHANCE:
         return (f"one does it, but there is {_chance_text(chance)} that it is a wrong one: "
                 f"{tried:,} were tried")
-    return Correction(change, raw[change.position], result, tried, chance, tuple(witnesses))
+    return Correction(change.position, raw[change.position:change.position + 1],
+                      bytes([raw[change.position] ^ change.xor]), result, f"one changed {what}",
+                      tried, chance, tuple(witnesses))
+
+
+class _Changed:
+    """Makes bodies of one with a random bit, or byte, changed."""
+
+    def __init__(self, body: bytes, what: str) -> None:
+        self._body, self._bit = bytearray(body), what == "bit"
+
+    def __call__(self, luck: Random) -> bytes:
+        position = luck.randrange(len(self._body))
+        xor = 1 << luck.randrange(8) if self._bit else luck.randrange(1, 256)
+        self._body[position] ^= xor
+        made = bytes(self._body)
+        self._body[position] ^= xor
+        return made
 
 
 def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
@@ -143,40 +232,55 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
         yield differ[0]
 
 
-# -- what else speaks for it ----------------------------------------------------------------------
+# -- a run of bytes -------------------------------------------------------------------------------
 
 
-def _compression(record: Record) -> str | None:
-    return sysflag.compression(record.sys_flag)
+def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
+    """What bytes of a known place must have been."""
+    bits = _CRC_BITS + (sealed and not record.crc_ok)
+    refused = None
+    for start, content, differences in _contents(raw, record):
+        for step in torn.runs(content, differences, MOST_CHANCE * 2 ** bits):
+            found = []
+            for run in step:
+                result = _whole(raw, start + run.position, run.after, record, sealed)
+                if result is not None and unpacks(result) is not False:
+                    found.append((run, result))
+            if len(found) > 1:
+                return f"{len(found)} changes explain it"
+            for run, result in found:
+                chance = run.weight / 2 ** bits
+                if chance > MOST_CHANCE:
+                    refused = (f"{run.place.why} explain it, but there is {_chance_text(chance)} "
+                               f"that this is wrong: {run.tried:,} were tried")
+                    break
+                at = start + run.position
+                extra = ("the checksum of its zlib stream",) if content.share < 1 else ()
+                return Correction(
+                    at, raw[at:at + len(run.after)], run.after, result, f"a run ({run.place.why})",
+                    run.tried, chance, (*_by_crcs(record, sealed), *run.witnesses, *extra))
+    return refused
 
 
-def unpacks(record: Record) -> bool | None:
-    """Whether a compressed body is one; None where it is none, or nothing here can tell."""
-    if _compression(record) is None:
-        return None
-    number = (record.sys_flag & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
-    if number not in CODECS:
-        return None
-    try:
-        CODECS[number].decompress(record.body)
-    except ImportError:
-        return None
-    except Exception:  # noqa: BLE001 - a decoder may raise anything on foreign bytes
-        return False
-    return True
+def _contents(raw: bytes, record: Record) -> Iterator[tuple[int, torn.Content, tuple[int, ...]]]:
+    """(where it begins in the record, bytes that runs are looked for in, the differences)."""
+    place, body = record.physical_offset, body_at(record)
+    if not record.crc_ok:
+        share = ZLIB_CHANCE if compression(record) == "zlib" else 1.0
+        yield body, torn.Content(record.body, place + body, share=share, seed=record.body_crc), (
+            syndromes(zlib.crc32(record.body), record.body_crc & 0xFFFFFFFF))
+        return
+    covered, stored = len(raw) - append_crc.SIZE, append_crc.stored(raw)
+    start = len(raw) - len(record.properties)
+    if stored is not None:
+        yield start, torn.Content(raw[start:covered], place + start, properties=True), syndromes(
+            append_crc.compute(raw), stored)
 
 
-def _not_text(body: bytes) -> int | None:
-    """How many bytes there are of which one must change to make this UTF-8; None if it is.
-
-    The decoder stops at the first that does not fit; what is wrong is that, or the character
-    before it.
-    """
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return _LONG_CODE + error.end - error.start + 1
-    return None
+def _by_crcs(record: Record, sealed: bool) -> list[str]:
+    if not sealed:
+        return [_BODY]
+    return [_RECORD] if record.crc_ok else [_BODY, _WITH_RECORD]
 
 
 def _chance_text(chance: float) -> str:

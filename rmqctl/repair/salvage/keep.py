@@ -29,7 +29,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import DAMAGED, MARK
 from rmqctl.formats.local.header_rules import bad_number, of_record
 from rmqctl.formats.local.message import Record, build, decode
-from rmqctl.repair.salvage.correct import unpacks
+from rmqctl.repair.salvage.contents import unpacks
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.records import MOST_BODY, body_crc
 from rmqctl.repair.salvage.survey import Survey

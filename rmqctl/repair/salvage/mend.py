@@ -138,8 +138,9 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
             mending.actions.append(Action(
                 verb, target, None, None, (reasons or {}).get(place, why), offset=place,
                 length=piece.size) if correction is None else Action(
-                "correct", target, f"0x{correction.before:02x}", f"0x{correction.after:02x}",
-                correction.in_words(), offset=place, length=1, proof=correction.proof))
+                "correct", target, f"0x{correction.before.hex()}",
+                f"0x{correction.after.hex()}", correction.in_words(), offset=place,
+                length=piece.size, proof=correction.proof))
     return mending
 
 
@@ -184,6 +185,8 @@ class _Round:
                         size = self._damaged(source, region, start, rows.get(start, []))
                         end = start + size
         # Intact records: a body CRC of no body, and what contradicts others.
+        for physical in self._survey.lacking_crc if self._survey.has_crcs else ():
+            self._name(physical)
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
         Contradictions(self._store, self._gatherer, self._evidence, self._records,
@@ -239,16 +242,25 @@ class _Round:
         if isinstance(correction, str):
             self._not_corrected[start] = correction
         elif correction is not None and self._supported(correction.record, rows, False):
-            place = start + correction.change.position
+            place = start + correction.position
             self._corrections[place] = correction
             self._corrected.add(start)
-            self._records.replace(place, bytes([correction.after]))
+            self._records.replace(place, correction.after)
             return size
         elif correction is None and self._correct == "bit":
             other = corrected(raw, record, "byte", self._survey.has_crcs)
             if isinstance(other, Correction) and self._supported(other.record, rows, False):
                 self._by_byte.add(start)
         return 0
+
+    def _name(self, physical: int) -> None:
+        """The name of the appended CRC of an intact record, if that is what hides it."""
+        _, record, raw = self._records.read(physical, None)
+        correction = None if record is None else corrected(raw, record, self._correct, sealed=True)
+        if isinstance(correction, Correction):
+            place = physical + correction.position
+            self._corrections[place] = correction
+            self._records.replace(place, correction.after)
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool) -> bool:
         """Whether rows agree with a record, or nothing speaks against it but its head was hit.

@@ -39,6 +39,7 @@ MissingFile = Literal["fillers", "blank"]
 Ambiguous = Literal["leave-out", "keep"]
 Fillers = Literal["in-place", "topic", "none"]
 _ROUNDS = 6
+_OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
                "them")
 _NO_TOPIC = (", which cannot be kept from a topic's consumers: its queues need a row for each lost "
@@ -279,11 +280,12 @@ class _Job:
         if self.refused:
             place, why = min(self.refused.items())
             oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
-                            f"{self.correct} explains, but not beyond doubt, the first at physical "
-                            f"offset {place}: {why}; not corrected")
+                            f"{_OF_MODE[self.correct]} explains, but not beyond doubt, the first "
+                            f"at physical offset {place}: {why}; not corrected")
         if self.by_byte:
             oddities.append(f"{plural(len(self.by_byte), 'damaged message')} that one changed byte "
-                            f"explains, the first at physical offset {min(self.by_byte)}: "
+                            "or a torn run explains, the first at physical offset "
+                            f"{min(self.by_byte)}: "
                             "--correct byte brings it back as it was")
         if survey.undated:
             oddities.append(f"messages with the store time 0, the first at physical offset "

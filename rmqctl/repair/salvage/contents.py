@@ -1,0 +1,120 @@
+"""What the content of a body is, and how rarely a wrong change leaves it so.
+
+A change that a CRC suggests is a random one, if it is wrong. So of all changes that are tried only
+those count which leave a body what it is with the change: text, JSON, a zlib stream. How many that
+are is counted where that is easy, and else bounded from samples; what is not certain is taken for
+more, so that the chance of a wrong correction comes out too high rather than too low.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from math import sqrt
+from random import Random
+from typing import NamedTuple
+
+from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record
+
+ZLIB_CHANCE = 2.0 ** -32
+"""Of a foreign stream to have the checksum that ends it."""
+_LONG_CODE = 4
+"""The most bytes of a character in UTF-8."""
+_CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
+_ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
+_ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
+_MOST_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
+_LEAST_SAMPLES = 16
+
+
+class Odd(NamedTuple):
+    """Bytes ``[start, end)`` outside of which all is text. ``zero``: they are NULs, all of them."""
+
+    start: int
+    end: int
+    zero: bool
+
+
+def compression(record: Record) -> str | None:
+    """By what the record says that its body is compressed; None: not at all."""
+    return sysflag.compression(record.sys_flag)
+
+
+def unpacks(record: Record) -> bool | None:
+    """Whether a compressed body is one; None where it is none, or nothing here can tell."""
+    if compression(record) is None:
+        return None
+    number = (record.sys_flag & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
+    if number not in CODECS:
+        return None
+    try:
+        CODECS[number].decompress(record.body)
+    except ImportError:
+        return None
+    except Exception:  # noqa: BLE001 - a decoder may raise anything on foreign bytes
+        return False
+    return True
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
+    """The bytes for which this is no text; None where it is.
+
+    Text is UTF-8 without control characters but tabs and ends of lines; in ``properties``
+    their separators are text, too.
+    """
+    pattern = _ODD_IN_PROPERTIES if properties else _ODD
+    text = content.decode("utf-8", "surrogateescape")
+    first = pattern.search(text)
+    if first is None:
+        return None
+    last = first
+    for last in pattern.finditer(text, first.end()):  # noqa: B007 - the last is wanted
+        pass
+    start = len(text[:first.start()].encode("utf-8", "surrogateescape"))
+    end = len(content) - len(text[last.end():].encode("utf-8", "surrogateescape"))
+    return Odd(start, end, not any(content[start:end]))
+
+
+def not_text(body: bytes) -> int | None:
+    """How many bytes there are of which one must change to make this text; None if it is.
+
+    A control character must be changed itself. Where the decoder stops, what is wrong is that
+    place, or the character before it.
+    """
+    try:
+        found = _ODD.search(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return _LONG_CODE + error.end - error.start + 1
+    return None if found is None else 1
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def is_json(body: bytes) -> bool:
+    """Whether a body is one JSON document, as UTF-8."""
+    try:
+        json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def most_json(size: int, seed: int, made: Callable[[Random], bytes]) -> float:
+    """At most which part of the bodies that ``made`` makes is JSON (with 999 in 1,000 to be right).
+
+    ``size``: of one body, in bytes; the larger, the fewer samples. 1 where these would be too few.
+    ``seed``: the same one gives the same samples.
+    """
+    samples = min(_MOST_SAMPLES, _SAMPLED_BYTES // max(1, size))
+    if samples < _LEAST_SAMPLES:
+        return 1.0
+    luck = Random(seed)  # noqa: S311 - samples, no secret
+    hits = sum(is_json(made(luck)) for _ in range(samples))
+    return min(1.0, (hits + 3.1 * sqrt(hits) + 7) / samples)

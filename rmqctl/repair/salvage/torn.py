@@ -1,0 +1,191 @@
+"""Runs of up to four damaged bytes at places that are known, solved by the CRC over them.
+
+31 bits of a CRC give one pattern for any run of 31 bits, so what they prove is only what remains
+once the place is counted: k bytes at one place are 256^k candidates of 2^31. So a place must be
+known from the bytes themselves, and the rest must come from what is found there:
+
+* bytes that cannot be in the text around them: the run is these, or some bytes more beside them.
+  Of NULs it is just these, since bytes that are cleared beside them would be NULs as well;
+* runs of NULs in other bodies, each one of them;
+* bytes before and behind a border of 4,096 or 512 bytes of the log, where writes are torn.
+
+Where that is not proof enough, all that is found in a text must be bytes that the same text has
+elsewhere, and then the whole must be JSON. A zlib stream must end with its right checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.repair.salvage.contents import Odd, is_json, most_json, odd_bytes
+from rmqctl.scan.crc_fix import burst
+from rmqctl.scan.frames import Array
+
+AS_JSON = "that it is JSON"
+MOST = 4
+"""Bytes of a run; with them the 31 bits of a CRC are used up."""
+_BORDERS = (4096, 512)
+_MOST_PLACES = 64
+_VALUES, _BITS = 256, 8
+_NULS = re.compile(rb"(?<!\0)\0{2,4}(?!\0)")
+
+
+class Place(NamedTuple):
+    """``size`` bytes from ``start`` on, and ``why`` they may be what is damaged."""
+
+    start: int
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes of a record that a CRC covers, ``behind`` covered bytes follow them.
+
+    ``physical``: where they lie in the log. ``properties``: they are that string. ``share``: the
+    chance of a wrong change to be let through by what is looked at afterwards. ``seed``: of the
+    samples.
+    """
+
+    data: bytes
+    physical: int
+    behind: int = 0
+    properties: bool = False
+    share: float = 1.0
+    seed: int = 0
+
+
+class Run(NamedTuple):
+    """``after`` stood at ``position``, which ``place`` holds. ``tried`` candidates came up to it,
+    of which ``weight`` count: the others are ruled out by what ``witnesses`` say.
+    """
+
+    place: Place
+    position: int
+    after: bytes
+    tried: int
+    weight: float
+    witnesses: tuple[str, ...]
+
+
+def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[Run]]:
+    """The solutions at known places, those of the surest places first; each list is of one step.
+
+    ``syndromes``: the differences between the CRC of all that is covered and the stored one.
+    Ends where the weight of all candidates is above ``most``, beyond the places that are seen.
+    """
+    odd = odd_bytes(content.data, properties=content.properties)
+    text = odd is None or odd.end - odd.start <= MOST
+    counts = np.bincount(np.frombuffer(content.data, np.uint8), minlength=_VALUES)
+    before: list[_Candidates] = []
+    for places in _places(content, odd, text=text):
+        if len(before) + len(places) > _MOST_PLACES:
+            return
+        step = [_Candidates(content, place, counts if text else None) for place in places]
+        before += step
+        tried = sum(_VALUES ** candidates.place.size for candidates in before)
+        # What the text has elsewhere is only asked for where the CRC alone is not proof enough.
+        narrow = text and tried * content.share > most
+        weight = sum(candidates.weight for candidates in before) if narrow else (
+            tried * content.share)
+        if weight > most and (odd is None or not text):
+            return
+        found = [(candidates, after) for candidates in step for after in candidates.solved(
+            syndromes, narrow=narrow)]
+        witnesses: tuple[str, ...] = ("the bytes of its text",) if narrow else ()
+        counted = weight
+        as_json = [(candidates, after) for candidates, after in found
+                   if weight > most and text and is_json(candidates.laid(after))]
+        if as_json:
+            found, witnesses = as_json, (*witnesses, AS_JSON)
+            counted = sum(candidates.weight * candidates.json_share for candidates in before)
+        if found:
+            solutions = (Run(candidates.place, *candidates.changed(after), tried, counted,
+                             witnesses) for candidates, after in found)
+            yield list({(run.position, run.after): run for run in solutions}.values())
+
+
+def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[Place]]:
+    """Places by how few candidates they are."""
+    data = content.data
+    if odd is not None and text:
+        length = odd.end - odd.start
+        if odd.zero:
+            name = "a NUL" if length == 1 else f"{length} NULs"
+            yield [Place(odd.start, length, f"{name} in a text")]
+            return
+        for size in range(length, MOST + 1):
+            why = f"{size} bytes with what is no text" if size > 1 else "a byte that is no text"
+            yield [Place(start, size, why) for start in range(odd.end - size, odd.start + 1)
+                   if start >= 0 and start + size <= len(data)]
+        return
+    nuls = [] if text else [found.span() for found in _NULS.finditer(data)]
+    for size in range(2, MOST + 1):
+        some = [Place(start, size, f"{size} NULs") for start, end in nuls if end - start == size]
+        if some:
+            yield some
+        for border in _BORDERS:
+            some = [Place(start, size, f"{size} bytes at a border of {border}")
+                    for at in range(-content.physical % border, len(data) + 1, border)
+                    for start in (at - size, at) if 0 <= start <= len(data) - size]
+            if some:
+                yield some
+
+
+class _Candidates:
+    """What may have stood at a place. ``counts``: of a text, how often it has each byte."""
+
+    def __init__(self, content: Content, place: Place, counts: Array | None) -> None:
+        self._content, self.place = content, place
+        data = content.data
+        self._old = data[place.start:place.start + place.size]
+        self._text, self._values = counts is not None, list(range(_VALUES))
+        if counts is not None:
+            here = np.bincount(np.frombuffer(self._old, np.uint8), minlength=_VALUES)
+            self._values = np.flatnonzero(counts > here).tolist()
+
+    @property
+    def weight(self) -> float:
+        """How many candidates have only bytes that their text has elsewhere."""
+        return float(len(self._values)) ** self.place.size * self._content.share
+
+    @property
+    def json_share(self) -> float:
+        """At most which part of these is JSON."""
+        values, size = self._values, self.place.size
+        if not values:
+            return 0.0
+        return most_json(len(self._content.data), self._content.seed,
+                         lambda luck: self.laid(bytes(luck.choices(values, k=size))))
+
+    def laid(self, after: bytes) -> bytes:
+        """The content with other bytes at the place."""
+        data, place = self._content.data, self.place
+        return data[:place.start] + after + data[place.start + place.size:]
+
+    def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
+        """The bytes of the place with which the CRC is right, and a text is one; with ``narrow``
+        just those that it has elsewhere, too.
+        """
+        covered = len(self._content.data) + self._content.behind
+        for syndrome in syndromes:
+            pattern = burst(covered, syndrome, _BITS * self.place.start, _BITS * self.place.size)
+            if pattern is None:
+                continue
+            after = (int.from_bytes(self._old, "little") ^ pattern).to_bytes(
+                self.place.size, "little")
+            if narrow and not {*self._values}.issuperset(after):
+                continue
+            if not self._text or odd_bytes(self.laid(after),
+                                           properties=self._content.properties) is None:
+                yield after
+
+    def changed(self, after: bytes) -> tuple[int, bytes]:
+        """(position, bytes) from the first byte to the last that differ."""
+        differ = [index for index, value in enumerate(after) if value != self._old[index]]
+        return self.place.start + differ[0], after[differ[0]:differ[-1] + 1]
