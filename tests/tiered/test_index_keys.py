@@ -14,7 +14,7 @@ from rmqctl.formats.local.message import MAGIC_V1, Record
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, topic_hash
+from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, keys_of_all
 
 LOST = "polygenelubricants"
 """A text with the hash -2^31."""
@@ -158,12 +158,11 @@ def test_any_messages(properties) -> None:
     assert found(properties) == expected(properties)
 
 
-def test_topics_by_column(seed) -> None:
+def test_batches_of_several_topics_at_once(seed) -> None:
     draw = np.random.default_rng(seed)
     given_keys = [{"UNIQ_KEY": f"u{n}", "KEYS": f"k{n % 7} x"} for n in range(50)]
     topics = [f"T{n}" for n in draw.integers(0, 5, 50)]
-    sharp = np.array([topic_hash(one) for one in topics], np.int64)
-    keys = keys_of(batch_of(given_keys), sharp)
+    keys = keys_of_all([batch_of([each]) for each in given_keys], topics)
     assert list(zip(keys.row.tolist(), keys.key_hash.tolist(), strict=True)) == [
         (row, item_hash(topics[row], key)) for row, each in enumerate(given_keys)
         for key in java_keys(each["UNIQ_KEY"], each["KEYS"])]

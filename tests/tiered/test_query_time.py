@@ -42,10 +42,6 @@ def test_without_metadata_the_answers_are_the_same(golden: GoldenFolder) -> None
             assert queue is not None
             for when, lower, _ in flat["offsetByTime"]:
                 assert by_time.as_broker(queue, Metadata(), when) == lower
-            begin = flat["consumeQueueSegments"][0]["minTimestamp"]
-            assert by_time.earliest_time(queue, tier.metadata) == max(
-                begin, flat["commitLogSegments"][0]["minTimestamp"])
-            assert by_time.earliest_time(queue, Metadata()) == -1
 
 
 # -- the table of the engine's source, and what is better -----------------------------------------

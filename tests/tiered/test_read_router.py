@@ -140,14 +140,6 @@ def test_the_smaller_min_and_the_tiers_max(golden: GoldenFolder, expired: Path) 
         found = router.get(topic, queue_id, 0, 3)
         assert (found.side, found.min, found.max) == ("tier", 0, end)
         assert router.min_offset(topic, queue_id) == 0
-        first = found.records[0].store_timestamp
-        assert router.store_time(topic, queue_id, 0) == first
-        assert router.earliest_time(topic, queue_id) == first
-        assert router.store_time(topic, queue_id, end) == -1
-    with routed(golden(f"{SET}/store"), Strategy.DISABLE) as router:
-        assert router.store_time(topic, queue_id, 0) == first
-        assert router.earliest_time(topic, queue_id) == first
-        assert router.earliest_time("nobody", 0) == -1
 
 
 def test_an_empty_local_log_leaves_it_to_the_tier(golden: GoldenFolder,

@@ -41,8 +41,6 @@ def plain(block: Block) -> tuple[Any, ...]:
 def swept(root: Path, window: int, monkeypatch, *, together: bool) -> tuple[list[Any], list[Any]]:
     """(the blocks of a store, what could not be uploaded of its queues)."""
     monkeypatch.setattr(dispatch_blocks, "_TOGETHER", (4 << 20) if together else 0)
-    if not together:
-        monkeypatch.setattr(dispatch_blocks, "_blocks_together", lambda *_: None)
     with Store.open(str(root)) as store:
         view = View(store)
         queues = [LocalQueue(view, one) for _, one in sorted(store.queues.items())]

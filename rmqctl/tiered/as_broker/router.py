@@ -14,7 +14,7 @@ from typing import Literal
 from rmqctl.broker.get_message import FOUND, MAX_COUNT, NO_MATCH, REMOVING, Answer
 from rmqctl.broker.get_message import get_message as get_locally
 from rmqctl.broker.offset_by_time import TimeAnswer, offset_by_time
-from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.names import is_filtered
@@ -153,12 +153,6 @@ class LocalSide:
             record = log.record_at(log.min_offset) if log.files else None
             self._earliest = -1 if record is None else record.store_timestamp
         return self._earliest
-
-    def queue_earliest(self, topic: str, queue_id: int) -> int:
-        """The store time of a queue's first message; -1 where none can be read."""
-        unit = self.unit(topic, queue_id, self.min_offset(topic, queue_id))
-        record = None if unit is None else self.view.store.log.record_at(*unit)
-        return -1 if record is None else record.store_timestamp
 
     def get(self, topic: str, queue_id: int, offset: int, count: int) -> Answer:
         return get_locally(self.view, topic, queue_id, offset, count)
@@ -343,26 +337,6 @@ class Router:
         answer = by_time.at_time(queue, when, upper=upper)
         return RoutedTime("tier", answer.queue_offset, answer.min_offset, answer.max_offset,
                           answer.record)
-
-    def earliest_time(self, topic: str, queue_id: int) -> int:
-        """A queue's earliest store time in either, the tier's by its metadata; -1 unknown."""
-        queue = self.queue(topic, queue_id)
-        times = [self.local.queue_earliest(topic, queue_id)]
-        if queue is not None:
-            times.append(by_time.earliest_time(queue, self.tier.metadata))
-        return min((time for time in times if time > -1), default=-1)
-
-    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """getMessageStoreTimeStamp: as a broker reads it; -1 where there is none."""
-        queue = self.queue(topic, queue_id)
-        if queue is not None and self.side(topic, queue_id, offset) == "tier":
-            try:
-                return by_time.broker_time(queue, offset)
-            except (FormatError, StoreIOError):
-                pass
-        unit = self.local.unit(topic, queue_id, offset)
-        record = None if unit is None else self.local.view.store.log.record_at(*unit)
-        return -1 if record is None else record.store_timestamp
 
 
 def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,

@@ -29,6 +29,7 @@ _NEAR = 1 << 17
 _TOGETHER = 4 << 20
 """Bytes of small blocks that are made in one go."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
+_TOTAL = layout.field(message.Message, "total_size")
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Cut:
         slices = map(slice, start.tolist(), (start + size).tolist())
         data = b"".join(map(self.log.__getitem__, slices))
         end = self.used + len(data)
-        if end > len(self.room):  # records that were damaged are made twice
+        if end > len(self.room):  # damaged rows claim more than there is
             return size, memoryview(bytearray(data))
         part = self.room[self.used:end]
         part[:] = data
@@ -114,34 +115,10 @@ class Cut:
         return size, part
 
 
-def _block_of(taken: Taken, cut: Cut, base: int) -> Block:
-    """The block of some rows, as far as the records are what the rows say.
-
-    The records are joined first: then what follows finds them in the processor's cache.
-    """
-    size, data = cut.joined(taken.rows)
-    end = np.cumsum(size)
-    begin = end - size
-    records = np.frombuffer(data, np.uint8)
-    # What each record says of its place: the local one, then the one it will have.
-    places = begin + _PHYSICAL.offset
-    in_place = gather_int(records, places, "i8") == taken.rows["physical_offset"]
-    _scatter(data, places, base + begin)
-    batch, ok = examine(records, base, begin)  # the record as it will be proves itself
-    batch = _proven(taken, batch, ok & in_place)
-    good = len(batch)
-    return Block(taken.queue, taken.first, base, data, end[:good], size[:good], _tags(taken, batch),
-                 batch)
-
-
 def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
     """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
     for group in _groups(taken):
-        bases = [place(taken.queue) for taken in group]
-        blocks = _blocks_together(group, cut, bases) if len(group) > 1 else None
-        if blocks is None:  # one by one shows whose record is bad, and since where
-            blocks = [_block_of(taken, cut, base) for taken, base in zip(group, bases, strict=True)]
-        yield from (block for block in blocks if len(block))
+        yield from (block for block in _blocks(group, cut, place) if len(block))
 
 
 def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
@@ -159,13 +136,13 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
         yield group
 
 
-def _blocks_together(group: list[Taken], cut: Cut,
-                     bases: list[int]) -> list[Block] | None:
-    """The blocks that `_block_of` makes of each; None where a record is not what its row says.
+def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+    """The blocks of some rows, as far as the records are what the rows say.
 
-    What is done for each block costs more than what is done for each message, where blocks are
-    small.
+    The records are joined first: then what follows finds them in the processor's cache. Where all
+    of a group are right, that is told by one look at all of them.
     """
+    bases = [place(taken.queue) for taken in group]
     rows = np.concatenate([taken.rows for taken in group])
     size, data = cut.joined(rows)
     end = np.cumsum(size)
@@ -173,32 +150,36 @@ def _blocks_together(group: list[Taken], cut: Cut,
     counts = [len(taken.rows) for taken in group]
     last = np.cumsum(counts)
     first = last - counts
-    shift = np.array(bases) - begin[first]
+    shift = np.repeat(np.array(bases) - begin[first], counts)
     """From a place in the data to the tiered offset."""
-    # Places as in `_block_of`.
+    # What each record says of its place: the local one, then the one it will have.
     records = np.frombuffer(data, np.uint8)
     places = begin + _PHYSICAL.offset
-    if (gather_int(records, places, "i8") != rows["physical_offset"]).any():
-        return None
-    _scatter(data, places, begin + np.repeat(shift, counts))
-    batch, ok = examine(records, np.repeat(shift, counts), begin)
-    # Every record is what its row says, or none of the blocks is made here.
+    ok = gather_int(records, places, "i8") == rows["physical_offset"]
+    _scatter(data, places, begin + shift)
+    batch, proven = examine(records, shift, begin)  # the record as it will be proves itself
+    ok &= proven
+    # None reaches over into another queue's block.
+    ok &= gather_int(records, begin + _TOTAL.offset, "i4") <= np.repeat(end[last - 1],
+                                                                         counts) - begin
     offsets = np.arange(len(rows)) + np.repeat([taken.first for taken in group] - first, counts)
-    if not (ok.all() and (batch.column("total_size") == rows["size"]).all()
-            and _have_topics(batch, [taken.queue.topic for taken in group], counts)
-            and (batch.column("queue_id") == np.repeat([taken.queue.queue_id for taken in group],
-                                                       counts)).all()
-            and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all()):
-        return None
-    batch.column("store_timestamp")  # so it is not cut out for each
-    blocks = []
+    right = bool(
+        ok.all() and (batch.column("total_size") == rows["size"]).all()
+        and _have_topics(batch, [taken.queue.topic for taken in group], counts)
+        and (batch.column("queue_id") == np.repeat([taken.queue.queue_id for taken in group],
+                                                   counts)).all()
+        and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all())
+    if right:
+        batch.column("store_timestamp")  # so it is not cut out for each
     for taken, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
-        begins = int(begin[low])
+        begins, ends = int(begin[low]), int(end[high - 1])
         part = batch.select(slice(low, high))
         part.base = base - begins
-        blocks.append(Block(taken.queue, taken.first, base, data[begins:int(end[high - 1])],
-                            end[low:high] - begins, size[low:high], _tags(taken, part), part))
-    return blocks
+        if not right:
+            part = _proven(taken, part, ok[low:high])
+        good = slice(low, low + len(part))
+        yield Block(taken.queue, taken.first, base, data[begins:ends], end[good] - begins,
+                    size[good], _tags(taken, part), part)
 
 
 def _tags(taken: Taken, batch: Batch) -> Array:

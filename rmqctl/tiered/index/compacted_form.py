@@ -3,8 +3,8 @@
 Items of a slot come together, in the order of its chain: the newest first. Where they go follows
 from counting them by slot, so the file is read from front to back, once to count and once for each
 part of the result. That is what a broker makes of it where each link leads to the item before it
-in its slot, which is proven for every item; where links lead elsewhere, every chain is followed as
-a broker follows it, if that is asked for. Memory: 8 bytes for each slot and one part of the result.
+in its slot, which is proven for every item. Memory: 8 bytes for each slot and one part of the
+result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17
 """Slots or items that are worked on together."""
-_ITEMS_READ = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ class Compacted:
     size: int
     items: int
     sound: bool
-    _length: Array
-    _order: Array | None
+    _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
         """The bytes from front to back; a part is valid until the next is asked for. FormatError,
@@ -56,36 +54,27 @@ class Compacted:
         """
         if not self.size:
             return
-        shape, header = self.file.shape, self.file.header
-        if not self.sound and self._order is None:
-            header = header._replace(slot_count=int(np.count_nonzero(self._length)))
+        header = self.file.header
+        if not self.sound:
+            header = header._replace(slot_count=int(np.count_nonzero(self._counts)))
         yield memoryview(fmt.HEADER.build(header._replace(magic=fmt.END_MAGIC)))
-        yield from slot_table(self._length, shape)
-        yield from (_counted_items(self.file, self._length, self.items) if self._order is None
-                    else _followed_items(self.file, self._order, self.items))
+        yield from slot_table(self._counts, self.file.shape)
+        yield from _counted_items(self.file, self._counts, self.items)
 
 
-def compact(file: IndexFile, *, mend: bool = True) -> Compacted:
+def compact(file: IndexFile) -> Compacted:
     """Works out the rearranged form of an open file of 5.2.0 or newer.
 
-    Byte by byte what a broker makes of it (no bytes at all without items). Where its chains are
-    not sound and ``mend`` is true, items are put to the slots of their hashes instead, newest
-    first, so that none is lost; without ``mend`` the chains are followed as a broker follows them.
-    FormatError where the file is cut short or, without ``mend``, a chain leads outside of it;
-    RefusedError where it is another form.
+    Byte by byte what a broker makes of it (no bytes at all without items); but where its chains are
+    not sound, items are put to the slots of their hashes, newest first, so that none is lost.
+    FormatError where the file is cut short; RefusedError where it is another form.
     """
     if file.form == COMPACTED or file.shape.old:
         raise RefusedError(f"{file.where}: only the open form of 5.2.0 and newer can be rearranged")
     if not file.items:
-        none: Array = np.zeros(0, np.int32)
-        return Compacted(file, 0, 0, True, none, None)
+        return Compacted(file, 0, 0, True, np.zeros(0, np.int32))
     counts, sound = counted(file)
-    if sound or mend:
-        return Compacted(file, file.shape.compacted_size(file.items), file.items, sound, counts,
-                         None)
-    length, order = followed(file)
-    size = file.shape.compacted_size(len(order)) if len(order) else 0
-    return Compacted(file, size, len(order), False, length, order)
+    return Compacted(file, file.shape.compacted_size(file.items), file.items, sound, counts)
 
 
 @contextmanager
@@ -171,19 +160,6 @@ def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array
     part[place[inside]] = _shortened(block)[chosen[inside]]
 
 
-def _followed_items(file: IndexFile, order: Array, items: int) -> Iterator[memoryview]:
-    """One by one: only for files whose chains are broken."""
-    for start in range(0, items, AT_ONCE):
-        part = bytearray()
-        for number in order[start:start + AT_ONCE].tolist():
-            data = file.read(file.shape.item_position(number), fmt.ITEM.size)
-            if len(data) < fmt.ITEM.size:
-                raise FormatError("the file ends here", file=file.where, path="item",
-                                  offset=file.shape.item_position(number) + len(data))
-            part += data[:_ITEM_SIZE]
-        yield memoryview(part)
-
-
 def _shortened(items: Array) -> Array:
     """The first 28 bytes of each item, as one thing."""
     view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
@@ -237,44 +213,3 @@ def counted(file: IndexFile) -> tuple[Array, bool]:
     for first, heads in _heads(file):
         sound = sound and bool((heads == newest[first:first + len(heads)]).all())
     return counts.copy(), sound
-
-
-def followed(file: IndexFile) -> tuple[Array, Array]:
-    """(items of each slot, numbers of the items in the order of the result), as a broker goes: it
-    follows any link until the result has as many items as the header says.
-    """
-    shape, most = file.shape, file.items
-    heads = np.concatenate([some for _, some in _heads(file)])
-    previous = _all_previous(file).data
-    length: Array = np.zeros(shape.slots, np.int32)
-    order: Array = np.empty(most, np.int32)
-    out = order.data
-    written = 0
-    for slot in np.flatnonzero(heads).tolist():
-        begin, number = written, int(heads[slot])
-        while number > 0 and written < most:
-            if number >= shape.max_items:
-                raise FormatError(f"a chain leads to item {number}; there is place for "
-                                  f"{shape.max_items - 1}", file=file.where, path="previous",
-                                  offset=shape.slot_position(slot))
-            out[written] = number
-            written += 1
-            number = previous[number]
-        length[slot] = written - begin
-        if written == most:
-            break
-    return length, order[:written]
-
-
-def _all_previous(file: IndexFile) -> Array:
-    """The link of every item there is place for (int32), also of those the header does not count:
-    a damaged chain may lead to them. What is not in the file leads nowhere.
-    """
-    shape = file.shape
-    previous: Array = np.zeros(shape.max_items, np.int32)
-    for first in range(1, shape.max_items, _ITEMS_READ):
-        count = min(_ITEMS_READ, shape.max_items - first)
-        data = file.read(shape.item_position(first), count * fmt.ITEM.size)
-        read = len(data) // fmt.ITEM.size
-        previous[first:first + read] = np.frombuffer(data, fmt.ITEM.dtype(), read)["previous"]
-    return previous

@@ -267,7 +267,6 @@ def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted,
 class LocalFiles:
     """What was asked for, and what of it is there. ``notes``: in words what is left alone."""
 
-    broker_root: str
     metadata_path: str
     cluster: str
     broker: str
@@ -365,7 +364,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
                      "until it is run again, which completes them")
         present = [name for name in present if name not in waiting]
     files = LocalFiles(
-        broker_root, tier.metadata_path.removesuffix(".bak"), cluster, broker,
+        tier.metadata_path.removesuffix(".bak"), cluster, broker,
         [os.path.join(folder, name) for name in present],
         request.slots or remembered.get("index_slots") or tier.known_slots(broker),
         request.max_items or remembered.get("index_max"), notes)

@@ -54,10 +54,6 @@ class IndexFile:
         """How many items the header claims (5.1.x numbers them from 0)."""
         return max(self.header.item_count, 0)
 
-    def time_of(self, item: fmt.CompactedItemRecord | fmt.ItemRecord) -> int:
-        """The store time (ms) an item stands for, to the second (5.1.x: to the millisecond)."""
-        return self.header.begin_timestamp + item.time_diff * (1 if self.shape.old else 1000)
-
     def slot_of(self, key_hash: int) -> int:
         """The slot of a hash; -1 for the one that has none: -2^31, where slots do not divide it."""
         slot = key_hash % self.shape.slots

@@ -61,16 +61,9 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
     return [names[index] for index in java_map.ordered(names, _CAPACITY)]
 
 
-def keys_of(batch: Batch, topic: str | Array,
-            found_properties: text.Properties | None = None) -> Keys:
-    """The keys of a batch's messages.
-
-    ``topic`` is one for all of them, or an array (int64) of `topic_hash` for each.
-    ``found_properties`` are the batch's properties where somebody has cut them already.
-    """
-    properties = text.Properties(batch) if found_properties is None else found_properties
-    sharp = np.full(len(batch), topic_hash(topic), np.int64) if isinstance(topic, str) else topic
-    return _keys(properties, sharp)
+def keys_of(batch: Batch, topic: str) -> Keys:
+    """The keys of a batch's messages, which are of one topic."""
+    return _keys(text.Properties(batch), np.full(len(batch), topic_hash(topic), np.int64))
 
 
 def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:

@@ -40,10 +40,10 @@ _WRITTEN = 1 << 17
 class OpenIndexFile:
     """The file at ``path``, whose name is its ``timestamp``; made where it is missing.
 
-    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. ``repaired``:
-    ways to items were missing when it was opened, and are there now. A new file's end is 0, as a
-    broker has it; an existing one's is read from where it lies, at 12 (a broker reads it from 4
-    and so forgets it). RefusedError where the file is not of this shape or no index file.
+    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. Ways to items that
+    were missing when it was opened are there then. A new file's end is 0, as a broker has it; an
+    existing one's is read from where it lies, at 12 (a broker reads it from 4 and so forgets it).
+    RefusedError where the file is not of this shape or no index file.
     """
 
     def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
@@ -54,7 +54,6 @@ class OpenIndexFile:
                                "would be larger than a broker can map (2 GiB)")
         self.path, self.timestamp, self.shape = path, timestamp, shape
         self.items = self.used = self.end_timestamp = 0
-        self.repaired = False
         self._heads: Array = np.zeros(shape.slots, np.int32)
         self._dirty: Array = np.zeros(-(-shape.slots // _PAGE), bool)
         self._pending: list[tuple[int, Array]] = []
@@ -142,7 +141,6 @@ class OpenIndexFile:
         if written:
             durable.sync(self._fd, self.path)
         self._replace_heads(before)
-        self.repaired = True
         self.commit()
 
     def _replace_heads(self, before: Array) -> None:

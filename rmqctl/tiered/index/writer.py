@@ -7,7 +7,7 @@ fill it; then it is ready to be rearranged and uploaded (`rmqctl.tiered.index.co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.scan.source import Closing, FileSource
+from rmqctl.scan.source import Closing
 from rmqctl.tiered.index.index_file import local_names
 from rmqctl.tiered.index.keys import Keys, keys_of
-from rmqctl.tiered.index.open_file import BLOCK, LOST_HASH, OpenIndexFile, has_slot
+from rmqctl.tiered.index.open_file import LOST_HASH, OpenIndexFile, has_slot
 
 _SECOND = 1000
 
@@ -134,11 +134,6 @@ class IndexWriter(Closing):
 
     # -- where it stands --------------------------------------------------------------------------
 
-    @property
-    def repaired(self) -> bool:
-        """Whether the newest file missed ways to items when it was opened (repaired since)."""
-        return self._file.repaired
-
     def position(self) -> tuple[int, int]:
         """(the newest file's timestamp, its items), what is not committed included."""
         return self._file.timestamp, self._file.items
@@ -152,22 +147,6 @@ class IndexWriter(Closing):
     def open_file(self) -> str:
         """The path of the file that receives items."""
         return self._file.path
-
-    def behind(self, timestamp: int, items: int) -> Iterator[Array]:
-        """The committed items behind a position (`rmqctl.formats.tiered.index.Item`), by blocks.
-
-        To see whose they are before they are forgotten by `rewind`.
-        """
-        for file_timestamp in self._timestamps():
-            if file_timestamp < timestamp:
-                continue
-            start = items if file_timestamp == timestamp else 0
-            with FileSource(self._path(file_timestamp)) as source:
-                header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
-                for number in range(start + 1, header.item_count + 1, BLOCK):
-                    count = min(BLOCK, header.item_count + 1 - number)
-                    raw = source.read(self.shape.item_position(number), count * fmt.ITEM.size)
-                    yield fmt.ITEM.array(raw)
 
     def rewind(self, timestamp: int, items: int) -> bool:
         """Back to an earlier `position`: what was put behind it is forgotten, committed or not.

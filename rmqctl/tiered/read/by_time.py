@@ -15,10 +15,10 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.metadata import Metadata
-from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
+from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
-from rmqctl.tiered.flat_file import FlatFile, FlatQueue, Segment
+from rmqctl.tiered.flat_file import FlatQueue, Segment
 from rmqctl.tiered.read.messages import Fault, held_from, proven
 
 Rule = Literal["5.3.3", "5.2.0"]
@@ -165,16 +165,3 @@ def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tup
     if first >= end:
         return NEVER, NEVER
     return broker_time(queue, first), broker_time(queue, end - 1)
-
-
-def earliest_time(queue: FlatQueue, metadata: Metadata) -> int:
-    """A broker's earliest message time of a queue in a tier, by metadata alone; -1 unknown."""
-    times = [-1]
-    flats: tuple[tuple[str, FlatFile], ...] = ((COMMIT_LOG, queue.commit_log),
-                                               (CONSUME_QUEUE, queue.consume_queue))
-    for kind, flat in flats:
-        table = metadata.segments[kind].get(queue.name.path, {})
-        entry = table.get(flat.start) if flat.segments else None
-        if entry is not None and entry.begin_timestamp != NEVER:
-            times.append(entry.begin_timestamp)
-    return max(times)

@@ -57,7 +57,6 @@ class SegmentSurvey:
     messages: int = 0
     damaged: int = 0
     beyond: int = 0
-    has_coda: bool = False
 
 
 @dataclass(slots=True)
@@ -216,7 +215,6 @@ class _Reading:
         if length <= 0:
             return
         if length == CODA_SIZE and is_coda(source.read(start - source.base, CODA_SIZE)):
-            about.has_coda = True
             return
         shifted = find_shifted(source, start - source.base, length, self._name, self._last)
         moved = {away.position - away.says for away in shifted}

@@ -147,7 +147,6 @@ class Loose:
     offset: Array
     size: Array
     queue_offset: Array
-    crc_ok: Array
     known: Array
     unit_offset: Array
     unit_size: Array
@@ -205,7 +204,7 @@ class QueueCheck:
         """All of them together."""
         if not self._loose:
             return Loose(*(np.zeros(0, kind) for kind in (
-                np.int64, np.int64, np.int64, bool, bool, np.int64, np.int64)))
+                np.int64, np.int64, np.int64, bool, np.int64, np.int64)))
         return Loose(*map(np.concatenate, zip(*self._loose, strict=True)))
 
     # -- one batch --------------------------------------------------------------------------------
@@ -247,8 +246,8 @@ class QueueCheck:
         if sum(len(loose[0]) for loose in self._loose) < MAX_HELD:
             self._loose.append((
                 batch.offset[rows], batch.column("total_size")[rows],
-                batch.column("queue_offset")[rows], batch.crc_ok()[rows], units.known[rows],
-                units.offset[rows], units.size[rows]))
+                batch.column("queue_offset")[rows], units.known[rows], units.offset[rows],
+                units.size[rows]))
 
     def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
                  engine_time: Array) -> Iterator[Finding]:
