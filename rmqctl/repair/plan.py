@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.actions import Action
+from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.scan.overlay import Piece
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
 
-__all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
-           "Plan", "Planned", "Replace", "Step"]
+__all__ = ["Action", "Changes", "Content", "Create", "FileContent", "Lost", "MakeFolder",
+           "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,26 @@ class MakeFolder:
 Step = Create | Replace | Patch | MoveAside | MakeFolder
 Planned = tuple[list[Step], list[Action]]
 """A part of a plan: its steps, and what they are for people."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """Steps of a plan in the order in which they are carried out, with the actions that say them to
+    people, and notes.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def act(self, step: Step, verb: str, before: Value, after: Value, why: str,
+            unit: str = "byte") -> None:
+        """A step and its action, which has the rest as `Action` does."""
+        self.steps.append(step)
+        self.actions.append(Action(verb, step.target, before, after, why, unit))
+
+    def move_aside(self, target: str, before: Value, why: str, unit: str = "byte") -> None:
+        self.act(MoveAside(target), "move aside", before, None, why, unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import STAGING
 from rmqctl.formats.local import names
-from rmqctl.scan.overlay import LogPart
+from rmqctl.repair.plan import MoveAside, Patch, Step
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.cut_off import NOTE
+from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
 _OUTSIDE = "_outside"
@@ -20,6 +25,28 @@ def target(store: Store, path: str) -> str:
     if full.startswith(root.rstrip(os.sep) + os.sep):
         return os.path.relpath(full, root)
     return full
+
+
+def cut_files(store: Store, files: Sequence[StoreFile], end: int,
+              used: int | None = None) -> list[Step]:
+    """Files one behind the other end at byte ``end``: what was written behind it becomes zeros, and
+    those that begin there or later go aside, the last one first. ``used``: the byte behind all that
+    was written, where that is known.
+    """
+    steps: list[Step] = []
+    for file in reversed(files):
+        if file.base >= end:
+            steps.append(MoveAside(target(store, file.path)))
+        elif end < file.end:
+            until = used
+            if until is None:
+                with FileSource(file.path) as source:
+                    until = file.base + used_size(source)
+            until = min(until, file.end)
+            if until > end:
+                steps.append(Patch(target(store, file.path),
+                                   (Piece(end - file.base, until - end),)))
+    return steps
 
 
 def part_target(store: Store, part: LogPart) -> str:

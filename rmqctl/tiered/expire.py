@@ -16,12 +16,11 @@ from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
-from rmqctl.repair.plan import Plan, Replace
+from rmqctl.repair.plan import Changes, Plan, Replace
 from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, Segment
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.recover.index import end_of
-from rmqctl.tiered.recover.queue import Changes
 from rmqctl.tiered.recover.scope import Scope
 from rmqctl.tiered.tier import Tier
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
-from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.plan import Changes, Patch
 from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
@@ -28,18 +28,15 @@ _PAGE_ENTRIES = 1 << 17
 _PAGE_SLOTS = 1 << 10
 
 
-@dataclass(slots=True)
-class IndexCut:
+@dataclass(slots=True, kw_only=True)
+class IndexCut(Changes):
     """What happens to the index files.
 
     ``full_until`` is the end time of the newest file that is full afterwards if one that was full
     before is not any more (0: none is left); None otherwise. It is what the checkpoint may say.
     """
 
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
     full_until: int | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def cut_index(store: Store, to: int, generation: int) -> IndexCut:
@@ -58,9 +55,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
         name = target(store, file.path)
         if gone:
             # A file follows only on a full one; this was made after entries that are cut.
-            cut.steps.append(MoveAside(name))
-            cut.actions.append(Action("move aside", name, file.size, None,
-                                      "made after the cut", "byte"))
+            cut.move_aside(name, file.size, "made after the cut")
             continue
         try:
             index = store.open_index(file)
@@ -110,9 +105,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     if count == header.entries and header.end_phy_offset < to and made_before:
         return header
     if not made_before:
-        cut.steps.append(MoveAside(name))
-        cut.actions.append(Action("move aside", name, header.entries, None,
-                                  "made after the cut", "entry"))
+        cut.move_aside(name, header.entries, "made after the cut", "entry")
         return None
     table, freed = _led_back(index, count)
     if count == 0:
@@ -131,9 +124,8 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
             max(0, header.hash_slot_count - freed), count + 1)
     pieces = [Piece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
-    cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("truncate", name, header.entries, count,
-                              "entries of messages that are cut", "entry"))
+    cut.act(Patch(name, tuple(pieces)), "truncate", header.entries, count,
+            "entries of messages that are cut", "entry")
     return new_header
 
 

@@ -17,11 +17,10 @@ import numpy as np
 from rmqctl.errors import FormatError
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
-from rmqctl.repair.plan import Action, MoveAside, Patch, Step
-from rmqctl.repair.targets import target
+from rmqctl.repair.plan import Action, Changes
+from rmqctl.repair.targets import cut_files
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import used_size
@@ -31,19 +30,16 @@ _PAGE_ROWS = 1 << 16
 _EXT = "consumequeue_ext"
 
 
-@dataclass(slots=True)
-class QueuesCut:
+@dataclass(slots=True, kw_only=True)
+class QueuesCut(Changes):
     """What happens to the queues; ``next_offsets`` holds every queue's next queue offset then.
 
     ``restarted`` are queues that have no row left, though they had not begun at 0: their queue
     offsets do now.
     """
 
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
     restarted: list[QueueKey] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def cut_queues(store: Store, to: int) -> QueuesCut:
@@ -152,14 +148,7 @@ def backwards(files: list[StoreFile], unit: Fixed[Any],
 def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[StoreFile],
           tail: _Tail, ended: int) -> None:
     """The steps for one queue's files, the last one first."""
-    end = tail.end or 0
-    for file in reversed(files):
-        if file.base >= end:
-            cut.steps.append(MoveAside(target(store, file.path)))
-        elif file.base < end < tail.used and end < file.end:
-            until = min(tail.used, file.end)
-            cut.steps.append(Patch(target(store, file.path),
-                                   (Piece(end - file.base, until - end),)))
+    cut.steps += cut_files(store, files, tail.end or 0, tail.used)
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
         "rows of messages that are cut"))
@@ -177,19 +166,9 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
     end = _ext_end(files, queue_files, tail)
     if end is None:
         return
-    done = False
-    for file in reversed(files):
-        if file.base >= end:
-            cut.steps.append(MoveAside(target(store, file.path)))
-            done = True
-        elif file.base < end < file.end:
-            with FileSource(file.path) as source:
-                used = used_size(source)
-            if file.base + used > end:
-                cut.steps.append(Patch(target(store, file.path),
-                                       (Piece(end - file.base, file.base + used - end),)))
-                done = True
-    if done:
+    steps = cut_files(store, files, end)
+    cut.steps += steps
+    if steps:
         cut.actions.append(Action(
             "truncate", f"{_EXT}/{key[0]}/{key[1]}", files[-1].end, end,
             "units of rows that are cut"))

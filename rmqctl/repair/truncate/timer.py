@@ -8,7 +8,6 @@ slots are led back to the last unit that stays.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,36 +16,26 @@ from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
-from rmqctl.repair.plan import Action, MoveAside, Patch, Step
-from rmqctl.repair.targets import target
+from rmqctl.repair.plan import Action, Changes, Patch
+from rmqctl.repair.targets import cut_files, target
 from rmqctl.repair.truncate.queues import backwards
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
 _PAGE_SLOTS = 128
 
 
-@dataclass(slots=True)
-class TimerCut:
-    """What happens to the timer."""
-
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def cut_timer(store: Store, to: int, next_row: int | None) -> TimerCut:
+def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
     """Takes the units of timer messages at or behind physical offset ``to`` back.
 
     ``next_row`` is the next queue offset of the timer topic afterwards, None where it has no
     queue. StoreIOError.
     """
-    cut = TimerCut()
+    cut = Changes()
     files = listing(store.path("timerlog")).files
     end = _end_before(files, to)
     if end is not None:
@@ -75,21 +64,13 @@ def _end_before(files: list[StoreFile], to: int) -> int | None:
     return files[0].base if gone else None
 
 
-def _cut_log(cut: TimerCut, store: Store, files: list[StoreFile], end: int) -> None:
-    for file in reversed(files):
-        if file.base >= end:
-            cut.steps.append(MoveAside(target(store, file.path)))
-        elif file.base < end < file.end:
-            with FileSource(file.path) as source:
-                used = file.base + used_size(source)
-            if used > end:
-                cut.steps.append(Patch(target(store, file.path),
-                                       (Piece(end - file.base, used - end),)))
+def _cut_log(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
+    cut.steps += cut_files(store, files, end)
     cut.actions.append(Action("truncate", "timerlog", files[-1].end, end,
                               "units of messages that are cut"))
 
 
-def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) -> None:
+def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
     path = store.path("timerwheel")
     if not os.path.lexists(path):
         return
@@ -114,11 +95,9 @@ def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) ->
     for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
         first, stop = int(run[0]) * _PAGE_SLOTS, min((int(run[-1]) + 1) * _PAGE_SLOTS, len(slots))
         pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
-    name = target(store, path)
-    cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("lead back", name, len(touched), len(touched) - len(empty),
-                              "units of messages that are cut; the other slots are unused then",
-                              "slot"))
+    cut.act(Patch(target(store, path), tuple(pieces)), "lead back", len(touched),
+            len(touched) - len(empty),
+            "units of messages that are cut; the other slots are unused then", "slot")
 
 
 def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
@@ -141,7 +120,7 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
         over = over[linked >= low]
 
 
-def _cut_progress(cut: TimerCut, store: Store, end: int | None, next_row: int | None) -> None:
+def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | None) -> None:
     """``config/timercheck`` must not be ahead of the timer log and of the timer topic's queue."""
     check = load_one(store, TIMERCHECK).main.value
     if not isinstance(check, TimerCheckRecord):
@@ -164,6 +143,6 @@ def _cut_progress(cut: TimerCut, store: Store, end: int | None, next_row: int | 
         cut.notes.append(f"{error}; it stays as it is")
         return
     data = timer_check.build(changed)[:size]
-    cut.steps.append(Patch(target(store, path), (Piece.of(0, data),)))
-    cut.actions.append(Action("set back", target(store, path), check.last_timer_queue_offset,
-                              changed.last_timer_queue_offset, "is ahead of the timer's messages"))
+    cut.act(Patch(target(store, path), (Piece.of(0, data),)), "set back",
+            check.last_timer_queue_offset, changed.last_timer_queue_offset,
+            "is ahead of the timer's messages", "")

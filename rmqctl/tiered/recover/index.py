@@ -20,7 +20,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.repair.plan import Create, FileContent
+from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.index.compacted_form import slot_table
@@ -28,7 +28,7 @@ from rmqctl.tiered.index.index_file import EMPTY, IndexFile, LocalIndex, uploade
 from rmqctl.tiered.index.keys import key_set, keys_of
 from rmqctl.tiered.index.open_file import LOST_HASH
 from rmqctl.tiered.recover.index_damage import IndexDamage, messages_with_units
-from rmqctl.tiered.recover.queue import Changes, RecoveredQueue, RecoveredSegment
+from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment, copy_renamed
 from rmqctl.tiered.recover.units import split_names
 from rmqctl.tiered.verify.index import Times
 from rmqctl.tiered.verify.items import time_difference
@@ -94,8 +94,8 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
         elif isinstance(file, IndexFile):
             out.files.append(file)
             if changes and not segment.name_ok:
-                out.copy_renamed(flat, segment,
-                                 f"{flat.folder}/{names.build_segment(segment.base)}")
+                copy_renamed(out, flat, segment,
+                             f"{flat.folder}/{names.build_segment(segment.base)}")
                 out.move_aside(segment.path, segment.size, "its name is wrong")
             out.segments.append(_recovered_segment(file, segment, entry))
         elif changes:

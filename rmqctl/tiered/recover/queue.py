@@ -12,12 +12,11 @@ from typing import IO
 
 import numpy as np
 
-from rmqctl.actions import Action
 from rmqctl.checks.verify.common import plural
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
-from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
+from rmqctl.repair.plan import Changes, Create, FileContent, Lost, Patch, Replace
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.problems import ambiguity
 from rmqctl.tiered.displaced import Shifted
@@ -63,31 +62,12 @@ class RecoveredSegment:
     known: bool = True
 
 
-@dataclass(slots=True, kw_only=True)
-class Changes:
-    """Steps of a plan in the order in which they are carried out, with the actions that say them to
-    people, and notes.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def act(self, step: Step, verb: str, before: str | int | None, after: str | int | None,
-            why: str, unit: str = "byte") -> None:
-        """As `Action` has them."""
-        self.steps.append(step)
-        self.actions.append(Action(verb, step.target, before, after, why, unit))
-
-    def move_aside(self, path: str, size: int, why: str) -> None:
-        self.act(MoveAside(path), "move aside", size, None, why)
-
-    def copy_renamed(self, flat: FlatFile, segment: Segment, target: str) -> None:
-        """A copy of a segment under its right name: the file itself is moved aside besides."""
-        full = os.path.abspath(flat.reader.where(segment.path))
-        self.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
-                 "rename", segment.name, os.path.basename(target),
-                 "its name is wrong: a broker would not find it", "")
+def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str) -> None:
+    """A copy of a segment under its right name: the file itself is moved aside besides."""
+    full = os.path.abspath(flat.reader.where(segment.path))
+    changes.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
+                "rename", segment.name, os.path.basename(target),
+                "its name is wrong: a broker would not find it", "")
 
 
 @dataclass(slots=True)
@@ -218,7 +198,7 @@ class QueueRecovery:
             kind = segment.path.split("/")[-2]
             target = self._target(kind, segment.base)
             if kind == names.COMMIT_LOG:
-                self._out.copy_renamed(self._queue.commit_log, segment, target)
+                copy_renamed(self._out, self._queue.commit_log, segment, target)
             self._move_aside([segment], "its name is wrong")
 
     def _move_aside(self, segments: Iterable[Segment], why: str) -> None:
