@@ -101,6 +101,7 @@ class UnsupportedError(RmqctlError):
 EXTRAS: dict[str, tuple[str, str]] = {
     "pyarrow": ("data", "Arrow"),
     "fastavro": ("data", "Avro"),
+    "xlsxwriter": ("data", "Excel"),
     "pyspark": ("spark", "Spark"),
     "fsspec": ("url", "a tier behind a URL"),
 }

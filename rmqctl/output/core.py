@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from rmqctl.errors import UsageError
 from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
-from rmqctl.output.streams import Sink, Target, can_encode, is_terminal
+from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal
 
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
@@ -139,6 +140,12 @@ class Output:
             self._value_written = True
         return self._format.writer(self.format, Target(
             self._sink, self._stdout, self._environ, self._terminal, self.warn))
+
+    def binary(self) -> Raw:
+        """Standard output for bytes of a format of their own: not for a terminal (UsageError)."""
+        if self._terminal:
+            raise UsageError("this is for a file or a program, not for a terminal")
+        return Raw(self._sink)
 
     def flush(self) -> None:
         """Hand all data written so far to the system."""

@@ -117,6 +117,30 @@ class Sink:
             raise StoreIOError("cannot write to standard output: it is closed") from exc
 
 
+class Raw(io.RawIOBase):
+    """A `Sink` as a binary file that is only written to."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink, self._at = sink, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """All of it, always."""
+        view = memoryview(data).cast("B")
+        self._sink.write(view)
+        self._at += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
 class Target(NamedTuple):
     """Where a writer's data goes, and what there is to know of the place.
 

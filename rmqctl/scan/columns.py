@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -406,3 +407,16 @@ def _in_order(parts: list[tuple[Any, pa.StringArray]], count: int) -> pa.StringA
     order: Array = np.empty(count, np.int64)
     order[np.concatenate([rows for rows, _ in parts])] = np.arange(count)
     return pa.concat_arrays([texts for _, texts in parts]).take(pa.array(order))
+
+
+def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
+    """Maps as Python's. Arrow's own way, a scalar for each pair, takes ten times as long."""
+    values: list[dict[str, str | None] | None] = []
+    for part in column.chunks:
+        edges, keys, items = (array.to_pylist() for array in (part.offsets, part.keys, part.items))
+        values += [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(edges)]
+        if part.null_count:
+            for number in range(len(part)):
+                if not part[number].is_valid:
+                    values[number - len(part)] = None
+    return values

@@ -20,6 +20,7 @@ MODULES = {"os", "shutil"}
 OWN = "a file rmqctl is just making, which nobody else has seen"
 SCRATCH = "below a scratch folder, all of which rmqctl made"
 ALLOWED = {
+    ("pipeline/export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.exporting import named_parts, report
 from rmqctl.commands.shared.message_options import IN_LOG_ORDER, Fields, SelectOptions
 from rmqctl.commands.shared.options import Body, DryRead, LayoutOptions, Out, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
-from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.errors import ExitCode, require
 from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.pipeline.export.plan import StorePlan
-    from rmqctl.pipeline.export.result import Result, StoreResult
+    from rmqctl.pipeline.export.result import Result
     from rmqctl.pipeline.export.spec import Export
 
 NAME = ("pipeline", "export")
 EFFECT = "writes-new"
-
-_NAMED = 5
 
 
 def command(
@@ -72,7 +70,7 @@ def command(
     wanted = select.selection(tz)
     spec = Export.of(
         format, fields=None if fields is None else fields.split(","), body=body,
-        partition_by=_parts(partition_by), compression=compression, zone=tz,
+        partition_by=named_parts(partition_by), compression=compression, zone=tz,
         conditions=wanted.in_log(), stores=len(names))
     folders = layout.folders_of(names)
     check_place(target, names, folders)
@@ -83,7 +81,7 @@ def command(
         out.document(document, lambda page: _show_plan(page, document))
         return
     result = _exported(out, plans, spec, target, spark)
-    _report(out, result, spec)
+    report(out, result, spec)
     if not result.total("rows"):
         out.note("no messages")
     if not result.complete:
@@ -103,13 +101,6 @@ def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
             return export(plans, spec, target, pool, progress.advance)
 
 
-def _parts(text: str) -> list[str]:
-    named = [part.strip() for part in text.split(",") if part.strip()]
-    if "none" in named and len(named) > 1:
-        raise UsageError(f"--partition-by {text}: none stands alone")
-    return [] if named == ["none"] else named
-
-
 # -- what is shown ----------------------------------------------------------------------------
 
 
@@ -126,52 +117,3 @@ def _show_plan(page: Human, document: dict[str, Any]) -> None:
     })
     if document["expected_bytes"] > document["free_bytes"]:
         page.text("There is not enough room.")
-
-
-def _report(out: Output, result: Result, spec: Export) -> None:
-    from rmqctl.pipeline.export.manifest import NAME as MANIFEST
-    from rmqctl.pipeline.export.manifest import summary
-
-    for store_result in result.stores:
-        _warn(out, store_result)
-    if not result.complete:
-        out.warn(f"the export is incomplete: {os.path.join(result.out, MANIFEST)} says what is "
-                 "missing")
-    document = {"out": result.out, **summary(result, spec)}
-    out.document(document, lambda page: _show(page, document))
-
-
-def _warn(out: Output, result: StoreResult) -> None:
-    """The first places of each kind, and how many more."""
-    name = result.plan.name
-    for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
-        for span in faults.spans[:_NAMED]:
-            where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
-                     else "")
-            out.warn(f"{name}: {kind}{where}: {span.reason or 'zeros inside the log'}")
-        if faults.count > _NAMED:
-            out.warn(f"{name}: {kind}: {faults.count - _NAMED:,} more places, {faults.length:,} "
-                     "bytes in all")
-    if result.bad_crc:
-        more = "" if result.bad_crc <= _NAMED else f" and {result.bad_crc - _NAMED:,} more"
-        places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
-        out.warn(f"{name}: {result.bad_crc:,} exported with a CRC that does not match the body "
-                 f"(crc_ok false): physical offset {places}{more}")
-    if result.in_progress is not None:
-        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
-                 "written by the process that holds the store")
-
-
-def _show(page: Human, document: dict[str, Any]) -> None:
-    if len(document["stores"]) > 1:
-        rows = [{**store, "log": store["log"]["bytes"]} for store in document["stores"]]
-        page.table(rows, ("store", "complete", "messages", "log", "rows", "bytes"), render={
-            "log": size_text, "bytes": size_text, "rows": count_text, "messages": count_text,
-            "complete": lambda value: "yes" if value else "no"})
-        page.blank()
-    page.pairs({
-        "exported": f"{counted(document['rows'], 'message')}, {size_text(document['bytes'])}",
-        "into": f"{counted(document['file_count'], 'file')} in "
-        f"{counted(document['partition_count'], 'partition')} of {document['out']}",
-        "complete": "yes" if document["complete"] else "no",
-    })

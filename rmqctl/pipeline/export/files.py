@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
 from rmqctl.pipeline.export.spec import Export
+from rmqctl.scan.columns import dict_column
 
 Row = Mapping[str, Any]
 
@@ -43,6 +43,12 @@ def opened(spec: Export, target: IO[bytes]) -> File:
         return ParquetFile(spec, target)
     if spec.format == "avro":
         return AvroFile(spec, target)
+    if spec.format == "arrow":
+        return ArrowFile(spec, target)
+    if spec.format == "xlsx":
+        from rmqctl.pipeline.export.xlsx import XlsxFile
+
+        return XlsxFile(spec, target)
     return TextFile(spec, target)
 
 
@@ -82,6 +88,24 @@ def _leaves(schema: pa.Schema) -> list[str]:
     return leaves
 
 
+class ArrowFile:
+    """Arrow's own file format (Feather): record batches as they lie in memory."""
+
+    def __init__(self, spec: Export, target: IO[bytes]) -> None:
+        way = None if spec.compression == "none" else spec.compression
+        self._writer = pa.ipc.new_file(target, spec.schema,
+                                       options=pa.ipc.IpcWriteOptions(compression=way))
+
+    def write(self, chunk: pa.Table) -> None:
+        self._writer.write_table(chunk)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abandon(self) -> None:
+        pass
+
+
 class AvroFile:
     """One object container file; every field may be null."""
 
@@ -96,7 +120,8 @@ class AvroFile:
     def write(self, chunk: pa.Table) -> None:
         write, names, maps = self._writer.write, self._names, self._maps
         columns = [dict_column(column) if name in maps else column.to_pylist()
-                   for name, column in zip(chunk.column_names, chunk.columns, strict=True)]
+                   for name, column in zip(chunk.column_names, map(_whole_numbers, chunk.columns),
+                                           strict=True)]
         for values in zip(*columns, strict=True):
             write(dict(zip(names, values, strict=True)))
 
@@ -107,21 +132,14 @@ class AvroFile:
         pass
 
 
-def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
-    """Maps as Python's. Arrow's own way, a scalar for each pair, takes ten times as long."""
-    values: list[dict[str, str | None] | None] = []
-    for part in column.chunks:
-        edges, keys, items = (array.to_pylist() for array in (part.offsets, part.keys, part.items))
-        values += [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(edges)]
-        if part.null_count:
-            for number in range(len(part)):
-                if not part[number].is_valid:
-                    values[number - len(part)] = None
-    return values
+def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as epoch ms, which has one for what no calendar has."""
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 _AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(): "boolean",
-         pa.binary(): "bytes"}
+         pa.binary(): "bytes",
+         pa.timestamp("ms", tz="UTC"): {"type": "long", "logicalType": "timestamp-millis"}}
 
 
 def avro_schema(schema: pa.Schema) -> dict[str, Any]:
@@ -202,9 +220,13 @@ def json_line(row: Row) -> bytes:
     return _encode(row).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def csv_line(row: Row) -> bytes:
-    """A row as CSV: text as it is (what is no UTF-8 as U+FFFD), lists and maps as JSON."""
-    return csv_record(map(_cell, row.values()))
+def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
+    """A row as CSV: text as it is (what is no UTF-8 as U+FFFD), or as ``text`` makes it; lists and
+    maps as JSON.
+    """
+    cells = map(_cell, row.values())
+    return csv_record(cells if text is None else (
+        text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _cell(value: Any) -> Any:

@@ -133,7 +133,7 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
     """(bytes of the log, bytes of a file with its messages)"""
     reading = Reading(part, Tally())
-    target, rows = io.BytesIO(), buffer(spec, part.name, part.relative)
+    target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)
     file = opened(spec, target)
     for batch in reading:

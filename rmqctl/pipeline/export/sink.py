@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import IO, Any, Protocol
+from functools import partial
+from itertools import pairwise, repeat
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync
 from rmqctl.pipeline.export.files import File, csv_line, json_line, opened
 from rmqctl.pipeline.export.layout import Partitions
-from rmqctl.pipeline.export.spec import ORIGIN, TEXTS, Export
+from rmqctl.pipeline.export.spec import ORIGIN, PROVENANCE, TEXTS, Export
 from rmqctl.scan.columns import MESSAGE_TYPES, as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.text import Properties
@@ -64,6 +66,30 @@ class Buffer(Protocol):
     def take(self) -> Iterator[tuple[int, Any, int]]: ...
 
 
+class Origin(NamedTuple):
+    """Where messages were found: the store as named, the file relative to it, and the physical
+    offset at which that begins.
+    """
+
+    store: str
+    file: str
+    base: int
+
+    def of(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of `ORIGIN` that are among the names."""
+        return {name: getattr(self, name) for name in names if name in ORIGIN}
+
+    def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:
+        """The values of those of `PROVENANCE` that are among the names, for each message."""
+        found: dict[str, list[Any]] = {}
+        if "position" in names:
+            found["position"] = (batch.offset - self.base).tolist()
+        if "sha256" in names:
+            found["sha256"] = [hashlib.sha256(batch.bytes_at(number)).hexdigest()
+                               for number in range(len(batch))]
+        return found
+
+
 class Columns:
     """Messages as Arrow columns, in physical order within each partition.
 
@@ -71,10 +97,10 @@ class Columns:
     once; where nearly every message is of another one, that would make too many pieces.
     """
 
-    def __init__(self, spec: Export, store: str, file: str) -> None:
+    def __init__(self, spec: Export, origin: Origin) -> None:
         self._schema = spec.schema
         self._names = [name for name in spec.fields if name in MESSAGE_TYPES]
-        self._origin = {"store": store, "file": file}
+        self._place, self._origin = origin, origin.of(spec.fields)
         self._parts: dict[int, list[pa.RecordBatch]] = {}
         self._is_mixed = False
         self._mixed: list[pa.RecordBatch] = []
@@ -96,17 +122,19 @@ class Columns:
 
     def _made(self, batch: Batch) -> pa.RecordBatch:
         columns = message_columns(batch, self._names)
-        if len(self._names) == len(self._schema):
+        if columns.schema == self._schema:
             return columns
         count = len(batch)
-        known = dict(zip(self._names, columns.columns, strict=True))
+        known = dict(zip(self._names, columns.columns, strict=True)) | {
+            name: pa.array(values, PROVENANCE[name])
+            for name, values in self._place.provenance(batch, self._schema.names).items()}
         parsed: Properties | None = None
         arrays = []
         for name in self._schema.names:
             if name in ORIGIN:
                 arrays.append(pa.repeat(pa.scalar(self._origin[name], pa.string()), count))
             elif name in known:
-                arrays.append(known[name])
+                arrays.append(known[name].cast(self._schema.field(name).type))
             else:
                 parsed = parsed or Properties(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
@@ -143,21 +171,26 @@ def _split(rows: Any, codes: Array) -> Iterator[tuple[int, Any]]:
 class Lines:
     """Messages as lines of JSON or CSV."""
 
-    def __init__(self, spec: Export, store: str, file: str) -> None:
-        self._spec = spec
-        self._own = Projection([name for name in spec.fields if name not in ORIGIN], spec.body)
-        self._origin = {name: {"store": store, "file": file}[name] for name in spec.fields
-                        if name in ORIGIN}
+    def __init__(self, spec: Export, origin: Origin) -> None:
+        self._spec, self._place = spec, origin
+        self._own = Projection([name for name in spec.fields
+                                if name not in ORIGIN and name not in PROVENANCE], spec.body)
+        self._origin = origin.of(spec.fields)
         self._lines: dict[int, list[Any]] = {}
         self.size = 0
 
     def add(self, batch: Batch, codes: Array) -> None:
         rows: Any = (self._own.rows(BatchPage(batch)) if self._own.fields
                      else ({} for _ in range(len(batch))))
-        if self._origin:
-            rows = ({name: {**row, **self._origin}[name] for name in self._spec.fields}
-                    for row in rows)
-        render = json_line if self._spec.format == "json" else csv_line
+        made = self._place.provenance(batch, self._spec.fields)
+        if self._origin or made:
+            more = (dict(zip(made, values, strict=True))
+                    for values in (zip(*made.values(), strict=True) if made
+                                   else repeat((), len(batch))))
+            rows = ({name: {**row, **self._origin, **own}[name] for name in self._spec.fields}
+                    for row, own in zip(rows, more, strict=True))
+        render = (json_line if self._spec.format == "json"
+                  else partial(csv_line, text=self._spec.csv_text))
         for code, line in zip(codes.tolist(), map(render, rows), strict=True):
             self._lines.setdefault(code, []).append(line)
             self.size += len(line)
@@ -169,9 +202,9 @@ class Lines:
             yield code, b"".join(chunks), len(chunks)
 
 
-def buffer(spec: Export, store: str, file: str) -> Buffer:
+def buffer(spec: Export, origin: Origin) -> Buffer:
     """An empty buffer for messages of one file of a store."""
-    return (Lines if spec.format in TEXTS else Columns)(spec, store, file)
+    return (Lines if spec.format in TEXTS else Columns)(spec, origin)
 
 
 @dataclass(slots=True)
@@ -185,11 +218,11 @@ class _Open:
 class Sink:
     """The files of one attempt at a range. `close` gives them; `abandon` removes them."""
 
-    def __init__(self, spec: Export, store: str, file: str, folder: str) -> None:
+    def __init__(self, spec: Export, origin: Origin, folder: str) -> None:
         self._spec, self._folder = spec, folder
         self.attempt = uuid.uuid4().hex[:_FOLDER_NAME]
-        self.partitions = Partitions(spec.partition_by, store, spec.zone)
-        self._buffer = buffer(spec, store, file)
+        self.partitions = Partitions(spec.partition_by, origin.store, spec.zone)
+        self._buffer = buffer(spec, origin)
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._written: list[Written] = []
         self._made = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -24,12 +24,18 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
     "json": ("none", "gzip", "zstd"),
     "csv": ("none", "gzip", "zstd"),
     "avro": ("deflate", "none"),
+    "arrow": ("zstd", "lz4", "none"),
+    "xlsx": ("deflate",),
 }
 """For each format the ways to compress it, the default first."""
 TEXTS = ("json", "csv")
 """Formats of text: their rows are what ``read`` gives. The others have Arrow's columns."""
 ORIGIN = ("store", "file")
 """Fields which say where a message was found: the store as named, the file relative to it."""
+PROVENANCE = {"position": pa.int64(), "sha256": pa.string()}
+"""Fields which let anybody find a record's bytes again: where it begins in its file, its digest."""
+TIMES = ("born_timestamp", "store_timestamp")
+_MOMENT = pa.timestamp("ms", tz="UTC")
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 
@@ -44,13 +50,20 @@ class Export:
     compression: str = "zstd"
     zone: tzinfo = UTC
     conditions: tuple[Condition, ...] = ()
+    typed_times: bool = False
+    csv_text: Callable[[str], str] | None = None
 
     @classmethod
     def of(cls, format: str = "parquet", *, fields: Sequence[str] | None = None,  # noqa: A002
            body: str = "auto", partition_by: Sequence[str] = ("topic", "day"),
            compression: str | None = None, zone: tzinfo = UTC,
-           conditions: Sequence[Condition] = (), stores: int = 1) -> Export:
-        """UsageError for what does not go together. ``stores``: how many will be exported."""
+           conditions: Sequence[Condition] = (), stores: int = 1, provenance: bool = False,
+           typed_times: bool = False,
+           csv_text: Callable[[str], str] | None = None) -> Export:
+        """UsageError for what does not go together. ``stores``: how many will be exported;
+        ``provenance``: with the fields of `PROVENANCE`; ``typed_times``: columns of times have
+        Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV.
+        """
         if format not in COMPRESSIONS:
             raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
         for part in partition_by:
@@ -65,11 +78,14 @@ class Export:
         names = (_text_fields if format in TEXTS else _column_fields)(fields, body, stores, parts)
         if format != "json":  # its lines are whole objects; elsewhere the folder has the value
             names = [name for name in names if name not in parts]
+        if provenance:
+            names = [*names, *(name for name in (*ORIGIN, *PROVENANCE)
+                               if name not in (*names, *parts))]
         if not names:
             raise UsageError(f"no field is left besides those in the folders' names "
                              f"({', '.join(parts)}); name others, or --partition-by none")
         return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
-                   tuple(conditions))
+                   tuple(conditions), typed_times, csv_text)
 
     @property
     def is_text(self) -> bool:
@@ -89,7 +105,9 @@ class Export:
     def _type(self, name: str) -> pa.DataType:
         if self.is_text and name == "body":
             return pa.string()
-        return MESSAGE_TYPES.get(name, pa.string())
+        if self.typed_times and name in TIMES:
+            return _MOMENT
+        return {**MESSAGE_TYPES, **PROVENANCE}.get(name, pa.string())
 
 
 def portable(zone: tzinfo) -> tzinfo:
@@ -113,9 +131,10 @@ def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
             names.insert(0, "store")
     else:
         named = [field.strip() for field in fields]
-        others = [name for name in named if name not in ORIGIN]
+        own = (*ORIGIN, *PROVENANCE)
+        others = [name for name in named if name not in own]
         known = set(checked_fields(others)) if others else set()
-        names = [name for name in dict.fromkeys(named) if name in known or name in ORIGIN]
+        names = [name for name in dict.fromkeys(named) if name in known or name in own]
     return [name for name in names if body != "none" or name not in ("body", "body_encoding")]
 
 
@@ -126,12 +145,12 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
     if fields is None:
         names = [*ORIGIN, *(name for name in MESSAGE_TYPES if name != "record")]
     else:
+        known = (*ORIGIN, *MESSAGE_TYPES, *PROVENANCE)
         names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
         for name in names:
-            if name not in MESSAGE_TYPES and name not in ORIGIN and not (
-                    name.startswith(PROPERTY) and name != PROPERTY):
-                raise UsageError(f"no field {name!r}; there are {', '.join(ORIGIN)}, "
-                                 f"{', '.join(MESSAGE_TYPES)} and {PROPERTY}NAME for one property")
+            if name not in known and not (name.startswith(PROPERTY) and name != PROPERTY):
+                raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
+                                 f"{PROPERTY}NAME for one property")
         if not names:
             raise UsageError(f"no field named; there are {', '.join(MESSAGE_TYPES)}")
     return [name for name in names if body != "none" or name != "body"]

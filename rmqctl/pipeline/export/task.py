@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.pipeline.export.layout import Values
-from rmqctl.pipeline.export.sink import Sink, Written
+from rmqctl.pipeline.export.sink import Origin, Sink, Written
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.tally import UNREADABLE, Tally
 from rmqctl.scan import malloc_tuning
@@ -31,6 +31,11 @@ class Piece(Range[StoreFile]):
     at: int
     name: str
     relative: str
+
+    @property
+    def origin(self) -> Origin:
+        """Where its messages are found."""
+        return Origin(self.name, self.relative, self.file.base)
 
 
 @dataclass(slots=True)
@@ -95,7 +100,7 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
     malloc_tuning.keep_freed_memory()
     tally = Tally()
     reading = Reading(part, tally)
-    sink = Sink(spec, part.name, part.relative, folder)
+    sink = Sink(spec, part.origin, folder)
     try:
         for batch in reading:
             count = len(batch)

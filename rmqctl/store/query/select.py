@@ -71,9 +71,10 @@ class Selection:
 
     def in_log(self) -> list[Condition]:
         """All conditions for messages in log order: those on topic and queue, too."""
-        place = (("topic", self.topic), ("queue_id", self.queue_id))
-        return [Condition(field, "=", value) for field, value in place if value is not None] + (
-            self.conditions())
+        place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
+                 ("queue_offset", ">=", self.from_offset))
+        return [Condition(field, sign, value)  # type: ignore[arg-type]
+                for field, sign, value in place if value is not None] + self.conditions()
 
 
 class Selector:

@@ -1,0 +1,161 @@
+"""``rmqctl export``: messages for other programs, in one file or a folder of files."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.exporting import named_parts, report, warn_of
+from rmqctl.commands.shared.message_options import Fields, SelectOptions
+from rmqctl.commands.shared.options import Body, Jobs, LayoutOptions, Out, Zone, worker_count
+from rmqctl.commands.shared.spark_options import Stores, named_stores
+from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.output.escape import spreadsheet_safe
+from rmqctl.output.units import counted
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.pipeline.export.one_file import Form
+    from rmqctl.pipeline.export.plan import StorePlan
+    from rmqctl.pipeline.export.result import Result
+    from rmqctl.pipeline.export.spec import Export
+
+NAME = ("export",)
+EFFECT = "writes-new"
+
+_STREAM = "-"
+_PACKAGES = {"avro": "fastavro", "xlsx": "xlsxwriter"}
+_FORMATS = {"jsonl": "json"} | {name: name for name in ("parquet", "csv", "avro", "arrow", "xlsx")}
+_FOLDER_FORMATS = ("parquet", "json", "csv", "avro")
+_IN_ONE = "topic queue from_offset count from_phy to_phy since until tag key where"
+
+
+def command(
+    *,
+    target: Annotated[str, typer.Option(
+        "--out", metavar="FILE|DIR|-", help="A new file, whose name says the format: .parquet, "
+        ".jsonl, .csv (both also .gz, .zst), .avro, .arrow or .xlsx. Another name is a new folder "
+        "of files by partition; - is standard output.")],
+    stores: Stores = None,
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
+        typer.Option("--format", help="Instead of what the name says; for a folder parquet by "
+                     "default, for standard output jsonl.", show_default=False)] = None,
+    select: Annotated[SelectOptions, pick(_IN_ONE)],
+    fields: Fields = None,
+    body: Body = "auto",
+    partition_by: Annotated[str | None, typer.Option(
+        "--partition-by", metavar="NAMES", help="Write a folder, with folders in it: any of topic, "
+        "day (of the store time, in --tz) and store, comma-separated, or none. Default for a "
+        "folder: topic,day.", show_default=False)] = None,
+    provenance: Annotated[bool, typer.Option(
+        "--provenance", help="With where each message was found: store, file, position in the "
+        "file, and the SHA-256 of its record.")] = False,
+    manifest: Annotated[bool, typer.Option(
+        "--manifest", help="Also write FILE.manifest.json: what was exported, what is missing, "
+        "and the SHA-256 of FILE. A folder always has one.")] = False,
+    tz: Zone = UTC,
+    jobs: Jobs = 0,
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size broker_conf")],
+    out: Out,
+) -> None:
+    """Write messages for other programs: Parquet, JSON lines, CSV, Avro, Arrow or Excel.
+
+    All messages of the logs are exported, in their order, whether a consumequeue leads to them or
+    not (`rmqctl read --topic` follows the consumequeue). Fields are those of the message object;
+    in Parquet, Arrow, Avro and Excel times are times, and in CSV and Excel nothing is a formula.
+    The file appears at the end, complete, or not at all, and nothing is ever replaced. What is
+    damaged or missing is said, and messages that do not match their CRC are exported with crc_ok
+    false; the exit code is 1 then. `rmqctl pipeline export` does it on Spark.
+
+        rmqctl export STORE --out orders.parquet --topic orders --since -7d
+
+        rmqctl export STORE --out evidence.csv --provenance --manifest
+
+        rmqctl export '/backup/*/store' --out messages --partition-by topic,day
+    """
+    require("pyarrow")
+    from rmqctl.pipeline.export.plan import check_place, plan
+    from rmqctl.pipeline.export.spec import Export
+
+    form = _form(target, format, partition_by)
+    if form is not None:
+        require(*([_PACKAGES[form.format]] if form.format in _PACKAGES else []))
+    elif select.count is not None:
+        raise UsageError("--count is for one file: folders are written by many at a time")
+    if select.from_offset is not None and (select.topic is None or select.queue is None):
+        raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
+    names = named_stores(stores)
+    wanted = select.selection(tz)
+    spec = Export.of(
+        _FORMATS[format or "parquet"] if form is None else form.format,
+        fields=None if fields is None else fields.split(","), body=body,
+        partition_by=named_parts(partition_by or "topic,day") if form is None else (),
+        compression=None if form is None else form.compression, zone=tz,
+        conditions=wanted.in_log(), stores=len(names), provenance=provenance, typed_times=True,
+        csv_text=spreadsheet_safe)
+    folders = layout.folders_of(names)
+    if target != _STREAM:
+        check_place(target, names, folders)
+    elif manifest:
+        raise UsageError("--manifest stands beside a file: name one with --out")
+    plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes)
+    result = _exported(out, plans, spec, target, _Way(form, select.count, manifest, jobs))
+    if target == _STREAM:
+        warn_of(out, result)
+        out.note(f"{counted(result.total('rows'), 'message')} exported")
+    else:
+        report(out, result, spec)
+        if not result.total("rows"):
+            out.note("no messages")
+    if not result.complete:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _form(target: str, format: str | None, partition_by: str | None) -> Form | None:  # noqa: A002
+    """The format of one file; None for a folder. UsageError for what does not go together."""
+    from rmqctl.pipeline.export.one_file import Form, form_of
+
+    if target == _STREAM:
+        if partition_by is not None:
+            raise UsageError("--partition-by makes folders: name one with --out")
+        return Form(_FORMATS[format or "jsonl"])
+    by_name = None if target.endswith("/") else form_of(target)
+    if by_name is None or partition_by is not None:
+        if by_name is not None:
+            raise UsageError(f"--out {target}: a file's name, but --partition-by makes folders")
+        if format is not None and _FORMATS[format] not in _FOLDER_FORMATS:
+            raise UsageError(f"--format {format}: only in one file; name one, such as "
+                             f"messages.{format}")
+        return None
+    if format is not None and _FORMATS[format] != by_name.format:
+        raise UsageError(f"--out {target} and --format {format} contradict each other")
+    return by_name
+
+
+class _Way(NamedTuple):
+    """``form`` None: a folder. ``most``: at most so many messages."""
+
+    form: Form | None
+    most: int | None
+    manifest: bool
+    jobs: int
+
+
+def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str, way: _Way) -> Result:
+    from rmqctl.pipeline.export.export import export
+    from rmqctl.pipeline.export.one_file import export_file, write
+    from rmqctl.store.log.ranges import Threads
+
+    total = sum(piece.length for plan in plans for piece in plan.pieces)
+    with out.progress("exporting", total) as progress:
+        if way.form is None:
+            return export(plans, spec, target, Threads(worker_count(way.jobs)), progress.advance)
+        if target == _STREAM:
+            return write(plans, spec, cast("IO[bytes]", out.binary()), target, count=way.most,
+                         progress=progress.advance)
+        return export_file(plans, spec, target, count=way.most, manifest=way.manifest,
+                           progress=progress.advance)

@@ -1,0 +1,84 @@
+"""What the commands share that export messages: partitions, and what is said of the result."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text, counted, size_text
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human, Output
+    from rmqctl.pipeline.export.result import Result, StoreResult
+    from rmqctl.pipeline.export.spec import Export
+
+_NAMED = 5
+
+
+def named_parts(text: str) -> list[str]:
+    """The value of ``--partition-by``. UsageError."""
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    if "none" in named and len(named) > 1:
+        raise UsageError(f"--partition-by {text}: none stands alone")
+    return [] if named == ["none"] else named
+
+
+def warn_of(out: Output, result: Result) -> None:
+    """Names what is missing or damaged, the first places of each kind."""
+    from rmqctl.pipeline.export.manifest import NAME as MANIFEST
+
+    for store_result in result.stores:
+        _warn(out, store_result)
+    if not result.complete:
+        beside = f"{result.out}.manifest.json"
+        known = [path for path in (os.path.join(result.out, MANIFEST), beside)
+                 if os.path.exists(path)]
+        out.warn(f"the export is incomplete: {known[0]} says what is missing" if known
+                 else "the export is incomplete")
+
+
+def report(out: Output, result: Result, spec: Export) -> None:
+    """Says what was exported."""
+    from rmqctl.pipeline.export.manifest import summary
+
+    warn_of(out, result)
+    document = {"out": result.out, **summary(result, spec)}
+    out.document(document, lambda page: _show(page, document))
+
+
+def _warn(out: Output, result: StoreResult) -> None:
+    """The first places of each kind, and how many more."""
+    name = result.plan.name
+    for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
+        for span in faults.spans[:_NAMED]:
+            where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
+                     else "")
+            out.warn(f"{name}: {kind}{where}: {span.reason or 'zeros inside the log'}")
+        if faults.count > _NAMED:
+            out.warn(f"{name}: {kind}: {faults.count - _NAMED:,} more places, {faults.length:,} "
+                     "bytes in all")
+    if result.bad_crc:
+        more = "" if result.bad_crc <= _NAMED else f" and {result.bad_crc - _NAMED:,} more"
+        places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
+        out.warn(f"{name}: {result.bad_crc:,} exported with a CRC that does not match the body "
+                 f"(crc_ok false): physical offset {places}{more}")
+    if result.in_progress is not None:
+        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
+                 "written by the process that holds the store")
+
+
+def _show(page: Human, document: dict[str, Any]) -> None:
+    if len(document["stores"]) > 1:
+        rows = [{**store, "log": store["log"]["bytes"]} for store in document["stores"]]
+        page.table(rows, ("store", "complete", "messages", "log", "rows", "bytes"), render={
+            "log": size_text, "bytes": size_text, "rows": count_text, "messages": count_text,
+            "complete": lambda value: "yes" if value else "no"})
+        page.blank()
+    page.pairs({
+        "exported": f"{counted(document['rows'], 'message')}, {size_text(document['bytes'])}",
+        "into": document["out"] if os.path.isfile(document["out"]) else
+        f"{counted(document['file_count'], 'file')} in "
+        f"{counted(document['partition_count'], 'partition')} of {document['out']}",
+        "complete": "yes" if document["complete"] else "no",
+    })
