@@ -7,7 +7,8 @@ applies any plan. Two plans are equal when their actions are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
 
 __all__ = ["Action", "Changes", "Content", "Create", "FileContent", "Lost", "MakeFolder",
-           "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step"]
+           "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
+
+Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""(what is being done, bytes in all) -> a context whose value hears of the bytes done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
-from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
+from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -44,9 +44,9 @@ from rmqctl.repair.salvage.salvage import (
     Salvage,
     salvage,
 )
-from rmqctl.repair.salvage.sources import OURS, Source, open_source
 from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.topic_queue_table import disagreements
@@ -58,16 +58,14 @@ COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
 PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, CONFIG)
 """What ``--only`` may name."""
 
-Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(what is being done, bytes in all) -> a context whose value hears of the bytes done."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
     """What to recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
 
-    ``given`` are values by the names of `Settings`, None where not given. ``sources``: roots of
-    stores with the same log; ``prefer`` is one of them or "ours", which decides where they differ.
+    ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths of
+    what `rmqctl.repair.sources.opening` takes; ``prefer`` is one of them or "ours",
+    which decides where they differ.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -84,6 +82,7 @@ class RecoverOptions:
     fillers: Fillers = "in-place"
     sources: Sequence[str] = ()
     prefer: str | None = None
+    readers: Readers = field(default_factory=Readers)
 
     @property
     def whole(self) -> bool:
@@ -111,7 +110,7 @@ class _Planner:
         self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._options, self._watch = options, watch
-        self._exports, self._stores = exports_among(options.sources)
+        self._exports, self._logs = exports_among(options.sources)
         self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
@@ -121,7 +120,7 @@ class _Planner:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root)
         self._refuse_sources()
-        if not self._stores:
+        if not self._logs:
             self._refuse_without_log()
         cut = ended_by_repair(self._store)
         if cut is not None:
@@ -167,8 +166,8 @@ class _Planner:
 
     def _refuse_sources(self) -> None:
         only = self._options.only
-        if self._stores and COMMITLOG not in only:
-            raise UsageError(f"--from {self._stores[0]}: brings back what the log has lost, so it "
+        if self._logs and COMMITLOG not in only:
+            raise UsageError(f"--from {self._logs[0]}: brings back what the log has lost, so it "
                              "goes with the commitlog")
         if self._exports and CONFIG not in only:
             raise UsageError(f"--from {self._exports[0].name}: tells of topics and groups, so it "
@@ -239,10 +238,11 @@ class _Planner:
     def _sources(self, stack: ExitStack) -> list[Source]:
         prefer = self._options.prefer
         opened = []
-        for name in self._stores:
-            source = open_source(self._store, name, preferred=prefer not in (None, OURS)
+        opener = Opener(self._store, self._scratch, self._watch, self._options.readers)
+        for name in self._logs:
+            source = opener.open(name, preferred=prefer not in (None, OURS)
                                  and os.path.realpath(prefer or "") == os.path.realpath(name))
-            stack.enter_context(source.store)
+            stack.callback(source.close)
             opened.append(source)
         return opened
 

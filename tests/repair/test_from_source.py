@@ -109,7 +109,9 @@ KINDS = [flipped, zeroed_pages, first_file_gone, middle_file_gone, last_files_go
 
 
 @pytest.mark.parametrize(("name", "kind"), sample(
-    [(name, kind) for name in STORES for kind in KINDS], 12, "recover from",
+    [(name, kind) for name in STORES for kind in KINDS
+     # A folder with a file that is too short is none of the log, unless it is named.
+     if (name, kind) != ("5.3.3/multipath/store", torn_tail)], 12, "recover from",
     always=lambda case: case[0] == "5.3.3/basic/store"))
 def test_the_log_is_the_engines_again(name: str, kind: Callable[[Path], None],
                                       golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
@@ -572,7 +574,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             (2, ("--from", str(linked)), "hard links"),
             (3, ("--from", str(tmp_path / "nowhere")), "not a store"),
             (3, ("--from", str(empty)), "no commitlog"),
-            (3, ("--from", str(log_files(other)[0])), "is a file"),
+            (2, ("--from", str(log_files(store)[0])), "of the store itself"),
             (2, ("--prefer", "ours"), "--prefer goes with --from"),
             (2, ("--from", str(other), "--prefer", str(store)), "given with --from"),
             (2, ("--from", str(other), "--only", "index"), "commitlog"),

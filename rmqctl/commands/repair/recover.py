@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,13 +22,14 @@ from rmqctl.commands.shared.options import (
     complete_folders,
     worker_count,
 )
-from rmqctl.errors import ExitCode, UsageError
+from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
+    from rmqctl.repair.sources.records import Unused
 
 NAME = ("recover",)
 EFFECT = "mutates"
@@ -66,10 +67,11 @@ def command(
         "topic. none: refuse a repair that needs one. topic, fillers apart from the topic's "
         "queues, refuses as well: no broker reads such queues without harm.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
-        "--from", metavar="SOURCE", autocompletion=complete_folders, help="Another store with the "
-        "same log, only read: a slave's, an older copy, another disk's. What is damaged or missing "
-        "is copied from it where it proves to hold the same; repeatable, in this order. Or what "
-        "mqadmin exportMetadata wrote, for lost topics and groups.")] = None,
+        "--from", metavar="SOURCE", autocompletion=complete_folders, help="What else has the same "
+        "log, only read: a slave's store, an older copy, another disk's; a file of its commitlog; "
+        "its messages as JSON lines (`read -o jsonl`) or Parquet (`pipeline export`). What is "
+        "damaged or missing is copied from it where it proves to hold the same; repeatable, in "
+        "this order. Or what mqadmin exportMetadata wrote, for lost topics and groups.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
         "a SOURCE has other intact messages at the same place (split brain): one of those of "
@@ -104,6 +106,7 @@ def command(
     """
     from rmqctl.commands.shared import applying
     from rmqctl.repair.recover import RecoverOptions
+    from rmqctl.repair.sources.opening import Readers
 
     show_times_in(tz)
     _refuse(only, strategy, topic, queue)
@@ -112,7 +115,7 @@ def command(
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
                             worker_count(jobs), store.folders, store.sizes, given, correct,
-                            keep_damaged, fillers, sources or (), prefer)
+                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet))
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 
@@ -157,6 +160,14 @@ def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
     named = {os.path.realpath(name) for name in sources}
     if prefer != "ours" and os.path.realpath(prefer) not in named:
         raise UsageError(f"--prefer {prefer}: is ours, or one of those given with --from")
+
+
+def _parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+    """Reads records; only where a source is Parquet."""
+    require("pyarrow")
+    from rmqctl.pipeline.export.read_back import records
+
+    return records(path, unused)
 
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,

@@ -29,7 +29,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 
-__all__ = ["InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
+__all__ = ["Exact", "InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
 """Properties as a client hands them over -> the string that reaches the put path."""
@@ -77,6 +77,11 @@ class _Stored(_Timed, gc=False):
     physical_offset: Int64 | None = None
     magic: str | None = None
     body_crc: Int32 | None = None
+
+
+class _Whole(_Stored, gc=False):
+    total_size: Int32 | None = None
+    placement: str | None = None
 
 
 _Fields = TypeVar("_Fields", bound=_Message)
@@ -217,10 +222,11 @@ class Recorded(_Way[_Stored, Record]):
     A body that is not what its ``body_crc`` says is refused: a broker would cut the log there.
     """
 
-    _needed = ("topic", "body", "born_timestamp", "born_host", "store_timestamp", "store_host")
+    _needed: tuple[str, ...] = ("topic", "body", "born_timestamp", "born_host", "store_timestamp",
+                                "store_host")
 
-    def __init__(self, *, trailing: bool = True) -> None:
-        super().__init__(_Stored)
+    def __init__(self, *, trailing: bool = True, fields: type[_Stored] = _Stored) -> None:
+        super().__init__(fields)
         self._join = joined(trailing=trailing)
 
     def _make(self, given: _Stored) -> Record:
@@ -251,6 +257,33 @@ class Recorded(_Way[_Stored, Record]):
             body, topic, properties)
         bit_map = _bit_map(given)
         return Record(*fields) if bit_map is None else MappedRecord(*fields, bit_map)
+
+
+class Exact(Recorded):
+    """Records of which every field is given, so that their bytes are those that were stored.
+
+    InputError where one is missing, or where the fields do not make the size that is given.
+    """
+
+    _needed = ("topic", "body", "born_timestamp", "born_host", "store_timestamp", "store_host",
+               "physical_offset", "total_size", "magic", "body_crc", "queue_id", "queue_offset",
+               "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset",
+               "properties_raw")
+
+    def __init__(self) -> None:
+        super().__init__(fields=_Whole)
+
+    def _make(self, given: _Stored) -> Record:
+        assert isinstance(given, _Whole)
+        if any(getattr(given, name) is None for name in self._needed):
+            raise _missing(given, self._needed)
+        if given.placement == "doubtful":
+            raise InputError("field placement: doubtful, it may lie in the body of another")
+        record = super()._make(given)
+        if record.total_size != given.total_size:
+            raise InputError(f"field total_size: says {given.total_size}, the fields make "
+                             f"{record.total_size}")
+        return record
 
 
 def joined(*, trailing: bool) -> Prepare:

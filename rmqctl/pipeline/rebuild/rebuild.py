@@ -26,7 +26,7 @@ from rmqctl.formats.local import names
 from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
 from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
-from rmqctl.repair.plan import Plan
+from rmqctl.repair.plan import Plan, Watch
 from rmqctl.repair.rebuild import derived_range, index, seed
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import (
@@ -38,7 +38,7 @@ from rmqctl.repair.rebuild.rebuild import (
     log_size,
     wanted_parts,
 )
-from rmqctl.repair.recover import RecoverOptions, Watch, plan_recover
+from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart

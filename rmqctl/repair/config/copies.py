@@ -11,7 +11,7 @@ from typing import Any
 
 from rmqctl.errors import StoreIOError
 from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
-from rmqctl.repair.salvage.sources import Source
+from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load, load_one
 from rmqctl.store.store import Store
@@ -31,12 +31,13 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
     actions: list[Action] = []
     done: set[str] = set()
     for source in sources:
-        if not (store.layout.reads("config") and source.store.layout.reads("config")):
+        there = source.store
+        if there is None or not (store.layout.reads("config") and there.layout.reads("config")):
             continue
-        for theirs in load(source.store)[0]:
+        for theirs in load(there)[0]:
             ours = load_one(store, theirs.name)
             content = None if theirs.name in done or ours.used is not None else _content(
-                source.store, theirs)
+                there, theirs)
             if content is None:
                 continue
             done.add(theirs.name)

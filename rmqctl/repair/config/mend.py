@@ -9,7 +9,6 @@ given, and of what the store itself knows. What nothing tells is said.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from rmqctl.formats.config.torn_json import whole_entries
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.config import known
 from rmqctl.repair.config.exported import Exported, is_batch, refuse_foreign
-from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
+from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch
 from rmqctl.store.config.config import (
     EMPTY,
     FOLDER,
@@ -35,8 +34,6 @@ from rmqctl.store.store import Store
 
 CONFIG = "config"
 _SINCE = 5
-
-Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 class _Kind(NamedTuple):

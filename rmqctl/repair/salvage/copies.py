@@ -19,20 +19,20 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.files.durable import failed, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.repair.plan import Action, FileContent
-from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
-from rmqctl.repair.salvage.mend import misplaced
-from rmqctl.repair.salvage.sources import (
+from rmqctl.repair.salvage.comparison import (
     ENDLESS,
     Comparison,
     Range,
     Ranges,
-    Source,
     Stretch,
     compare,
     stretches,
 )
+from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
+from rmqctl.repair.salvage.mend import misplaced
 from rmqctl.repair.salvage.survey import Survey
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.opening import Source
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.frames import used_length
 from rmqctl.scan.overlay import LogPart, Piece
@@ -92,8 +92,7 @@ class Copier:
         """StoreIOError; RefusedError for a source that is of another log."""
         result = Copied(list(parts))
         for source in sources:
-            if source.note:
-                result.notes.append(source.note)
+            result.notes += source.notes
             gone, found = self._compared(result, source, survey)
             if found.disproved:
                 filled = {int(place) for some in found.fillers for place in some[:, 0]}
@@ -249,9 +248,12 @@ class Copier:
                     else "begins before ours, and nothing of ours tells of it: it has expired")
             return _Proven(start, end, None, after,
                            f"the messages from {after} on are equal{told}")
-        if found.bare and stretch.keys and not against:
-            return _Proven(start or self._head(result.parts), end, None, None,
-                           f"no message of ours is left{told}")
+        if stretch.keys and not against and not found.conflicts.items:
+            if found.bare:
+                return _Proven(start or self._head(result.parts), end, None, None,
+                               f"no message of ours is left{told}")
+            return _Proven(stretch.keyed_first, stretch.keyed_end, None, None,
+                           f"no message of ours is in it{told}")
         return "no equal message on either side of it"
 
     def _displaced(self, parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
@@ -263,7 +265,7 @@ class Copier:
             with part.open() as opened:
                 for position, record in misplaced(opened, low - part.base, high - part.base):
                     place = -1 if isinstance(record, int) else record.physical_offset
-                    there = source.store.log.locate(place) if (
+                    there = source.log.locate(place) if (
                         not isinstance(record, int) and stretch.start <= place < stretch.end
                     ) else None
                     if isinstance(record, int) or there is None:
@@ -334,7 +336,7 @@ class Copier:
 
     def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
         """The source's own file, where every byte comes from it and nobody appends to it."""
-        log = source.store.log
+        log = source.log
         file = log.file_of(part.base)
         if (file is None or file is log.files[-1] or (file.base, file.size) != (
                 part.base, part.size) or len(ranges) != 1):
@@ -362,7 +364,7 @@ class Copier:
                     write_all(fd, data, at - part.base, path)
                     position = at + len(data)
                 zero(fd, path, position - part.base, item.end - position)
-            file = source.store.log.file_of(ranges[0].start)
+            file = source.log.file_of(ranges[0].start)
             if file is not None:  # a broker's expiry goes by it
                 time = os.stat(file.path).st_mtime_ns
                 os.utime(fd, ns=(time, time))
@@ -377,7 +379,7 @@ def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
     """(place, bytes) of a range; what is left out is zero. StoreIOError."""
     position = item.start
     while position < item.end:
-        place = source.store.log.locate(position)
+        place = source.log.locate(position)
         if place is None:
             return
         count = min(_BLOCK, item.end - position, place[0].size - place[1])
@@ -398,7 +400,7 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
     if (low, high) == (item.start, item.end):
         return item
     messages, position = 0, low
-    while position < high and (place := source.store.log.locate(position)) is not None:
+    while position < high and (place := source.log.locate(position)) is not None:
         file, at = place
         walk = Walk(file, at, min(file.size, high - file.base))
         messages += sum(len(batch) for batch in walk)
@@ -421,7 +423,7 @@ def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> 
         # A record lies in one file: where ours end the source's must end, too.
         first = parts[0].base - (parts[0].base - item.start - 1) // size * size
         border = next((border for border in range(first, item.end, size)
-                       if (file := source.store.log.file_of(border)) is None
+                       if (file := source.log.file_of(border)) is None
                        or file.base != border), None)
         if border is not None:
             why = f"its files are of another length: none begins at {border}, as one of ours"

@@ -28,9 +28,9 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
-from rmqctl.repair.salvage.sources import Source, file_size_of
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.problems import ambiguity
 from rmqctl.store.store import Store
@@ -142,7 +142,7 @@ class _Job:
         if not parts and self.sources:
             witness = self.store.new_witness()
             parts = [LogPart(part.base, part.size, None, witness=witness)
-                     for part in log_parts(self.sources[0].store)]
+                     for part in self.sources[0].parts()]
         if not parts:
             return Salvage(())
         files = self.store.log.files

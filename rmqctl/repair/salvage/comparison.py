@@ -1,4 +1,4 @@
-"""Another store as a source of lost bytes: what of its log is ours, and what it has beyond that.
+"""Our log beside a source's: what of that is ours, and what it has beyond that.
 
 Both logs are compared by physical offset, as `diff` does it. A record counts on either side when
 it is intact: as a broker would take it, and no filler of an earlier repair.
@@ -6,7 +6,6 @@ it is intact: as a broker would take it, and no filler of an earlier repair.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -18,9 +17,10 @@ import numpy as np
 
 from rmqctl.checks.diff.differences import Differences, Name, Side, differences_of
 from rmqctl.checks.diff.physical import PhysicalPass
-from rmqctl.errors import NotAStoreError, RefusedError, RmqctlError, UsageError
+from rmqctl.errors import RefusedError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
+from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, Array, Batch
@@ -32,89 +32,12 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
-OURS = "ours"
 ENDLESS = (1 << 63) - 1
 _MOST_NAMED = 1000
 _MOST_AGAINST = 10_000
 _KEYS_OF_BATCH = 64
 _TORN = 8
 """More than consumequeues and index can weigh."""
-
-
-# -- which stores may be one ----------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Source:
-    """An opened store that bytes may come from; ``name`` as it was given. ``note``: a warning.
-
-    ``preferred``: what it has is taken where both logs have an intact record of their own.
-    """
-
-    name: str
-    store: Store
-    preferred: bool = False
-    note: str = ""
-
-
-def open_source(ours: Store, name: str, *, preferred: bool = False) -> Source:
-    """NotAStoreError, UnsupportedError (its log is in a layout of its own), StoreIOError;
-    UsageError where it is our store, or shares files with it.
-    """
-    if os.path.isfile(name):
-        raise NotAStoreError(f"{name}: is a file; --from takes the directory of a store")
-    store = Store.open(name)
-    try:
-        refuse_same(ours, store, name)
-    except RmqctlError:
-        store.close()
-        raise
-    if not any(file.size for file in store.log.files):
-        store.close()
-        raise NotAStoreError(f"{name}: there is no commitlog in it")
-    holder, note = store.lock, ""
-    if holder.held:
-        who = f"process {holder.pid}" if holder.pid else "another process"
-        note = (f"{name}: {who} holds it; it is read up to where its log ended when this began, "
-                "and what it writes from then on is left")
-    return Source(name, store, preferred, note)
-
-
-def refuse_same(ours: Store, other: Store, name: str) -> None:
-    """UsageError where nothing is gained, or where a repair in place would change the source."""
-    if os.path.samefile(ours.root, other.root):
-        raise UsageError(f"--from {name}: is the store itself")
-    folders = {os.path.realpath(folder) for folder in ours.log_folders}
-    if not folders.isdisjoint(os.path.realpath(folder) for folder in other.log_folders):
-        raise UsageError(f"--from {name}: its commitlog is that of the store itself")
-    known = {_inode(file.path): file.path for file in ours.log.files}
-    for file in other.log.files:
-        same = known.get(_inode(file.path))
-        if same is not None:
-            raise UsageError(f"--from {name}: {file.path} and {same} are one file under two names "
-                             "(hard links): what is changed in one changes in the other; copy it "
-                             "(cp --reflink=auto) and give the copy")
-
-
-def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
-    """The size of the log's files, as a source has them; None where ours cannot be of that size.
-
-    Where all of ours were cut, nothing else tells.
-    """
-    if ours.sizes.commitlog_file is not None:
-        return None
-    files = ours.log.files
-    for source in sources:
-        size = source.store.log.file_size
-        if len(source.store.log.files) > 1 and all(
-                file.base % size == 0 and file.size <= size for file in files):
-            return size
-    return None
-
-
-def _inode(path: str) -> tuple[int, int]:
-    about = os.stat(path)
-    return about.st_dev, about.st_ino
 
 
 # -- ranges of a log ------------------------------------------------------------------------------
@@ -187,7 +110,8 @@ class Stretch:
     """Physical bytes ``[start, end)`` in which our log has nothing intact, from record to record.
 
     What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree,
-    from record ``agreed_first`` to the end ``agreed_end``; ``against`` are (place, end) of records
+    from record ``agreed_first`` to the end ``agreed_end``, keys alone from ``keyed_first`` to
+    ``keyed_end``; ``against`` are (place, end) of records
     which they contradict. ``filled``: an earlier repair made fillers there, so the rows are theirs.
     ``doubtful``: (place, size) of whole records of ours there that may be messages, or lie in a
     damaged one's body; ``alike`` of them are the same bytes in the source.
@@ -199,6 +123,8 @@ class Stretch:
     keys: int = 0
     agreed_first: int = -1
     agreed_end: int = -1
+    keyed_first: int = -1
+    keyed_end: int = -1
     against: list[tuple[int, int]] = field(default_factory=list)
     filled: bool = False
     doubtful: list[tuple[int, int]] = field(default_factory=list)
@@ -209,6 +135,10 @@ class Stretch:
         self.keys += keys
         self.agreed_first = start if self.agreed_first < 0 else min(self.agreed_first, start)
         self.agreed_end = max(self.agreed_end, end)
+
+    def agree_by_key(self, start: int, end: int) -> None:
+        self.keyed_first = start if self.keyed_first < 0 else min(self.keyed_first, start)
+        self.keyed_end = max(self.keyed_end, end)
 
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
@@ -302,13 +232,11 @@ class _PartsLog(CommitLog):
 
 
 class _Side(Side):
-    """Remembers where files are closed by a blank. ``log``: instead of the one on disk."""
+    """Remembers where files are closed by a blank. ``log``: instead of that of ``store``."""
 
-    def __init__(self, name: Name, view: View, log: CommitLog | None = None) -> None:
-        super().__init__(name, view)
-        if log is not None:
-            self.log, self.start, self.position = log, log.min_offset, log.min_offset
-            self.end = log.end
+    def __init__(self, name: Name, store: Store, log: CommitLog, end: int) -> None:
+        super().__init__(name, View(store, lambda: end))
+        self.log, self.start, self.position = log, log.min_offset, log.min_offset
         self.blanks: dict[int, int] = {}
 
     def passed(self, batch: Batch) -> None:
@@ -423,11 +351,13 @@ class _Pass(PhysicalPass):
         known, hashes = self._witness.keys(low, high)
         keyed = np.flatnonzero(np.isin(offset, known))
         keys = 0
-        for one in keyed[::max(1, len(keyed) // _KEYS_OF_BATCH)].tolist():
+        step = max(1, len(keyed) // _KEYS_OF_BATCH)
+        for one in sorted({*keyed[::step].tolist(), *keyed[-1:].tolist()}):
             theirs = key_hashes(decode(batch.bytes_at(int(rows[one]))))
             if theirs.issuperset(hashes[known == offset[one]].tolist()):
                 keys += 1
                 agreeing[one] = True
+                stretch.agree_by_key(int(offset[one]), int(offset[one] + size[one]))
             else:
                 against.add(one)
         for one in sorted(against):
@@ -452,6 +382,19 @@ def _is_torn(raw: bytes, other: bytes) -> bool:
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
+def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Comparison) -> None:
+    """Whether the source has what may be a record of ours; where it has nothing, that says
+    nothing.
+    """
+    for place, size in gone.doubtful:
+        if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
+            gone.alike += 1
+            gone.agree(place, place + size, 0, 0)
+        elif next(found.offered.within(place, place + size), None) is not None:
+            gone.against.append((place, place + size))
+    gone.against.sort()
+
+
 def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
             gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
     """Walks both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
@@ -459,20 +402,14 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     StoreIOError; RefusedError where nothing of the source is of our log.
     """
     with closing(_PartsLog(parts)) as log:
-        a, b = _Side("a", View(ours), log), _Side("b", View(source.store))
+        a = _Side("a", ours, log, log.end)
+        b = _Side("b", ours, source.log, source.end)
         found = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
         _Pass(a, b, found, survey.has_crcs, parts[0].witness, progress).whole()
+        for ranges in (found.equal, found.offered, found.conflicts):
+            ranges.settle()
         for one in gone:
-            for place, size in one.doubtful if b.start <= one.end and one.start < b.end else ():
-                raw = log.bytes_at(place, size)
-                if place >= b.end:
-                    continue
-                if b.holds(place, np.frombuffer(raw, np.uint8)):
-                    one.alike += 1
-                    one.agree(place, place + size, 0, 0)
-                else:
-                    one.against.append((place, place + size))
-            one.against.sort()
+            _ask_doubtful(one, log, b, found)
     for start, length in b.blanks.items():
         if a.blanks.get(start) == length:
             found.equal.put(Range(start, start + length))
@@ -480,9 +417,8 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
             found.offered.put(Range(start, start + length))
     found.settle()
     found.bare = not survey.messages
-    if not any(one.messages for one in found.equal.items) and not (
-            found.bare and any(one.keys for one in gone) and not any(
-                one.against for one in gone)):
+    if not any(one.messages for one in found.equal.items) and (found.conflicts.items or not any(
+            one.keys and not one.against for one in gone)):
         raise RefusedError(
             f"{source.name}: no message of it is the same as one of ours at the same physical "
             "offset"

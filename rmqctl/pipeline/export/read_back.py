@@ -1,0 +1,132 @@
+"""Records out of Parquet files of an export: the bytes that were stored, for `recover --from`.
+
+A text there has lost what is no UTF-8: such a record can be had from the column ``record`` only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from rmqctl.errors import NotAStoreError, StoreIOError
+from rmqctl.formats.local.message import VERSIONS, Record, host_bytes
+from rmqctl.repair.sources.encode import encoded
+from rmqctl.repair.sources.records import Unused
+
+_NUMBERS = ("total_size", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset",
+            "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times",
+            "prepared_transaction_offset")
+_TEXTS = ("magic", "born_host", "store_host", "topic", "properties_raw")
+NEEDED = (*_NUMBERS, *_TEXTS, "body")
+_RECORD, _TOPIC = "record", "topic"
+_ROWS = 256
+_LOST = "\ufffd"
+_FOLDER = re.compile(r"topic=(.*)", re.DOTALL)
+_CUT = re.compile(r".*~[0-9a-f]{16}", re.DOTALL)
+_MAGICS = {name: magic for magic, name in VERSIONS.items()}
+_host = lru_cache(maxsize=4096)(host_bytes)
+
+
+def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+    """(place in words, bytes) of the message of each row. StoreIOError; NotAStoreError where its
+    columns are none of an export, or not all that make a record.
+    """
+    try:
+        with parquet.ParquetFile(path) as file:
+            topic = _topic_of(path)
+            make, columns = _reader(path, file.schema_arrow, topic)
+            row = 0
+            for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+                for values in batch.to_pylist():
+                    where = f"{path} row {row}"
+                    row += 1
+                    try:
+                        yield where, make(values)
+                    except (ValueError, TypeError, KeyError, struct.error) as error:
+                        unused.add(_reason(error), where)
+    except pa.ArrowException as error:
+        text = " ".join(str(error).split())
+        raise StoreIOError(f"{path}: cannot be read as Parquet: {text}") from None
+    except OSError as error:
+        if error.errno is None:  # Arrow's own words for what is no Parquet
+            text = " ".join(str(error).split())
+            raise StoreIOError(f"{path}: cannot be read as Parquet: {text}") from None
+        raise StoreIOError.from_oserror(error, path, "read") from None
+
+
+def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
+        Callable[[Mapping[str, Any]], bytes], Sequence[str]]:
+    """(what makes a record of a row, the columns it needs)."""
+    names = set(schema.names)
+    if _RECORD in names and pa.types.is_binary(schema.field(_RECORD).type):
+        return _record, [_RECORD]
+    columns = [name for name in NEEDED if name != _TOPIC or topic is None]
+    missing = [name for name in columns if name not in names]
+    if len(missing) > len(columns) // 2:
+        raise NotAStoreError(f"{path}: is Parquet, but none that `rmqctl pipeline export` wrote: "
+                             f"it has no column {missing[0]}")
+    if missing:
+        raise NotAStoreError(f"{path}: has no column {', '.join(missing)}: without it no record "
+                             "can be made again")
+    kinds: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
+        (_NUMBERS, pa.types.is_integer, "whole numbers"),
+        (_TEXTS, lambda kind: pa.types.is_string(kind) or pa.types.is_dictionary(kind), "text"),
+        (("body",), pa.types.is_binary, "bytes")]
+    for some, fits, words in kinds:
+        for name in some:
+            if name in columns and not fits(schema.field(name).type):
+                raise NotAStoreError(f"{path}: the column {name} is {schema.field(name).type}, "
+                                     f"an export has {words} there")
+
+    def make(values: Mapping[str, Any]) -> bytes:
+        return encoded(_of(values, topic))
+
+    return make, columns
+
+
+def _record(values: Mapping[str, Any]) -> bytes:
+    raw = values[_RECORD]
+    if raw is None:
+        raise ValueError("no value in record")
+    return bytes(raw)
+
+
+def _of(values: Mapping[str, Any], topic: str | None) -> Record:
+    given = values if topic is None else {**values, _TOPIC: topic}
+    empty = next((name for name in NEEDED if given[name] is None), None)
+    if empty is not None:
+        raise ValueError(f"no value in {empty}")
+    if _LOST in given[_TOPIC] or _LOST in given["properties_raw"]:
+        raise ValueError("topic or properties hold U+FFFD, which may stand for bytes that are no "
+                         "text (export --fields record keeps those)")
+    number: list[int] = [given[name] for name in _NUMBERS]
+    size, crc, queue_id, flag, queue_offset, place, sys_flag, born, stored, again, prepared = number
+    magic = _MAGICS[given["magic"]]
+    return Record(size, magic, crc, queue_id, flag, queue_offset, place, sys_flag, born,
+                  _host(given["born_host"]), stored, _host(given["store_host"]), again, prepared,
+                  given["body"], given[_TOPIC].encode(), given["properties_raw"].encode())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return "magic is neither v1 nor v2"
+    if isinstance(error, struct.error):
+        return f"no record has these values: {error}"
+    return str(error)
+
+
+def _topic_of(path: str) -> str | None:
+    """The topic that the name of a folder says; None without one."""
+    for part in reversed(os.path.abspath(path).split(os.sep)[:-1]):
+        match = _FOLDER.fullmatch(part)
+        if match is not None:
+            return None if _CUT.fullmatch(match[1]) else unquote(match[1])
+    return None

@@ -1,0 +1,313 @@
+"""What `recover --from` may name: a store, files of a log, or messages read from one.
+
+Messages are JSON lines or Parquet; each is encoded again, to the bytes that were stored, and laid
+out at its physical offset (`rmqctl.repair.sources.records`). What else is named is refused, with
+what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import (
+    FormatError,
+    NotAStoreError,
+    RefusedError,
+    RmqctlError,
+    UnsupportedError,
+    UsageError,
+)
+from rmqctl.formats.local import names
+from rmqctl.formats.local.message import MAGIC_BLANK, START_SIZE, VERSIONS, decode, magic_at
+from rmqctl.repair.plan import Watch
+from rmqctl.repair.salvage.log_files import FAR, file_size
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources import lines
+from rmqctl.repair.sources.records import LaidOut, Read, Unused
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.end import find_end
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+OURS = "ours"
+_START = 4096
+_LAST = (1 << 62) - 1
+_MOST_REASONS = 3
+_LINES, _PARQUET, _LOG = "JSON lines", "Parquet", "commitlog"
+_PARQUET_MAGIC = b"PAR1"
+_MANIFEST = "_rmqctl_export.json"
+_ENDINGS = {".jsonl": _LINES, ".parquet": _PARQUET}
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_AVRO = b"Obj\x01"
+_CSV = re.compile(rb"[a-z_]+([,\t][a-z_.]+)+\s")
+_TAKEN = ("--from takes the folder of a store, files of a commitlog, and messages as JSON lines "
+          "(`rmqctl read -o jsonl`) or Parquet (`rmqctl pipeline export`)")
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Readers of messages in forms that only other rooms know; None: that form is refused."""
+
+    parquet: Read | None = None
+
+
+@dataclass(slots=True)
+class Source:
+    """A log that bytes may come from; ``name`` as it was given. ``end``: behind its last record.
+
+    ``store``: what the log lies in, None where there is only a log. ``preferred``: what it has is
+    taken where both logs have an intact record of their own. ``notes``: warnings.
+    """
+
+    name: str
+    log: CommitLog
+    end: int
+    store: Store | None = None
+    preferred: bool = False
+    notes: tuple[str, ...] = ()
+
+    def parts(self) -> list[LogPart]:
+        """The places of its files, none of them missing, without what is in them."""
+        size, files = self.log.file_size, self.log.files
+        return [LogPart(base, size, None)
+                for base in range(files[0].base, files[-1].base + 1, size)] if files else []
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.log.close()
+
+
+@dataclass(slots=True)
+class Opener:
+    """Opens what `--from` names for the store ``ours``. Messages are laid out in ``scratch``."""
+
+    ours: Store
+    scratch: Scratch
+    watch: Watch
+    readers: Readers
+    opened: int = 0
+
+    def open(self, name: str, *, preferred: bool = False) -> Source:
+        """NotAStoreError for what is none of the kinds, UnsupportedError (its log is in a layout of
+        its own), StoreIOError; UsageError where it is our store, or shares files with it;
+        RefusedError where no message of it can be used.
+        """
+        source = self._open(name)
+        source.preferred = preferred
+        return source
+
+    def _open(self, name: str) -> Source:
+        if os.path.isfile(name):
+            kind = _kind(name)
+            if kind == _LOG:
+                return self._log_files(name, [_log_file(name)])
+            return self._messages(name, [(name, kind)])
+        try:
+            return self._store(name, Store.open(name))
+        except NotAStoreError:
+            files, found = listing(name).files, _below(name)
+            if files:
+                return self._log_files(name, files)
+            if not found:
+                raise
+            return self._messages(name, found)
+
+    def _store(self, name: str, store: Store) -> Source:
+        ours = self.ours
+        try:
+            if os.path.samefile(ours.root, store.root):
+                raise UsageError(f"--from {name}: is the store itself")
+            folders = {os.path.realpath(folder) for folder in ours.log_folders}
+            if not folders.isdisjoint(os.path.realpath(folder) for folder in store.log_folders):
+                raise UsageError(f"--from {name}: its commitlog is that of the store itself")
+            store.layout.require(name, "commitlog")
+            _refuse_same_files(ours, store.log, name)
+            if not any(file.size for file in store.log.files):
+                raise NotAStoreError(f"{name}: there is no commitlog in it")
+            end = find_end(store).offset
+        except RmqctlError:
+            store.close()
+            raise
+        holder, notes = store.lock, []
+        if holder.held:
+            who = f"process {holder.pid}" if holder.pid else "another process"
+            notes.append(f"{name}: {who} holds it; it is read up to where its log ended when this "
+                         "began, and what it writes from then on is left")
+        return Source(name, store.log, end, store, notes=tuple(notes))
+
+    def _log_files(self, name: str, files: Sequence[StoreFile]) -> Source:
+        log = CommitLog([file for file in files if file.size])
+        _refuse_same_files(self.ours, log, name)
+        if not log.files:
+            raise NotAStoreError(f"{name}: is empty")
+        return Source(name, log, find_end(_Bare(log, {})).offset)
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _messages(self, name: str, files: Sequence[tuple[str, str]]) -> Source:
+        unused, laid = Unused(), self._laid_out(name)
+        try:
+            with self.watch(f"reading {name}", sum(os.path.getsize(path) for path, _ in files)) as (
+                    done):
+                for path, kind in files:
+                    for where, raw in self._reader(path, kind)(path, unused):
+                        wrong = laid.put(raw)
+                        if wrong:
+                            unused.add(wrong, where)
+                        done(len(raw))
+            log, end = laid.log(unused)
+        finally:
+            laid.close()
+        if not log.files:
+            if not unused.total:
+                raise NotAStoreError(f"{name}: there is no message in it")
+            raise RefusedError(f"{name}: none of its {plural(unused.total, 'message')} can be "
+                               f"used: {_reasons(unused)}")
+        notes = (f"{name}: {plural(unused.total, 'message')} cannot be used: {_reasons(unused)}",)
+        return Source(name, log, end, notes=notes if unused.total else ())
+
+    def _reader(self, path: str, kind: str) -> Read:
+        if kind == _LINES:
+            return lines.records
+        if self.readers.parquet is None:
+            raise UnsupportedError(f"{path}: Parquet is not read here")
+        return self.readers.parquet
+
+    def _laid_out(self, name: str) -> LaidOut:
+        """RefusedError where nothing tells how long our files are."""
+        ours, log = self.ours, self.ours.log
+        if not log.files and ours.sizes.commitlog_file is None:
+            raise RefusedError(f"{name}: no file of our log is left, and messages alone do not say "
+                               "how long its files are: give --commitlog-file-size")
+        size = ours.sizes.commitlog_file or file_size(ours)
+        low, high = 0, _LAST
+        if log.files:
+            low, high = log.min_offset - FAR * size, log.end + FAR * size
+        self.opened += 1
+        return LaidOut(self.scratch, f"from-{self.opened}", size, low, high)
+
+
+# -- files of a log -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bare:
+    """A log of which no queue is known."""
+
+    log: CommitLog
+    known_queues: dict[tuple[str, int], ConsumeQueue]
+
+
+def _log_file(path: str) -> StoreFile:
+    """A file of a log, by its name or by its first record. NotAStoreError where neither tells."""
+    size, name = os.path.getsize(path), os.path.basename(path)
+    base = names.parse_offset(name)
+    if base is None:
+        with FileSource(path) as source:
+            try:
+                base = decode(source.read(0, size if size < _START else 4 << 20)).physical_offset
+            except FormatError:
+                base = -1
+    if base < 0:
+        raise NotAStoreError(f"{path}: holds records of a commitlog, and neither its name nor a "
+                             "whole first record says from which physical offset on: give it the "
+                             "name it had (20 digits)")
+    return StoreFile(path, f"{base:020d}", base, size)
+
+
+def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
+    """A repair in place would change the source."""
+    known = {_inode(file.path): file.path for file in ours.log.files}
+    for file in log.files:
+        same = known.get(_inode(file.path))
+        if same is not None and os.path.realpath(same) == os.path.realpath(file.path):
+            raise UsageError(f"--from {name}: is of the store itself")
+        if same is not None:
+            raise UsageError(f"--from {name}: {file.path} and {same} are one file under two names "
+                             "(hard links): what is changed in one changes in the other; copy it "
+                             "(cp --reflink=auto) and give the copy")
+
+
+def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
+    """The size of the log's files, as a source has them; None where ours cannot be of that size.
+
+    Where all of ours were cut, nothing else tells.
+    """
+    if ours.sizes.commitlog_file is not None:
+        return None
+    files = ours.log.files
+    for source in sources:
+        size = source.log.file_size
+        if len(source.log.files) > 1 and all(
+                file.base % size == 0 and file.size <= size for file in files):
+            return size
+    return None
+
+
+def _inode(path: str) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_dev, about.st_ino
+
+
+# -- kinds of files ------------------------------------------------------------------------------
+
+
+def _kind(path: str) -> str:
+    """What a file is. NotAStoreError for what no bytes can come from, StoreIOError."""
+    with FileSource(path) as source:
+        start, size = source.read(0, _START), source.size
+    if not size:
+        raise NotAStoreError(f"{path}: is empty")
+    if start.startswith(_PARQUET_MAGIC):
+        return _PARQUET
+    if names.parse_offset(os.path.basename(path)) is not None or (
+            len(start) >= START_SIZE and magic_at(start) in (*VERSIONS, MAGIC_BLANK)):
+        return _LOG
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"{"):
+        return _LINES
+    raise NotAStoreError(f"{path}: {_what(start, text)}; {_TAKEN}")
+
+
+def _what(start: bytes, text: bytes) -> str:
+    for mark, name in _PACKED.items():
+        if start.startswith(mark):
+            return f"is packed with {name}: unpack it first"
+    if start.startswith(_AVRO):
+        return "is Avro"
+    if text.startswith(b"["):
+        return "is one JSON list, not a line for each message"
+    if _CSV.match(text):
+        return "is CSV, which nothing is taken from"
+    return "is a file of no kind that is known"
+
+
+def _below(folder: str) -> list[tuple[str, str]]:
+    """(path, kind) of files with messages in a folder: of an export, or named as what they are."""
+    found: list[tuple[str, str]] = []
+    endings = _ENDINGS
+    if os.path.lexists(os.path.join(folder, _MANIFEST)):
+        endings = {**_ENDINGS, ".json": _LINES}
+    for below, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            kind = endings.get(os.path.splitext(name)[1])
+            if kind is not None and not name.startswith(("_", ".")):
+                found.append((os.path.join(below, name), kind))
+    return found
+
+
+def _reasons(unused: Unused) -> str:
+    most = unused.counts.most_common()
+    said = [f"{reason} ({f'{count}, ' if len(most) > 1 else ''}first: {unused.first[reason]})"
+            if unused.first[reason] else f"{reason} ({count})" for reason, count
+            in most[:_MOST_REASONS]]
+    return "; ".join(said) + ("; and more" if len(most) > _MOST_REASONS else "")
