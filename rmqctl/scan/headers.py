@@ -23,7 +23,6 @@ _TIME, _HOST, _NUMBER = range(len(rules.FIELDS), len(rules.FIELDS) + 3)
 _WIDTH = _NUMBER + 1
 _ENDS = 4
 _SCHEDULE = props.SCHEDULE_TOPIC.encode()
-_INNER = props.INNER_NUM.encode() + b"\x01"
 
 
 class HeaderFault(NamedTuple):
@@ -169,15 +168,16 @@ def undecodable(batch: Batch) -> Array:
     return mask
 
 
-def bad_numbers(batch: Batch, generation: int, packed: text.Packed | None = None) -> Array:
+def bad_numbers(batch: Batch, generation: int, properties: text.Properties | None = None) -> Array:
     """Row numbers of the records with a property that must be a number for a broker and is none:
-    it refuses them, and ends the log there. ``packed``: the batch's properties, where they are at
-    hand. spec: commitlog.md §9.
+    it refuses them, and ends the log there. ``properties``: the batch's, where they are at hand.
+    spec: commitlog.md §9.
     """
     scheduled = text.topics(batch).equal(_SCHEDULE)
-    if not scheduled.any() and (generation < 5 or not _names_inner(batch, packed)):
-        return np.zeros(0, np.int64)  # as a rule: properties need not be taken apart
-    properties = text.Properties(batch if packed is None else packed)
+    properties = properties or text.Properties(batch)
+    if not scheduled.any() and (
+            generation < 5 or not len(properties.places(props.INNER_NUM)[0])):
+        return np.zeros(0, np.int64)  # as a rule
     row, levels = properties.find(props.DELAY)
     which = scheduled[row]
     bad = _no_numbers(row[which], levels.take(which), rules.DELAY_BITS)
@@ -187,14 +187,6 @@ def bad_numbers(batch: Batch, generation: int, packed: text.Packed | None = None
         for row, values, bits in inner:
             bad |= _no_numbers(row, values, bits) & {*both.tolist()}
     return np.array(sorted(bad), np.int64)
-
-
-def _names_inner(batch: Batch, packed: text.Packed | None) -> bool:
-    if packed is None:
-        last = len(batch) - 1
-        end = int(batch.start[last] + batch.column("total_size")[last]) if len(batch) else 0
-        return _INNER in batch.data[int(batch.start[0]) if end else 0:end].tobytes()
-    return _INNER in packed.data.tobytes()
 
 
 def _no_numbers(rows: Array, values: text.Texts, bits: int) -> set[int]:

@@ -1,17 +1,14 @@
 """One pass over a range of the log: frames, checksums, and what the records lead to.
 
 The range may be the whole log or a part of it that a thread or a worker takes; results are plain
-values which merge in order. Topics, tags and keys are worked on in blocks of tens of thousands
-of messages, gathered over several batches: the cost of a column operation is then spread over
-many of them. spec: commitlog.md §2, §5.4, §6.
+values which merge in order. spec: commitlog.md §2, §5.4, §6.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,9 +36,6 @@ UNREADABLE = "(unreadable)"
 """Stands for the field of a span that the system would not read."""
 _SEAL_NAME = props.CRC32.encode("ascii")
 _BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
-BLOCK = 1 << 15
-_COLUMNS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp", "total_size",
-            "properties_length")
 
 
 class LogPass:
@@ -54,7 +48,6 @@ class LogPass:
         self._progress = progress or (lambda _done: None)
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
-        self._gathered = Gatherer()
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
         self._started = False
 
@@ -90,17 +83,11 @@ class LogPass:
         self._keep_span(span)
 
     def finish(self, *, last: bool) -> RangeResult:
-        """Compares what is still gathered. ``last``: nothing of the log comes behind."""
+        """Compares what is still pending. ``last``: nothing of the log comes behind."""
         if not self._started:
             self._start(self.result.first)
-        self._flush_block()
         self._messages.finish(None if last else self.result.position)
         return self.result
-
-    def _flush_block(self) -> None:
-        block = self._gathered.take()
-        if block is not None:
-            self._messages.check(block)
 
     # -- one batch ----------------------------------------------------------------------------
 
@@ -127,7 +114,7 @@ class LogPass:
             result.bytes_damaged += int(size[~ok].sum())
         result.bytes_in_messages += int(size[ok].sum())
         result.messages += len(batch) - bad
-        properties = text.properties(batch).packed()
+        properties = text.Properties(batch)
         result.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
         # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok]
@@ -136,16 +123,13 @@ class LogPass:
             result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
         result.last_record_start = int(batch.offset[-1])
         result.last_record_end = result.last_record_start + int(size[-1])
-        # What the messages lead to is compared by blocks: the batch's data is gone after this.
         codes = self._topics.encode(text.topics(batch))
         self._count_fillers(batch, codes, ok)
         if bad:
             self._keep_bad(batch, codes, ok)
         if self._batch_topics:
             self._batches(batch, codes, ok)
-        self._gathered.add(batch, codes, ok, sealed, properties)
-        if self._gathered.count >= BLOCK:
-            self._flush_block()
+        self._messages.check(Part(batch, properties, codes, ok, sealed))
 
     def _count_fillers(self, batch: Batch, codes: Array, ok: Array) -> None:
         rows = np.flatnonzero(fillers(batch) & ok)
@@ -218,8 +202,20 @@ class LogPass:
                 (record.physical_offset, record.total_size, base, count))
 
 
+class Part(NamedTuple):
+    """The messages of a batch: ``topic`` are numbers of their topics, ``ok`` is False where a
+    checksum failed, ``sealed`` says which have an appended CRC.
+    """
+
+    batch: Batch
+    properties: text.Properties
+    topic: Array
+    ok: Array
+    sealed: Array
+
+
 class MessageChecks:
-    """Takes blocks in log order and compares them with consumequeues and index."""
+    """Takes batches in log order and compares them with consumequeues and index."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: Wanted,
                  topics: text.Dictionary, result: RangeResult) -> None:
@@ -252,165 +248,104 @@ class MessageChecks:
             self.result.keys = self._keys.tally
             self._keys.entries.close()
 
-    def check(self, block: Block) -> None:
-        self._know_topics()
-        checked: Array = np.zeros(len(block), np.int64)
+    def check(self, part: Part) -> None:
+        for raw in self._topics.texts[len(self._plain):]:
+            self._plain.append(os.fsdecode(raw) not in self._batched)
+        checked: Array = np.zeros(len(part.batch), np.int64)
+        kind = part.batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         if self.wanted.queues:
-            self._queue_rows(block, checked)
+            self._queue_rows(part, kind, checked)
         if self._keys is not None:
-            self._index_keys(block, self._keys, checked)
+            self._index_keys(part, kind, self._keys, checked)
         elif self.wanted.index:
-            keyed = np.zeros(len(block), bool)
+            keyed = np.zeros(len(part.batch), bool)
             for name in (props.UNIQUE_KEY, props.KEYS):
-                keyed[block.properties.find(name)[0]] = True
+                keyed[part.properties.find(name)[0]] = True
             self.result.keyed += int(keyed.sum())
-        self._count_doubtful(block, checked)
+        self._count_doubtful(part, checked)
 
-    def _count_doubtful(self, block: Block, checked: Array) -> None:
+    def _count_doubtful(self, part: Part, checked: Array) -> None:
         """Adds the bytes of intact records that nothing in this store could have proved wrong.
 
         ``checked``: bytes of each record's properties that queue or index were held against.
         """
-        loose = block.ok & ~block.sealed
+        loose = part.ok & ~part.sealed
         count = int(loose.sum())
         if not count:
             return
-        total = unconfirmed_bytes(block.sys_flag[loose],
-                                  block.properties_length[loose] - checked[loose],
+        total = unconfirmed_bytes(part.batch.column("sys_flag")[loose],
+                                  part.batch.column("properties_length")[loose] - checked[loose],
                                   by_index=self._keys is not None)
         if not self.wanted.queues:
             lengths = np.array([len(raw) for raw in self._topics.texts], np.int64)
-            total += count * _BY_QUEUE + int(lengths[block.topic[loose]].sum())
+            total += count * _BY_QUEUE + int(lengths[part.topic[loose]].sum())
         self.result.bytes_unverifiable += total
-
-    def _know_topics(self) -> None:
-        for raw in self._topics.texts[len(self._plain):]:
-            self._plain.append(os.fsdecode(raw) not in self._batched)
 
     # -- consumequeue rows ----------------------------------------------------------------------
 
-    def _tag_codes(self, block: Block, checked: Array) -> Array:
-        codes, row, size = self._tags.codes(block.properties, block.topic, block.store_timestamp)
-        checked[row] += size
-        return codes
-
-    def _queue_rows(self, block: Block, checked: Array) -> None:
-        kind = block.sys_flag & sysflag.TRANSACTION_MASK
+    def _queue_rows(self, part: Part, kind: Array, checked: Array) -> None:
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         if self._batched:
-            rowed &= np.array(self._plain, bool)[block.topic]
-        numbers = self._numbers.encode(block.topic, block.queue_id)
-        rows = Rows(numbers, block.queue_offset, block.offset, block.total_size,
-                    self._tag_codes(block, checked), ~block.ok, block.store_timestamp)
+            rowed &= np.array(self._plain, bool)[part.topic]
+        batch, when = part.batch, part.batch.column("store_timestamp")
+        tags, tagged, size = self._tags.codes(part.properties, part.topic, when)
+        checked[tagged] += size
+        rows = Rows(self._numbers.encode(part.topic, batch.column("queue_id")),
+                    batch.column("queue_offset"), batch.offset, batch.column("total_size"),
+                    tags, ~part.ok, when)
         self._rows.add(rows if rowed.all() else rows.take(rowed))
-        self._dispatched(block, rows, rowed & block.ok)
+        # Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
+        which = rowed & part.ok
+        self._add_further(part, rows, dispatched_rows(part.properties, which))
+        if self.store.generation >= 5:
+            self._add_further(part, rows, skipped_rows(part.properties, which), skipped=True)
 
-    def _dispatched(self, block: Block, rows: Rows, which: Array) -> None:
-        """Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
+    def _add_further(self, part: Part, rows: Rows, further: tuple[Array, text.Texts, Array], *,
+                     skipped: bool = False) -> None:
+        """Further rows, of which some need not be there.
 
         A 5.x broker gives queue offsets to messages of some topics that it does not dispatch then
         (apache/rocketmq#8693); an older one, which may have written the store before, does. And
         where the store is that of a broker which may write none at all, none is missing. A list
-        that is too short for the broker gives none either.
+        that is too short for the broker (``skipped``) gives none either.
         """
-        optional = self.store.light_queues.rows_optional
-        newer = self.store.generation >= 5
-        free = np.array([optional or (newer and topic.startswith(NOT_DISPATCHED))
-                         for topic in self._topics.texts], bool)[block.topic]
-        self._add_further(block, rows, dispatched_rows(block.properties, which), free)
-        if newer:
-            free = np.ones_like(free)
-            self._add_further(block, rows, skipped_rows(block.properties, which), free)
-
-    def _add_further(self, block: Block, rows: Rows, further: tuple[Array, text.Texts, Array],
-                     free: Array) -> None:
-        """``free``: records whose further rows need not be there (bool)."""
         message, names, offsets = further
         if not len(message):
             return
         light = self.store.light_queues
+        topics = self._topics.texts
+        newer = self.store.generation >= 5
         picked: list[tuple[int, int, int]] = []
+        free: list[bool] = []
         name = self._further.encode(names)
-        queue_ids = light.ids(self._further.texts, name, block.queue_id[message], offsets,
-                              block.offset[message], self.store.leads)
+        queue_ids = light.ids(self._further.texts, name, part.batch.column("queue_id")[message],
+                              offsets, rows.physical[message], self.store.leads)
         for row, raw, offset, queue_id in zip(message.tolist(), names.tolist(), offsets.tolist(),
                                               queue_ids.tolist(), strict=True):
             queue = os.fsdecode(raw)
             if is_queue_name(queue):
                 picked.append((row, self._rows.number((queue, queue_id)), offset))
-                if free[row]:
+                free.append(skipped or light.rows_optional or (
+                    newer and topics[part.topic[row]].startswith(NOT_DISPATCHED)))
+                if free[-1]:
                     self._rows.skip(picked[-1][1], offset)
         if picked:
             columns = np.array(picked, np.int64)
             more = rows.take(columns[:, 0])
-            more.damaged = more.damaged | free[columns[:, 0]]
+            more.damaged = more.damaged | np.array(free, bool)
             more.queue, more.offset = columns[:, 1], columns[:, 2]
             self._rows.add(more)
 
     # -- index keys -----------------------------------------------------------------------------
 
-    def _index_keys(self, block: Block, check: KeyCheck, checked: Array) -> None:
-        keys = self._index.keys(block.properties, block.topic)
-        checked += np.bincount(keys.row, keys.size, len(block)).astype(np.int64)
+    def _index_keys(self, part: Part, kind: Array, check: KeyCheck, checked: Array) -> None:
+        keys = self._index.keys(part.properties, part.topic)
+        checked += np.bincount(keys.row, keys.size, len(part.batch)).astype(np.int64)
         row, hashes = keys.row, keys.key_hash
-        rollback = block.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK
+        rollback = kind == sysflag.TRANSACTION_ROLLBACK
         if rollback.any():
             indexed = ~rollback[row]
             row, hashes = row[indexed], hashes[indexed]
-        end = int(block.offset[-1] + block.total_size[-1])
-        check.compare(block.offset[row], hashes, block.store_timestamp[row], end)
-
-
-@dataclass(slots=True)
-class Block:
-    """Columns (int64) of messages in log order; ``ok`` is False where a checksum failed."""
-
-    offset: Array
-    topic: Array
-    ok: Array
-    sealed: Array
-    queue_id: Array
-    queue_offset: Array
-    sys_flag: Array
-    store_timestamp: Array
-    total_size: Array
-    properties_length: Array
-    packed_properties: text.Packed
-    _properties: text.Properties | None = None
-
-    @property
-    def properties(self) -> text.Properties:
-        """The properties, cut into segments when first asked for."""
-        if self._properties is None:
-            self._properties = text.Properties(self.packed_properties)
-        return self._properties
-
-    def __len__(self) -> int:
-        return len(self.offset)
-
-
-class Gatherer:
-    """Collects batches until a block is full."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[Array, ...]] = []
-        self._packed: list[text.Packed] = []
-        self.count = 0
-
-    def add(self, batch: Batch, topic: Array, ok: Array, sealed: Array,
-            properties: text.Packed) -> None:
-        """Copies what a block needs of a batch whose data is about to go."""
-        self._parts.append((batch.offset, topic, ok, sealed,
-                            *(batch.column(name) for name in _COLUMNS)))
-        self._packed.append(properties)
-        self.count += len(batch)
-
-    def take(self) -> Block | None:
-        """The gathered block, None if there is nothing."""
-        if not self._parts:
-            return None
-        columns: list[Any] = [part[0] if len(part) == 1 else np.concatenate(part)
-                              for part in zip(*self._parts, strict=True)]
-        columns_of_block: Any = (*columns, text.joined(self._packed))
-        self._parts, self._packed, self.count = [], [], 0
-        return Block(*columns_of_block)
+        offset = part.batch.offset
+        check.compare(offset[row], hashes, part.batch.column("store_timestamp")[row],
+                      int(offset[-1] + part.batch.column("total_size")[-1]))
