@@ -32,7 +32,7 @@ from rmqctl.engine.opening import (
     sizes_of,
 )
 from rmqctl.engine.put import admission
-from rmqctl.engine.put.cursor import Backlog, RecordRun
+from rmqctl.engine.put.cursor import Backlog
 from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message, PutPath
 from rmqctl.engine.small_files import CheckpointFile
@@ -69,7 +69,8 @@ class Engine(Closing):
         self._running = self._failed = self._closed = False
         self._group: GroupCommit | None = None
         self._service: FlushService | None = None
-        self._backlog = Backlog(self._dispatch)
+        self._backlog = Backlog(lambda run: self._dispatcher.dispatch(
+            run.data, run.base, run.bit_maps))
         self._next_checkpoint = math.inf
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
@@ -256,9 +257,6 @@ class Engine(Closing):
     def _plan_checkpoint(self) -> None:
         self._next_checkpoint = (time.monotonic()
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
-
-    def _dispatch(self, run: RecordRun) -> None:
-        self._dispatcher.dispatch(run.data, run.base, run.bit_maps, run.starts)
 
     def reput(self) -> None:
         """Dispatches everything appended so far to consumequeues and index, for all to see."""

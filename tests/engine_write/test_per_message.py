@@ -61,7 +61,7 @@ def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bo
     singles = SingleMessages(config, Encoder(config), cursor, table, lambda topic: topic == "batch",
                       lambda: 1_700_000_000_000, Rewriter(config))
     if not fast:
-        singles._columns = lambda messages: None
+        singles._columns = lambda messages, kernel: None
     results = []
     for messages in groups:
         cursor.start()

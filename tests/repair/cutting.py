@@ -38,7 +38,7 @@ def dispatched(made: Path, store: Path, kind: str, settings: Settings, to: int) 
         count = sum(base + start < to for start in starts)
         if count:
             end = starts[count] if count < len(starts) else len(data)
-            writer.dispatch(data[:end], base, maps, starts[:count])
+            writer.dispatch(data[:end], base, maps)
     writer.flush()
     writer.close()
 

@@ -24,7 +24,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
-from rmqctl.scan.frames import Array, examine, records_from
+from rmqctl.scan.frames import Array, records_from
 
 BitMaps = Mapping[int, bytes | None]
 """Physical offset -> filter bit map of the message there."""
@@ -144,25 +144,17 @@ class Dispatcher:
     # -- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self, data: bytes | bytearray | memoryview, base: int,
-                 bit_maps: BitMaps | None = None,
-                 starts: Sequence[int] | Array | None = None) -> None:
+                 bit_maps: BitMaps | None = None) -> None:
         """Writes what follows from whole, valid records that lie one behind the other in ``data``.
 
         ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
-        ``starts`` are the positions of the records in ``data``, if the caller knows them (that
-        spares a walk). InternalError when ``data`` holds anything else than records.
+        InternalError when ``data`` holds anything else than records.
         """
         if not len(data):
             return
         raw = np.frombuffer(data, np.uint8)
-        if starts is None:
-            batch = records_from(raw, base, 0, len(raw))
-        else:
-            batch, ok = examine(raw, base, np.asarray(starts, np.int64))
-            batch = batch if ok.all() else batch.select(ok)
-        start, end = batch.start, batch.start + batch.column("total_size")
-        if not (len(start) and start[0] == 0 and end[-1] == len(data)
-                and (end[:-1] == start[1:]).all()):
+        batch = records_from(raw, base, 0, len(raw))
+        if not len(batch) or batch.start[-1] + batch.column("total_size")[-1] != len(data):
             raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
                                 "records")
         self.apply(self._deriver.derive(batch), bit_maps)

@@ -1,8 +1,8 @@
 """Messages of a group by column, and the records of many of them at once.
 
 What messages of one queue, one set of system flags and one pair of hosts share is their *lane*; it
-is worked out once. The compiled kernel writes the records of a stretch in one loop; without it each
-is packed as Python does it. Both give the same bytes.
+is worked out once. The compiled kernel writes the records of a stretch in one loop: without it
+`rmqctl.engine.put.per_message` puts each by itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from rmqctl.broker.settings import Host
 from rmqctl.engine.put.admission import INT, MAX_PROPERTIES
 from rmqctl.engine.put.encoder import raw_text
 from rmqctl.engine.put.message import Outgoing, OutgoingList
-from rmqctl.formats.local.message import CRC_MASK, PROPERTIES_LENGTH_SIZE
-from rmqctl.kernel import active
+from rmqctl.formats.local.message import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.frames import Array
 
 MOST_LANES = 8192
@@ -31,11 +29,10 @@ MOST_LANES = 8192
 NONE = -1
 """The number of no lane."""
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, as the kernel has them
-LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
-"""The bytes of each length of properties."""
 
 _REQUESTS = (b"DEL", b"INNER_")
-"""What stands in DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS and in INNER_*."""
+"""A word of these begins all requests to a broker: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*.
+"""
 
 QueueKey = tuple[str, int]
 LaneKey = tuple[str, int, int, Host | None, Host | None]
@@ -143,12 +140,12 @@ class Columns:
     TypeError, ValueError, OverflowError or AttributeError where a message holds what no field can.
     """
 
-    def __init__(self, messages: Sequence[Outgoing], lanes: Lanes,
+    def __init__(self, messages: Sequence[Outgoing], kernel: ModuleType, lanes: Lanes,
                  concerns: Callable[[Outgoing], bool], body_limit: int,
                  record_limit: int) -> None:
         if lanes.is_full:
             lanes.clear()
-        self.lanes = lanes
+        self.lanes, self._kernel = lanes, kernel
         (topics, bodies, texts, queues, flags, sys_flags, born, born_hosts, stored, store_hosts,
          again, prepared, _) = OutgoingList.of(messages).columns
         # Lanes.
@@ -162,7 +159,7 @@ class Columns:
             self._texts = _Slices(texts, together.encode())
         else:
             self._texts = _Slices(_encoded(texts, ordinary))
-        if _may_concern(self._texts.data):
+        if any(kernel.holds(self._texts.data, word) for word in _REQUESTS):
             ordinary &= [not concerns(message) for message in messages]
         # Numbers; most of them are 0 everywhere.
         self._numbers: Array = np.zeros((5, len(messages)), np.int64)
@@ -225,7 +222,7 @@ class Columns:
         return used
 
     def records(self, part: slice, physical: int,
-                offsets: dict[QueueKey, int]) -> tuple[bytes | memoryview, list[int]]:
+                offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
         """(records of a part from a physical offset on, their queue offsets).
 
         ``offsets`` are the next of each queue, 0 where it is not there; they are counted up.
@@ -237,50 +234,16 @@ class Columns:
         for queue, key in used.items():
             following[queue] = offsets.get(key, 0)
         given: Array = np.empty(part.stop - part.start, np.int64)
-        kernel = active()
-        data = (self._packed(part, physical, following, given) if kernel is None else
-                self._written(kernel, part, physical, following, given))
-        for queue, key in used.items():
-            offsets[key] = int(following[queue])
-        return data, given.tolist()
-
-    def _written(self, kernel: ModuleType, part: slice, physical: int, following: Array,
-                 given: Array) -> memoryview:
-        """The records, by the kernel."""
-        lanes, bodies, texts = self.lanes.arrays, self._bodies, self._texts
+        arrays, bodies, texts = lanes.arrays, self._bodies, self._texts
         out: Array = np.empty(int(self.size[part].sum()), np.uint8)
-        kernel.encode(
-            out, physical, self._row[part], lanes.template, lanes.head, lanes.topic, lanes.queue,
-            following, self._numbers[:, part],
+        self._kernel.encode(
+            out, physical, self._row[part], arrays.template, arrays.head, arrays.topic,
+            arrays.queue, following, self._numbers[:, part],
             bodies.data, bodies.start[part], bodies.size[part],
             texts.data, texts.start[part], texts.size[part], given)
-        return out.data
-
-    def _packed(self, part: slice, physical: int, following: Array, given: Array) -> bytes:
-        """The records, by Python."""
-        lanes = self.lanes
-        parts: list[bytes] = []
-        for row, (lane, size, body, text, flag, born, stored, again, prepared) in enumerate(zip(
-                self.lane[part], self.size[part].tolist(), self._bodies.tolist(part),
-                self._texts.tolist(part), *self._numbers[:, part].tolist(), strict=True)):
-            kind, queue = lanes.kinds[lane], lanes.queues[lane]
-            given[row] = offset = int(following[queue])
-            following[queue] = offset + 1
-            parts += (
-                kind.pack(size, kind.magic, crc32(body) & CRC_MASK, lanes.keys[lane][1], flag,
-                          offset, physical, kind.sys_flag, born, *kind.born_host, stored,
-                          *kind.store_host, again, prepared, len(body)),
-                body, kind.topic, LENGTHS[len(text)], text)
-            physical += size
-        return b"".join(parts)
-
-
-def _may_concern(texts: bytes) -> bool:
-    """Whether properties hold a word that all requests to a broker begin with."""
-    kernel = active()
-    if kernel is None:
-        return any(word in texts for word in _REQUESTS)
-    return any(kernel.holds(texts, word) for word in _REQUESTS)
+        for queue, key in used.items():
+            offsets[key] = int(following[queue])
+        return out.data, given.tolist()
 
 
 class _Slices:
@@ -296,11 +259,6 @@ class _Slices:
         self.start = end - self.size
         if len(end) and end[-1] != len(self.data):
             raise TypeError("a body is bytes")
-
-    def tolist(self, part: slice) -> list[bytes]:
-        data, start = self.data, self.start[part]
-        return [data[first:end] for first, end in zip(
-            start.tolist(), (start + self.size[part]).tolist(), strict=True)]
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:

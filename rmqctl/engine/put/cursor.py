@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from rmqctl.formats.local.message import BLANK_SIZE
-from rmqctl.scan.frames import Array
 
 DISPATCH_BYTES = 1 << 20
 """Bytes of records that are dispatched together: each round has a cost of its own."""
@@ -54,8 +51,6 @@ class RecordRun:
 
     base: int
     data: bytes | memoryview
-    starts: Array
-    """Where in ``data`` each record starts (int64)."""
     bit_maps: dict[int, bytes | None] = field(default_factory=dict)
 
 
@@ -68,8 +63,6 @@ class Cursor:
 
     __slots__ = (
         "_begin",
-        "_pieces",
-        "_starts",
         "base",
         "bit_maps",
         "end",
@@ -86,8 +79,6 @@ class Cursor:
         self.last_timestamp = 0
         """Store time (ms) of the last record."""
         self.parts: list[bytes | memoryview] = []
-        self._starts: list[int] = []
-        self._pieces: list[Array] = []
         self.bit_maps: dict[int, bytes | None] = {}
         self.runs: list[RecordRun] = []
 
@@ -96,7 +87,6 @@ class Cursor:
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
         self.parts, self.bit_maps, self.runs = [], {}, []
-        self._starts, self._pieces = [], []
 
     @property
     def is_new(self) -> bool:
@@ -114,23 +104,10 @@ class Cursor:
         if size + BLANK_SIZE > self.end - self.position:
             self.roll()
 
-    def add(self, record: bytes) -> None:
-        """A finished record for ``position``."""
-        self._starts.append(self.position - self.base)
-        self.parts.append(record)
-        self.position += len(record)
-
-    def extend(self, records: bytes | memoryview, starts: Array) -> None:
-        """Finished records for ``position`` on; ``starts`` says where in them each begins."""
-        self._gather_starts()
-        self._pieces.append(starts + (self.position - self.base))
+    def add(self, records: bytes | memoryview) -> None:
+        """Finished records, or one, for ``position`` on."""
         self.parts.append(records)
         self.position += len(records)
-
-    def _gather_starts(self) -> None:
-        if self._starts:
-            self._pieces.append(np.array(self._starts, np.int64))
-            self._starts = []
 
     def roll(self) -> None:
         """Closes the current file, if there is one, and goes on in the next."""
@@ -151,9 +128,8 @@ class Cursor:
         self._begin()
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.log.append([data])
-        self._gather_starts()
-        self.runs.append(RecordRun(self.base, data, np.concatenate(self._pieces), self.bit_maps))
-        self.parts, self._pieces, self.bit_maps = [], [], {}
+        self.runs.append(RecordRun(self.base, data, self.bit_maps))
+        self.parts, self.bit_maps = [], {}
         self.base = self.position
 
 
@@ -199,6 +175,4 @@ def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
         maps: dict[int, bytes | None] = {}
         for run in neighbours:
             maps |= run.bit_maps
-        yield RecordRun(
-            first.base, b"".join([run.data for run in neighbours]),
-            np.concatenate([run.starts + (run.base - first.base) for run in neighbours]), maps)
+        yield RecordRun(first.base, b"".join([run.data for run in neighbours]), maps)

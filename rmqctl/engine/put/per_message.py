@@ -1,9 +1,9 @@
 """Single messages become records: admission, rewriting, encoding, the queue's counter.
 
-`SingleMessages.put_all` takes the ordinary ones by column (`columns`): what has been seen to be
-right before, with numbers and texts that can only be right, needs no further look.
-`SingleMessages.put` is the whole way, for everything else. A message that the one takes leads to
-the same bytes as by the other; a test holds this.
+Where the compiled kernel is there, `SingleMessages.put_all` takes the ordinary ones by column
+(`columns`): what has been seen to be right before, with numbers and texts that can only be right,
+needs no further look. `SingleMessages.put` is the whole way, for everything else. A message that
+the one takes leads to the same bytes as by the other; a test holds this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import index
+from types import ModuleType
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -18,7 +19,7 @@ from isal.isal_zlib import crc32
 from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.admission import MAX_PROPERTIES
-from rmqctl.engine.put.columns import LENGTHS, Columns, Kind, LaneKey, Lanes
+from rmqctl.engine.put.columns import Columns, Kind, LaneKey, Lanes
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder, host_flags
 from rmqctl.engine.put.message import (
@@ -34,9 +35,11 @@ from rmqctl.formats.local.message import (
     BLANK_SIZE,
     CRC_MASK,
     HOST_BITS,
+    PROPERTIES_LENGTH_SIZE,
     variant,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.kernel import active
 
 TopicQueueTable = dict[tuple[str, int], int]
 """The next queue offset of each (topic, queue id)."""
@@ -46,6 +49,8 @@ _KNOWN = 8192
 _FEW = 16
 """Messages that are put one by one: to look at them by column would take longer."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
+_LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
+"""The bytes of each length of properties."""
 
 KindKey = tuple[str, int, Host | None, Host | None]
 
@@ -73,7 +78,9 @@ class SingleMessages:
 
         With ``stop`` the first refused message ends it, and its result is the last.
         """
-        columns = self._columns(messages) if len(messages) >= _FEW else None
+        kernel = active()
+        columns = None if kernel is None or len(messages) < _FEW else (
+            self._columns(messages, kernel))
         number = 0
         while number < len(messages):
             if columns is not None:
@@ -86,10 +93,10 @@ class SingleMessages:
             if stop and result.physical_offset is None:
                 break
 
-    def _columns(self, messages: Sequence[Outgoing]) -> Columns | None:
+    def _columns(self, messages: Sequence[Outgoing], kernel: ModuleType) -> Columns | None:
         """The messages by column; None where one holds what no field can."""
         try:
-            return Columns(messages, self._lanes, self._rules.concerns, self._body_limit,
+            return Columns(messages, kernel, self._lanes, self._rules.concerns, self._body_limit,
                            self._record_limit)
         except _STRANGE:
             return None
@@ -115,9 +122,8 @@ class SingleMessages:
         # The records, and what became of each message.
         data, offsets = columns.records(part, cursor.position, self._table)
         sizes = columns.size[part]
-        starts, times = ends[:count] - sizes, stored.tolist()
-        places = (starts + cursor.position).tolist()
-        cursor.extend(data, starts)
+        places, times = (ends[:count] - sizes + cursor.position).tolist(), stored.tolist()
+        cursor.add(data)
         cursor.last_timestamp = times[-1]
         results += map(PutResult, repeat(PUT_OK), places, sizes.tolist(), offsets, repeat(1), times,
                        columns.store_hosts(part))
@@ -168,7 +174,7 @@ class SingleMessages:
                       queue_offset, physical, kind.sys_flag, now if born is None else born,
                       *kind.born_host, now, *store_host,
                       message.reconsume_times, message.prepared_transaction_offset, len(body)),
-            body, kind.topic, LENGTHS[properties_size], raw))
+            body, kind.topic, _LENGTHS[properties_size], raw))
         if self._with_maps:
             cursor.bit_maps[physical] = message.filter_bit_map
         cursor.add(append_crc.seal(record + bytes(self._reserved)) if self._reserved else record)
