@@ -51,11 +51,8 @@ def plain_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("spec", REGISTRY, ids=TITLES)
-def test_a_module_says_the_same_as_the_registry(spec):
-    module = import_module(spec.module)
-    assert module.NAME == spec.name
-    assert module.EFFECT == spec.effect
-    assert module.command.__doc__
+def test_every_command_says_what_it_is_for(spec):
+    assert import_module(spec.module).command.__doc__
 
 
 @pytest.mark.parametrize("spec", REGISTRY, ids=TITLES)

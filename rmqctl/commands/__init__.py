@@ -1,8 +1,7 @@
 """The commands: a static list of names and one-line helps, and one module per command.
 
 ``rmqctl --help`` is answered from this list alone. A command's module is imported when the
-command is run, or asked for its own help. Each module holds ``NAME``, ``EFFECT`` and a typer
-function ``command``; a test compares the first two with this list.
+command is run, or asked for its own help. Each module holds a typer function ``command``.
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
 from rmqctl.commands.shared.options import Out
 
-NAME = ("commands",)
-EFFECT = "read-only"
-
 _COLUMNS = ("name", "effect", "section", "help", "arguments", "options")
 
 

@@ -3,7 +3,7 @@
 A record proves itself by its magic, by lengths that add up, and above all by its physical
 offset, which must equal its place; and it chains to something provable, or its body matches its
 CRC. Who sends a message can put all that into its body. So behind damage this makes a candidate,
-no more: `rmqctl.scan.extents` decides what is a record of the log.
+no more: `rmqctl.scan.damage.extents` decides what is a record of the log.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
-from rmqctl.scan.damage import classify
+from rmqctl.scan.damage.classify import classify
 from rmqctl.scan.frames import Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import Source, Witness

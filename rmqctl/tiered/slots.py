@@ -24,8 +24,8 @@ from itertools import pairwise
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
-from rmqctl.scan.alone import LONGEST_TAIL
-from rmqctl.scan.chains import MOST_NAMED, ends_record
+from rmqctl.scan.damage.alone import LONGEST_TAIL
+from rmqctl.scan.damage.chains import MOST_NAMED, ends_record
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.flat_file import FlatFile, QueueName

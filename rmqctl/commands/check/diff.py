@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
 
-NAME = ("diff",)
-EFFECT = "read-only"
-
 _TOPICS = 3
 _BRIEF = ("kind", "where", "queue", "fields", "detail")
 _STYLES = {"different": "warn", "queue": "warn", "config": "dim"}

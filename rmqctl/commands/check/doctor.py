@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from rmqctl.checks.doctor import Diagnosis
     from rmqctl.output import Human
 
-NAME = ("doctor",)
-EFFECT = "read-only"
-
 _KINDS = 8
 
 

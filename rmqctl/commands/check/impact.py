@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
     from rmqctl.output import Output
 
-NAME = ("impact",)
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Human
 
-NAME = ("preflight",)
-EFFECT = "read-only"
-
 _TOPICS = 5
 _NAMED = 3
 

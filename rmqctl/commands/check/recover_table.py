@@ -10,9 +10,6 @@ from rmqctl.commands.shared.messages import Faults
 from rmqctl.commands.shared.options import Jobs, Out, StoreQueues, worker_count
 from rmqctl.commands.shared.store_warnings import warn_of_log
 
-NAME = ("recover", "table")
-EFFECT = "read-only"
-
 
 def command(
     *,

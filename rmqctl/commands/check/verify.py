@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
     from rmqctl.checks.verify.verify import Coverage
 
-NAME = ("verify",)
-EFFECT = "read-only"
 
 def command(
     *,

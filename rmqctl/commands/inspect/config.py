@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from rmqctl.output.cells import Render
     from rmqctl.store.config.config import ConfigFile
 
-NAME = ("config",)
-EFFECT = "read-only"
-
 Section = Literal[
     "topics", "groups", "offsets", "delay", "filters", "orders", "mappings", "modes", "metrics",
     "timer", "tiered", "other",

@@ -13,9 +13,6 @@ from rmqctl.errors import ExitCode
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import parse_offset
 
-NAME = ("dump",)
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from rmqctl.pipeline.export.result import Result
     from rmqctl.pipeline.export.spec import Export
 
-NAME = ("export",)
-EFFECT = "writes-new"
-
 _STREAM = "-"
 _PACKAGES = {"avro": "fastavro", "xlsx": "xlsxwriter"}
 _FORMATS = {"jsonl": "json"} | {name: name for name in ("parquet", "csv", "avro", "arrow", "xlsx")}

@@ -19,9 +19,6 @@ from rmqctl.output.units import (
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-NAME = ("info",)
-EFFECT = "read-only"
-
 _MOST_TOPICS = 20
 _MOST_QUEUES = 8
 _MOST_TROUBLES = 10

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.store.config.offsets import Lag
 
-NAME = ("offsets",)
-EFFECT = "read-only"
-
 _NARROW = ("group", "topic", "queue_id", "max_offset", "consumer_offset", "diff", "note")
 _WIDE_COLUMNS = 130
 

@@ -11,9 +11,6 @@ from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
 from rmqctl.errors import UsageError
 
-NAME = ("read",)
-EFFECT = "read-only"
-
 
 def command(
     *,

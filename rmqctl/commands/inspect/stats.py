@@ -13,9 +13,6 @@ from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.commands.shared.spark_options import SparkOptions
 from rmqctl.commands.shared.stats import By, Figures, Source, StatsOptions, count, show
 
-NAME = ("stats",)
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.store.projection import Projection
     from rmqctl.store.query.conditions import Condition
 
-NAME = ("tail",)
-EFFECT = "read-only"
 _PAGE = 256
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.pipeline.export.result import Result
     from rmqctl.pipeline.export.spec import Export
 
-NAME = ("pipeline", "export")
-EFFECT = "writes-new"
 
 
 def command(

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store.log.ranges import Pool
 
-NAME = ("pipeline", "rebuild")
-EFFECT = "mutates"
-
 _STRUCTURES = ("consumequeue", "index")
 _SCRATCH = "pipeline-rebuild"
 

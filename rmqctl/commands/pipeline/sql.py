@@ -19,9 +19,6 @@ from rmqctl.output.units import count_text, size_text
 if TYPE_CHECKING:
     from rmqctl.output import Output
 
-NAME = ("pipeline", "sql")
-EFFECT = "writes-new"
-
 
 def command(
     *,

@@ -18,9 +18,6 @@ from rmqctl.output.units import count_text, size_text
 if TYPE_CHECKING:
     from rmqctl.output import Output
 
-NAME = ("pipeline", "stats")
-EFFECT = "read-only"
-
 
 def command(
     *,

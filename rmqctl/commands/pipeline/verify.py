@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.pipeline.verify import Judged
 
-NAME = ("pipeline", "verify")
-EFFECT = "read-only"
-
 
 def command(
     *,

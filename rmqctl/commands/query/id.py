@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.problems import Report
 
-NAME = ("query", "id")
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.query.lookup import KeyAnswer
 
-NAME = ("query", "key")
-EFFECT = "read-only"
-
 
 def command(
     *,

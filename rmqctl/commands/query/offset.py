@@ -11,9 +11,6 @@ from rmqctl.commands.shared.messages import Faults, not_found, show_records
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.parse_values import parse_offset
 
-NAME = ("query", "offset")
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -9,9 +9,6 @@ from rmqctl.commands.shared.options import Out, StoreQueues, View
 from rmqctl.commands.shared.time_options import StoreTimeQuery, time_document, time_in_words
 from rmqctl.errors import UsageError
 
-NAME = ("query", "time")
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.carve.store import StoreMaker
     from rmqctl.store.projection import Projection
 
-NAME = ("carve",)
-EFFECT = "writes-new"
-
 _WHERE_FROM = ("source", "source_offset", "placement")
 _DUPLICATE = "duplicate"
 _SKIPPED = 5

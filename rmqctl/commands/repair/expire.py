@@ -16,9 +16,6 @@ from rmqctl.parse_values import now_ms, parse_duration, parse_size, show_times_i
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
-NAME = ("expire",)
-EFFECT = "mutates"
-
 
 def command(
     *,

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.offsets import Reset
     from rmqctl.repair.scratch import Scratch
 
-NAME = ("offsets", "reset")
-EFFECT = "mutates"
-
 
 def command(
     *,

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
     from rmqctl.repair.sources.records import Unused
 
-NAME = ("recover",)
-EFFECT = "mutates"
-
 _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table", "config")
 
 

@@ -17,9 +17,6 @@ from rmqctl.parse_values import parse_offset, show_times_in
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
-NAME = ("truncate",)
-EFFECT = "mutates"
-
 _TOPICS = 5
 
 

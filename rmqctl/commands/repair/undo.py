@@ -16,9 +16,6 @@ from rmqctl.parse_values import show_times_in
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
-NAME = ("undo",)
-EFFECT = "mutates"
-
 _SHOWN = 20
 
 

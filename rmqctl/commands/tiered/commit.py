@@ -13,9 +13,6 @@ from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
 from rmqctl.parse_values import now_ms
 
-NAME = ("tiered", "commit")
-EFFECT = "mutates"
-
 _COLUMNS = ("broker", "topic", "queue_id", "units_added", "bytes_cut", "entries_changed", "status",
             "reason")
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.tiered.index.compaction import Compacted, CompactRequest, Uploaded
 
-NAME = ("tiered", "compact")
-EFFECT = "mutates"
-
 _COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "segment",
             "chains_sound", "kept")
 _BRIEF = _COLUMNS[1:6]

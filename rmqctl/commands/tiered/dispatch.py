@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.tiered.dispatch.plan import Start
     from rmqctl.tiered.dispatch.request import Request, Result
 
-NAME = ("tiered", "dispatch")
-EFFECT = "mutates"
-
 _BROKER = "The broker's configuration"
 _COLUMNS = ("topic", "queue_id", "from", "to", "messages", "bytes", "completed", "status", "reason")
 

@@ -11,9 +11,6 @@ from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
 from rmqctl.commands.shared.tiered_options import TieredConf, TieredIndexSlots
 from rmqctl.parse_values import parse_offset
 
-NAME = ("tiered", "dump")
-EFFECT = "read-only"
-
 Type = Literal["commit-log", "consume-queue", "index", "metadata"]
 
 

@@ -18,9 +18,6 @@ from rmqctl.parse_values import now_ms, parse_duration, parse_time, show_times_i
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
-NAME = ("tiered", "expire")
-EFFECT = "mutates"
-
 
 def command(
     *,

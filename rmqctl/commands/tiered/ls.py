@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rmqctl.output.human import Human
     from rmqctl.tiered.tier import Tier
 
-NAME = ("tiered", "ls")
-EFFECT = "read-only"
-
 _QUEUES = ("broker", "topic", "queue_id", "min_offset", "commit_offset", "commit_log", "segments",
            "bytes", "state")
 _SEGMENTS = ("broker", "topic", "queue_id", "type", "base_offset", "size", "in_metadata",

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.tiered.read.by_key import IndexFiles, KeyAnswer
 
-NAME = ("tiered", "query", "key")
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -16,9 +16,6 @@ from rmqctl.parse_values import parse_offset
 if TYPE_CHECKING:
     from rmqctl.tiered.as_broker.router import RoutedGet
 
-NAME = ("tiered", "query", "offset")
-EFFECT = "read-only"
-
 
 def command(
     *,

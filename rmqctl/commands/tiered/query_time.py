@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from rmqctl.tiered.as_broker.router import RoutedTime
     from rmqctl.tiered.tier import Tier
 
-NAME = ("tiered", "query", "time")
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.tiered.tier import Tier
 
-NAME = ("tiered", "read")
-EFFECT = "read-only"
-
 
 def command(
     *,

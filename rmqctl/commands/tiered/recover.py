@@ -16,9 +16,6 @@ from rmqctl.parse_values import parse_size, show_times_in
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
-NAME = ("tiered", "recover")
-EFFECT = "mutates"
-
 
 def command(
     *,

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.tiered.read.stats import Figures
 
-NAME = ("tiered", "stats")
-EFFECT = "read-only"
-
 By = Literal["topic", "queue", "broker", "tag", "key", "hour", "day", "minute", "store-host",
              "size", "flag", "transaction", "compression", "none"]
 

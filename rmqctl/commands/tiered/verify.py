@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
     from rmqctl.tiered.verify.context import Coverage
 
-NAME = ("tiered", "verify")
-EFFECT = "read-only"
-
 
 def command(
     *,

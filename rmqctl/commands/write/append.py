@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rmqctl.engine.input.lines import LineReader
     from rmqctl.output import Human
 
-NAME = ("append",)
-EFFECT = "mutates"
-
 _COLUMNS = ("line", "status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset",
             "msg_num", "store_timestamp", "reason")
 _NAMED = 20

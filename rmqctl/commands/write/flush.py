@@ -13,9 +13,6 @@ from rmqctl.parse_values import show_times_in
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-NAME = ("flush",)
-EFFECT = "mutates"
-
 
 def command(
     *,

@@ -15,9 +15,6 @@ from rmqctl.parse_values import parse_size
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-NAME = ("init",)
-EFFECT = "mutates"
-
 
 def command(
     *,

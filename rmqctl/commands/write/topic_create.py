@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from rmqctl.engine.config.topics import Change
     from rmqctl.output import Human, Output
 
-NAME = ("topic", "create")
-EFFECT = "mutates"
-
 _LETTERS = {"w": 2, "r": 4}
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rmqctl.engine.put.message import Outgoing
     from rmqctl.output import Human
 
-NAME = ("write",)
-EFFECT = "mutates"
 _TRANSACTIONS = {"prepared": 0x4, "commit": 0x8, "rollback": 0xC}
 
 

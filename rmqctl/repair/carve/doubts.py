@@ -1,9 +1,9 @@
 """Which records that carving finds in place may lie in the body of a damaged one.
 
 Where a log goes on behind bytes of which nothing tells what they were, there may have been a record
-with any body: `rmqctl.scan.extents` says from where on it cannot be. Only a log that was met before
-has such a place, or one that begins with its source: in an image nothing tells what lay before the
-first record of a log.
+with any body: `rmqctl.scan.damage.extents` says from where on it cannot be. Only a log that was met
+before has such a place, or one that begins with its source: in an image nothing tells what lay
+before the first record of a log.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
 from rmqctl.repair.carve.window import AsLog, Window
-from rmqctl.scan.extents import judge, take_in_pieces
+from rmqctl.scan.damage.extents import judge, take_in_pieces
+from rmqctl.scan.damage.slots import Trusted
 from rmqctl.scan.frames import Array
-from rmqctl.scan.slots import Trusted
 
 _MOST_KEPT = 8
 _MOST_PIECES = 16

@@ -7,8 +7,8 @@ where it lies: neighbours of one log share it. The scan goes along a log, which 
 of a log; elsewhere the next magic is searched for, and each candidate judged by itself.
 
 What lies inside of an intact record is its body and never looked at. Where a log goes on behind
-damage of which nothing tells how long it is, `rmqctl.scan.extents` says which records may lie in
-the body of a damaged one: they are doubtful.
+damage of which nothing tells how long it is, `rmqctl.scan.damage.extents` says which records may
+lie in the body of a damaged one: they are doubtful.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.repair.carve.doubts import Doubts
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
-from rmqctl.scan.extents import Known, claimed_end, judge, own_extent
+from rmqctl.scan.damage.extents import Known, claimed_end, judge, own_extent
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source, Witness

@@ -21,7 +21,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
 from rmqctl.repair.sources.opening import Source
-from rmqctl.scan.extents import key_hashes
+from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart

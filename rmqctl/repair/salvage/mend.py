@@ -52,7 +52,7 @@ from rmqctl.repair.salvage.records import (
 )
 from rmqctl.repair.salvage.survey import Region, Survey
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.extents import key_hashes
+from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source

@@ -8,7 +8,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds, layout
 from rmqctl.formats.fixed import TOO_SHORT
 from rmqctl.formats.local import append_crc, message
-from rmqctl.scan.extents import take_by_itself
+from rmqctl.scan.damage.extents import take_by_itself
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.resync import extent
 from rmqctl.scan.source import FileSource

@@ -11,11 +11,11 @@ or an entry of the index. So, from the strongest proof to none:
    where it would end: inside, a frame with a row or an index entry of its own is a record of the
    log, written over a torn one; every other is body.
 4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
-   that `rmqctl.scan.chains` proves. All others are left out; where their own queue does not deny
-   them either they are *doubtful*, and said to be. (In a file that belongs to no store the first
-   frame is taken that lies behind the end which the damaged record itself claims, or whose
+   that `rmqctl.scan.damage.chains` proves. All others are left out; where their own queue does not
+   deny them either they are *doubtful*, and said to be. (In a file that belongs to no store the
+   first frame is taken that lies behind the end which the damaged record itself claims, or whose
    followers reach over it: they were written over a torn record. Where it claims nothing that can
-   be, `rmqctl.scan.alone` decides.)
+   be, `rmqctl.scan.damage.alone` decides.)
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from rmqctl.formats.local.message import (
     is_magic,
     variant,
 )
-from rmqctl.scan.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
-from rmqctl.scan.chains import MOST_NAMED, follow, tails_of
-from rmqctl.scan.chains import closes as closes_store
+from rmqctl.scan.damage.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
+from rmqctl.scan.damage.chains import MOST_NAMED, follow, tails_of
+from rmqctl.scan.damage.chains import closes as closes_store
+from rmqctl.scan.damage.slots import Trusted
 from rmqctl.scan.frames import Array, Doubtful
 from rmqctl.scan.resync import (
     MAX_RECORD,
@@ -57,7 +58,6 @@ from rmqctl.scan.resync import (
     next_provable,
     provable,
 )
-from rmqctl.scan.slots import Trusted
 from rmqctl.scan.source import Source
 
 _WINDOW = 16 << 20
@@ -200,8 +200,9 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
 
 
 def take_by_itself(source: Source, *, is_dense: bool = True) -> None:
-    """From now on what `rmqctl.scan.alone` says counts for a whole file that belongs to no store:
-    what may lie in a damaged record is doubtful. Else it is a message, as ranges of a file need it.
+    """From now on what `rmqctl.scan.damage.alone` says counts for a whole file that belongs to no
+    store: what may lie in a damaged record is doubtful. Else it is a message, as ranges of a file
+    need it.
 
     It is walked from its start on. ``is_dense``: whether it has all messages of its queues.
     """

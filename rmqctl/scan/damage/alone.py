@@ -7,14 +7,14 @@ frames are O's body, O ends
 
 * before a run, in what lies between it and the one before: O's topic and properties, perhaps
   damaged too, and what else is lost there; or
-* with an odd frame of a run (`rmqctl.scan.chains`).
+* with an odd frame of a run (`rmqctl.scan.damage.chains`).
 
 Frames before such an end may be O's body, or those of others whose heads are gone, too; they are
 doubtful, unless the queue offsets before O and behind that end tell of more messages than could be
-lost between the frames (`rmqctl.scan.slots`). From the last end on that is left all are messages:
-there is no way for them to lie in a body. That needs an end to O: a run that leads to the end of
-the log, or more bytes than a record may have. Where the log ends in damage O may have been torn
-there; then nothing lies behind it that could tell, and the last run is as doubtful as all before
+lost between the frames (`rmqctl.scan.damage.slots`). From the last end on that is left all are
+messages: there is no way for them to lie in a body. That needs an end to O: a run that leads to
+the end of the log, or more bytes than a record may have. Where the log ends in damage O may have
+been torn there; then nothing lies behind it that could tell, and the last run is as doubtful as all before
 it.
 
 Each part of a source is gone through once, however much of it is damaged.
@@ -33,7 +33,8 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     variant,
 )
-from rmqctl.scan.chains import MOST_NAMED, ends_record, follow, note
+from rmqctl.scan.damage.chains import MOST_NAMED, ends_record, follow, note
+from rmqctl.scan.damage.slots import Slots, Trusted, records_in
 from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
     MAX_RECORD,
@@ -42,7 +43,6 @@ from rmqctl.scan.resync import (
     next_provable,
     used_windows,
 )
-from rmqctl.scan.slots import Slots, Trusted, records_in
 from rmqctl.scan.source import Source
 
 LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)

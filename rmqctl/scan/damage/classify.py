@@ -17,7 +17,7 @@ from rmqctl.formats.local.message import (
     decode,
     is_magic,
 )
-from rmqctl.scan.extents import closes, judge
+from rmqctl.scan.damage.extents import closes, judge
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
 from rmqctl.scan.resync import MAX_RECORD, used_windows
 from rmqctl.scan.source import Source
