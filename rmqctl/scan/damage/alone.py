@@ -12,10 +12,10 @@ frames are O's body, O ends
 Frames before such an end may be O's body, or those of others whose heads are gone, too; they are
 doubtful, unless the queue offsets before O and behind that end tell of more messages than could be
 lost between the frames (`rmqctl.scan.damage.slots`). From the last end on that is left all are
-messages: there is no way for them to lie in a body. That needs an end to O: a run that leads to
-the end of the log, or more bytes than a record may have. Where the log ends in damage O may have
-been torn there; then nothing lies behind it that could tell, and the last run is as doubtful as all before
-it.
+messages: there is no way for them to lie in a body. That needs an end to O: a run that leads to the
+end of the log, or more bytes than a record may have. Where the log ends in damage O may have been
+torn there; then nothing lies behind it that could tell, and the last run is as doubtful as all
+before it.
 
 Each part of a source is gone through once, however much of it is damaged.
 """
