@@ -380,10 +380,9 @@ def _stored(batch: Batch, name: str) -> Iterator[tuple[Any, Array]]:
     alike = len(bits) > 0 and bool((bits == bits[0]).all())
     for host_bits in [int(bits[0])] if alike else np.unique(bits).tolist():
         rows: Any = slice(None) if alike else np.flatnonzero(bits == host_bits)
-        fields = shape(host_bits, MAGIC_V1).dtype.fields
-        assert fields is not None
-        address_at = fields[name + _ADDRESS][1]
-        port, port_at = fields[name + _PORT][:2]
+        shaped = shape(host_bits, MAGIC_V1)
+        address_at = shaped.field(name + _ADDRESS)[1]
+        port, port_at = shaped.field(name + _PORT)
         yield rows, gather(batch.data, batch.start[rows] + address_at,
                            port_at + port.itemsize - address_at)
 

@@ -66,6 +66,12 @@ class Shape:
     fixed_size: int
     topic_length_size: int
 
+    def field(self, name: str) -> tuple[np.dtype[Any], int]:
+        """(type, offset) of a field of the fixed part. KeyError."""
+        fields = self.dtype.fields
+        assert fields is not None
+        return fields[name][:2]
+
 
 @cache
 def shape(host_bits: int, magic: int) -> Shape:
@@ -83,9 +89,7 @@ _HOST_WORD = np.dtype(">i4")
 @cache
 def _host_words(shaped: Shape) -> list[int]:
     """The offsets of the words of four bytes that a store host's address is made of."""
-    fields = shaped.dtype.fields
-    assert fields is not None
-    kind, offset = fields["store_host.address"][:2]
+    kind, offset = shaped.field("store_host.address")
     return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
 
 
@@ -172,8 +176,6 @@ class Batch:
         self.spans: list[Span] = []
         self._groups = groups
         self._columns = columns
-        self.heads: list[Array] | None = None
-        """The fixed parts by group, once somebody gathered them."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -194,26 +196,14 @@ class Batch:
         if known is not None:
             return known
         out: Array = np.empty(len(self.start), np.int64)
-        if self.heads is None and active() is not None:
-            for rows, shaped in self._groups:
-                fields = shaped.dtype.fields
-                assert fields is not None
-                found = _integers(self.data, self.start[rows], *fields[name][:2])
-                if len(found) == len(out):
-                    out = found
-                else:
-                    out[rows] = found
-        else:
-            for (rows, _), head in zip(self._groups, self._gathered(), strict=True):
-                out[rows] = head[name]
+        for rows, shaped in self._groups:
+            found = _integers(self.data, self.start[rows], *shaped.field(name))
+            if len(found) == len(out):
+                out = found
+            else:
+                out[rows] = found
         self._columns[name] = out
         return out
-
-    def _gathered(self) -> list[Array]:
-        if self.heads is None:
-            self.heads = [gather(self.data, self.start[rows], shaped.head_size).view(shaped.dtype)
-                           for rows, shaped in self._groups]
-        return self.heads
 
     def store_hosts(self) -> Array:
         """A number (int64) for each store host, the same for the same address and port; it is odd
@@ -236,11 +226,7 @@ class Batch:
         if kernel is None or name in self._columns:
             column = self.column(name)
             return int(column.min()), int(column.max())
-        reaches = []
-        for rows, shaped in self._groups:
-            fields = shaped.dtype.fields
-            assert fields is not None
-            reaches.append(self._reach(kernel, rows, *fields[name][:2]))
+        reaches = [self._reach(kernel, rows, *shaped.field(name)) for rows, shaped in self._groups]
         return min(least for least, _ in reaches), max(most for _, most in reaches)
 
     def _reach(self, kernel: Any, rows: Any, kind: np.dtype[Any], offset: int) -> tuple[int, int]:
@@ -357,75 +343,54 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
                        np.ascontiguousarray(start), table, proven.view(np.uint8))
         return _batch(data, 0 if isinstance(base, np.ndarray) else base, table), proven
 
-    # The heads of all candidates that lie inside the data, gathered in one step.
+    # What the heads alone tell, of all candidates that lie inside the data: a message's magic, the
+    # record's own place, a size that fits. A variant is numbered by its host bits (0x30) and, below
+    # them, by the place of its magic.
     count = len(start)
     ok: Array = np.zeros(count, bool)
     inside = int(np.searchsorted(start, len(data) - START_SIZE, "right")) if count else 0
     head = gather(data, start[:inside], START_SIZE).view(_START_DTYPE)
     total: Array = np.zeros(count, np.int64)
     total[:inside] = head["total_size"]
-
-    # What the heads alone tell: a message's magic, the record's own place, a size that fits. A
-    # variant is numbered by its host bits (0x30) and, below them, by the place of its magic.
-    magic = head["magic"]
     variant = head["sys_flag"] & HOST_BITS
-    good = magic == _MAGICS[0]
-    for number, newer in enumerate(_MAGICS[1:], 1):
-        is_newer = magic == newer
-        good |= is_newer
-        variant += number * is_newer
+    good: Array = np.zeros(inside, bool)
+    for number, magic in enumerate(_MAGICS):
+        has_magic = head["magic"] == magic
+        good |= has_magic
+        variant += number * has_magic
     bases = base[:inside] if isinstance(base, np.ndarray) else base
     good &= head["physical_offset"] == start[:inside] + bases
     good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
 
     # The rest variant by variant, since their fields lie at different places: nearly always all
     # rows are of one, and then a slice, not a gathered copy, takes them.
-    lengths = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
+    columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, Shape]] = []
-    heads: list[Array] = []
-    is_uniform = inside and (variant == variant[0]).all()
-    variants = [int(variant[0])] if is_uniform else np.unique(variant).tolist()
+    variants = np.unique(variant).tolist()
     for number in variants:
         shaped = shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS])
         everything = len(variants) == 1 and good.all()
         rows: Any = slice(0, inside) if everything else np.flatnonzero((variant == number) & good)
-        fixed = _heads(data, start[rows], shaped)
-        if fixed is not None:
-            ok[rows] = _lengths(data, start[rows], total[rows], fixed, shaped, lengths, rows)
-            heads.append(fixed)
+        ok[rows] = _lengths(data, start[rows], total[rows], shaped, columns, rows)
         groups.append((rows, shaped))
-
-    # The batch holds all candidates; the fixed parts go with it where every row has one.
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
-    columns = {"total_size": total, **lengths}
-    batch = Batch(data, 0 if isinstance(base, np.ndarray) else base, start, groups, columns)
-    if len(heads) == len(groups) and sum(map(len, heads)) == count:
-        batch.heads = heads
-    return batch, ok
+    return Batch(data, 0 if isinstance(base, np.ndarray) else base, start, groups,
+                 {"total_size": total, **columns}), ok
 
 
-def _heads(data: Array, start: Array, shaped: Shape) -> Array | None:
-    """The fixed parts of records of one shape; None where the data is too short for any.
-
-    A row too near to the end of the data, which is no record, gets some other bytes.
-    """
-    last = len(data) - shaped.head_size
-    if last < 0:
-        return None
-    return gather(data, np.minimum(start, last), shaped.head_size).view(shaped.dtype)
-
-
-def _lengths(data: Array, start: Array, total: Array, head: Array, shaped: Shape,
-             out: dict[str, Array], rows: Any) -> Array:
+def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
+             rows: Any) -> Array:
     """Fills the variable part's places for records of one shape; True where they add up."""
+    if len(data) < shaped.head_size:
+        return np.zeros(len(start), bool)
     end = start + total
     ok: Array = total >= shaped.fixed_size
-    body_length = head["body_length"].astype(np.int64)
+    # A row that failed gets a harmless place, so that one bad length cannot stop the others.
+    body_length = _integers(data, np.where(ok, start, 0), *shaped.field("body_length"))
     body_start = start + shaped.head_size
     ok &= (body_length >= 0) & (body_length <= total - shaped.fixed_size)
     topic_start = body_start + body_length + shaped.topic_length_size
-    # A row that failed gets a harmless place, so that one bad length cannot stop the others.
     at = np.where(ok, topic_start - shaped.topic_length_size, 0)
     topic_length = gather_int(data, at, f"i{shaped.topic_length_size}")
     properties_start = topic_start + topic_length + PROPERTIES_LENGTH_SIZE
@@ -433,9 +398,7 @@ def _lengths(data: Array, start: Array, total: Array, head: Array, shaped: Shape
     at = np.where(ok, properties_start - PROPERTIES_LENGTH_SIZE, 0)
     properties_length = gather_int(data, at, f"i{PROPERTIES_LENGTH_SIZE}")
     ok &= (properties_length >= 0) & (properties_start + properties_length == end)
-    for name, value in (("body_start", body_start), ("body_length", body_length),
-                        ("topic_start", topic_start), ("topic_length", topic_length),
-                        ("properties_start", properties_start),
-                        ("properties_length", properties_length)):
+    for name, value in zip(_PLACES[1:], (body_start, body_length, topic_start, topic_length,
+                                         properties_start, properties_length), strict=True):
         out[name][rows] = value
     return ok

@@ -155,10 +155,9 @@ def _store_host(keys: Keys, batch: Batch) -> Codes:
     bits = batch.column("sys_flag") & HOST_BITS
     codes: Array = np.empty(len(batch), np.int64)
     for host_bits in np.unique(bits).tolist():
-        fields = shape(host_bits, MAGIC_V1).dtype.fields
-        assert fields is not None
-        address_at = fields["store_host.address"][1]
-        width = fields["store_host.port"][1] + 4 - address_at
+        shaped = shape(host_bits, MAGIC_V1)
+        address_at = shaped.field("store_host.address")[1]
+        width = shaped.field("store_host.port")[1] + 4 - address_at
         rows: Any = slice(None) if (bits == host_bits).all() else np.flatnonzero(bits == host_bits)
         hosts = gather(batch.data, batch.start[rows] + address_at, width)
         # Hosts are few: sorting them as texts of fixed width is good enough.

@@ -16,7 +16,7 @@ from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
-from tests.support.kernels import using
+from tests.support.kernels import compiled_only, using
 
 FILE = 2048
 V4, V6 = bytes([10, 0, 0, 1]), bytes(15) + b"\x01"
@@ -143,8 +143,8 @@ def test_what_is_no_message_fails_as_it_does_alone(name, value):
             assert outcome(fast=True) == singly
 
 
-@pytest.mark.parametrize("kernel", ["", "python"])
-def test_ordinary_messages_take_the_fast_way(kernel, monkeypatch):
+@compiled_only
+def test_ordinary_messages_take_the_fast_way(monkeypatch):
     log, results = Log(1 << 20), []
     config = Settings(commitlog_file_size=1 << 20)
     cursor = Cursor(log, lambda: None)
@@ -156,8 +156,7 @@ def test_ordinary_messages_take_the_fast_way(kernel, monkeypatch):
     monkeypatch.setattr(singles, "put", lambda message: singly.append(message) or put(message))
     messages[30].properties = "DELAY\x013\x02"
     cursor.start()
-    with using(kernel):
-        singles.put_all(messages, results, stop=False)
+    singles.put_all(messages, results, stop=False)
     assert singly == [messages[30]]
     assert [result.queue_offset for result in results] == [*range(30), 0, *range(30, 49)]
 
