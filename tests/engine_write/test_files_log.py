@@ -48,7 +48,7 @@ def test_all_ways_leave_the_same_bytes(tmp_path_factory, groups, commits, positi
         path.write_bytes(old.ljust(size, b"\0"))
         with closing(maker(way, size).open(str(path), 3 * size, position)) as file:
             for number, parts in enumerate(groups):
-                assert file.append(parts, file.wrote) == len(b"".join(parts))
+                file.append(parts)
                 if number in commits:
                     file.sync()
                     assert file.synced == file.committed == file.wrote
@@ -77,16 +77,15 @@ def test_a_new_file_has_its_length_at_once_and_is_empty(tmp_path, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_goes_anywhere_but_behind_the_last_byte(tmp_path, way):
     with closing(new(way, tmp_path)) as file:
-        file.append([b"abc", b"def"], 0)
-        for parts, at in (([b"x"], 0), ([b"x"], 5), ([b"x"], 7), ([bytes(FILE_SIZE - 5)], 6),
-                          ([b"x", bytes(FILE_SIZE)], 6)):
+        file.append([b"abc", b"def"])
+        for parts in ([bytes(FILE_SIZE - 5)], [b"x", bytes(FILE_SIZE)]):
             with pytest.raises(InternalError):
-                file.append(parts, at)
+                file.append(parts)
         assert file.wrote == 6
-        file.append([bytes(FILE_SIZE - 6)], 6)
+        file.append([bytes(FILE_SIZE - 6)])
         assert file.full
         with pytest.raises(InternalError):
-            file.append([b"x"], FILE_SIZE)
+            file.append([b"x"])
         file.commit()
     assert Path(file.path).read_bytes().rstrip(b"\0") == b"abcdef"
 
@@ -157,17 +156,17 @@ def test_a_mapping_the_system_refuses(tmp_path):
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_failed_append_or_commit_can_be_repeated(tmp_path, way, error):
     with closing(new(way, tmp_path)) as file:
-        file.append([b"first"], 0)
+        file.append([b"first"])
         file.commit()
         if way == "pooled":
-            file.append([b"se", b"cond"], 5)
+            file.append([b"se", b"cond"])
         with failing(1, error, ("pwrite", "pwritev")), pytest.raises(StoreIOError) as caught:
-            file.commit() if way == "pooled" else file.append([b"se", b"cond"], 5)
+            file.commit() if way == "pooled" else file.append([b"se", b"cond"])
         assert file.path in str(caught.value)
         assert file.committed == 5
         if way == "channel":
             assert file.wrote == 5
-            file.append([b"second"], 5)
+            file.append([b"second"])
         file.sync()
         assert file.synced == 11
     assert Path(file.path).read_bytes().rstrip(b"\0") == b"firstsecond"
@@ -177,7 +176,7 @@ def test_a_failed_append_or_commit_can_be_repeated(tmp_path, way, error):
 @pytest.mark.parametrize("error", ERRORS)
 def test_after_a_failed_sync_there_is_no_other(tmp_path, way, error):
     with closing(new(way, tmp_path)) as file:
-        file.append([b"x"], 0)
+        file.append([b"x"])
         with failing(1, error, ("fsync", "fdatasync")), pytest.raises(StoreIOError):
             file.sync()
         with failing(99, error) as faults:
@@ -191,10 +190,10 @@ def test_after_a_failed_sync_there_is_no_other(tmp_path, way, error):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_sync_makes_the_name_last_too(tmp_path, way):
     with closing(new(way, tmp_path)) as file:
-        file.append([b"x"], 0)
+        file.append([b"x"])
         with failing(99, 0) as faults:
             file.sync()
-            file.append([b"x"], 1)
+            file.append([b"x"])
             file.sync()
     assert [one for one in faults.calls if "sync" in one] == ["fsync", "fsync", "fdatasync"]
 
@@ -202,12 +201,12 @@ def test_the_first_sync_makes_the_name_last_too(tmp_path, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_what_comes_while_a_sync_is_under_way_is_not_counted(tmp_path, way):
     with closing(new(way, tmp_path)) as file:
-        file.append([b"x"], 0)
+        file.append([b"x"])
         real = os.fsync
 
         def slow(fd):
             if file.wrote == 1:
-                file.append([b"y"], 1)
+                file.append([b"y"])
                 file.commit()
             return real(fd)
 
@@ -220,9 +219,9 @@ def test_what_comes_while_a_sync_is_under_way_is_not_counted(tmp_path, way):
 
 def test_commits_take_what_the_system_takes(tmp_path):
     with closing(new("pooled", tmp_path)) as file, short_writes(7) as seen:
-        file.append([b"0123456789"], 0)
+        file.append([b"0123456789"])
         file.commit()
-        file.append([b"abcdef"], 10)
+        file.append([b"abcdef"])
         assert (file.committed, file.wrote) == (10, 16)
         file.commit()
     assert seen == [7, 3, 6]
@@ -231,7 +230,7 @@ def test_commits_take_what_the_system_takes(tmp_path):
 
 def test_closing_without_a_commit_loses_what_the_buffer_held(tmp_path):
     with closing(new("pooled", tmp_path)) as file:
-        file.append([b"gone"], 0)
+        file.append([b"gone"])
     assert is_all_zero(file.path)
 
 
@@ -241,14 +240,14 @@ def test_a_full_file_gives_its_buffer_back_as_it_is(tmp_path):
     first = made.next(str(tmp_path / "a"), 0)
     second = made.next(str(tmp_path / "b"), FILE_SIZE)
     assert pool.free == 1
-    first.append([b"A" * 100], 0)
+    first.append([b"A" * 100])
     with pytest.raises(InternalError, match="in use"):
-        second.append([b"B"], 0)
+        second.append([b"B"])
     first.declare_full()
     assert pool.free == 0
     first.commit()
     assert pool.free == 1
-    second.append([b"B" * 10], 0)
+    second.append([b"B" * 10])
     second.declare_full()
     second.commit()
     assert Path(second.path).read_bytes() == b"B" * 10 + bytes(FILE_SIZE - 10)
@@ -351,13 +350,8 @@ def test_places_are_a_brokers(golden):
             assert {base: place(order, base, size) for base in found} == found
 
 
-def test_full_and_read_only_folders():
+def test_full_folders():
     folders = ["c", "a", "b"]
     assert [place(folders, n * 10, 10) for n in range(4)] == ["a", "b", "c", "a"]
     assert [place(folders, n * 10, 10, full={"b"}) for n in range(4)] == ["a", "c", "a", "c"]
-    assert [place(folders, n * 10, 10, read_only={"a"}, full={"b"})
-            for n in range(2)] == ["c", "c"]
-    assert [place(folders, n * 10, 10, read_only={"a"}, full={"b", "c"})
-            for n in range(2)] == ["b", "c"]
-    with pytest.raises(RefusedError):
-        place(["a"], 0, 10, read_only={"a"})
+    assert [place(folders, n * 10, 10, full={*folders}) for n in range(2)] == ["a", "b"]

@@ -48,18 +48,21 @@ class LogFile(ABC):
     def full(self) -> bool:
         return self.wrote == self.size
 
-    def _demand(self, position: int, size: int) -> None:
-        """Guards the file: nothing goes anywhere but behind the last byte, and it must fit."""
-        if position != self.wrote or position + size > self.size:
-            raise InternalError(f"{self.path}: {size} bytes cannot go to position {position}: the "
-                                f"next is {self.wrote} of {self.size}")
-
-    @abstractmethod
-    def append(self, parts: Sequence[Part], position: int) -> int:
-        """Appends the parts at ``position``, which must be `wrote`; the number of bytes.
+    def append(self, parts: Sequence[Part]) -> None:
+        """Appends the parts at `wrote`, where they must fit.
 
         Views must have items of one byte. StoreIOError; then nothing was appended.
         """
+        end = self.wrote + sum(map(len, parts))
+        if end > self.size:
+            raise InternalError(f"{self.path}: {end - self.wrote} bytes cannot go to position "
+                                f"{self.wrote} of {self.size}")
+        self._put(parts, self.wrote, end)
+        self.wrote = end
+
+    @abstractmethod
+    def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
+        """Takes the parts over, from ``position`` to ``end``. StoreIOError."""
 
     def declare_full(self) -> None:
         """Leaves the rest of the file as it is; nothing more can be appended."""
@@ -104,13 +107,8 @@ class LogFile(ABC):
 class ChannelFile(LogFile):
     """Positional writes into a sparse file; a full disk is a clean error."""
 
-    def append(self, parts: Sequence[Part], position: int) -> int:
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if position != self.wrote or position + size > self.size:
-            self._demand(position, size)
+    def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
         write_parts(self._fd, parts, position, self.path)
-        self.wrote = position + size
-        return size
 
 
 class BufferPool:
@@ -179,16 +177,11 @@ class PooledFile(LogFile):
     def committed(self) -> int:
         return self._committed
 
-    def append(self, parts: Sequence[Part], position: int) -> int:
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        end = position + len(data)
-        if position != self.wrote or end > self.size:
-            self._demand(position, len(data))
+    def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
         if self._buffer is None:
             self._buffer = self._pool.take()
-        self._buffer[position:end] = data
-        self._filled = self.wrote = end
-        return end - position
+        self._buffer[position:end] = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._filled = end
 
     def commit(self) -> None:
         with self._committing:
@@ -234,14 +227,8 @@ class MappedFile(LogFile):
         if warm:
             self._warm()
 
-    def append(self, parts: Sequence[Part], position: int) -> int:
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        end = position + len(data)
-        if position != self.wrote or end > self.size:
-            self._demand(position, len(data))
-        self._map[position:end] = data
-        self.wrote = end
-        return end - position
+    def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
+        self._map[position:end] = parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _warm(self) -> None:
         """Touches, advises and locks every page. That the system refuses is no error."""

@@ -47,8 +47,7 @@ class LogFiles:
     """
 
     def __init__(self, folders: Sequence[str], settings: Settings, end: int,
-                 files: Sequence[StoreFile] = (), *, read_only: Collection[str] = (),
-                 full_ratio: float = FULL_RATIO) -> None:
+                 files: Sequence[StoreFile] = ()) -> None:
         size = settings.commitlog_file_size
         # A broker uses its pool only where nobody waits for a flush.
         buffers = settings.transient_pool if settings.flush == "async" else 0
@@ -58,7 +57,6 @@ class LogFiles:
         self.current: LogFile | None = None
         self.syncs = 0
         """How often a file was forced."""
-        self._read_only, self._full_ratio = read_only, full_ratio
         self._known = {file.base: file.path for file in self.files}
         if len(self._known) < len(self.files):
             raise RefusedError("two commitlog files have the same name: the store needs to be "
@@ -102,8 +100,7 @@ class LogFiles:
 
         They must fit into `room`. StoreIOError, and then nothing was appended.
         """
-        file = self.current or self._next()
-        file.append(parts, file.wrote)
+        (self.current or self._next()).append(parts)
 
     def close_with_blank(self) -> None:
         """Ends the current file with the END_OF_FILE record. What is behind it stays as it is."""
@@ -111,7 +108,7 @@ class LogFiles:
         room = file.size - file.wrote
         if room < BLANK_SIZE:
             raise InternalError(f"{file.path}: no room for an END_OF_FILE record")
-        file.append([_BLANK.pack(room, MAGIC_BLANK)], file.wrote)
+        file.append([_BLANK.pack(room, MAGIC_BLANK)])
         file.declare_full()
 
     def start_at(self, physical: int) -> None:
@@ -155,11 +152,9 @@ class LogFiles:
     def _make(self, base: int) -> LogFile:
         path = self._known.get(base)
         if path is None:
-            full = (full_folders(self.folders, self._full_ratio) if len(self.folders) > 1
-                    else frozenset[str]())
-            folder = place(self.folders, base, self.file_size, read_only=self._read_only,
-                           full=full)
-            path = os.path.join(folder, build_offset(base))
+            full = full_folders(self.folders, FULL_RATIO) if len(self.folders) > 1 else ()
+            path = os.path.join(place(self.folders, base, self.file_size, full),
+                                build_offset(base))
         return self._maker.next(path, base)
 
     def _free_buffer(self) -> None:
@@ -273,17 +268,13 @@ def _remove_unused(file: LogFile) -> None:
 _READ = 1 << 20
 
 
-def place(folders: Sequence[str], start: int, file_size: int, *,
-          read_only: Collection[str] = (), full: Collection[str] = ()) -> str:
+def place(folders: Sequence[str], start: int, file_size: int,
+          full: Collection[str] = ()) -> str:
     """The folder in which the file that starts at physical offset ``start`` is made.
 
-    Folders that are ``full`` are passed over unless all are. RefusedError when every folder is
-    ``read_only``.
+    Folders that are ``full`` are passed over unless all are.
     """
-    writable = {folder for folder in folders if folder not in read_only}
-    candidates = sorted(writable.difference(full) or writable)
-    if not candidates:
-        raise RefusedError("every commitlog folder is read-only: nowhere to make a file")
+    candidates = sorted(set(folders).difference(full) or set(folders))
     return candidates[start // file_size % len(candidates)]
 
 
