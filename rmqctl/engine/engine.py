@@ -34,7 +34,7 @@ from rmqctl.engine.opening import (
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Backlog
 from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
-from rmqctl.engine.put.put import Message, PutPath
+from rmqctl.engine.put.put import Message, PutPath, Putting
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
@@ -42,14 +42,13 @@ from rmqctl.files.aside import AsideFolder
 from rmqctl.files.lock import StoreLock
 from rmqctl.parse_values import now_ms
 from rmqctl.scan import malloc_tuning
-from rmqctl.scan.source import Closing
 from rmqctl.store.store import Store
 
 GROUP_MESSAGES = 1024
 GROUP_BYTES = 1 << 20
 
 
-class Engine(Closing):
+class Engine(Putting):
     """One store, open for appending. Safe to use from several threads. Use `open`."""
 
     def __init__(self, root: str, settings: Settings, lock: StoreLock, state: LogState,
@@ -131,10 +130,6 @@ class Engine(Closing):
         return self.settings.profile.batch_queues and topic in self._batch_topics
 
     # -- putting ------------------------------------------------------------------------------
-
-    def put(self, message: Message) -> PutResult:
-        """Puts one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
-        return self.put_many([message])[0]
 
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
         """Puts messages as they come, a group at a time; a result for each, in order.
@@ -317,16 +312,6 @@ class Engine(Closing):
             if service is not None:
                 with contextlib.suppress(RmqctlError):
                     service.stop()
-
-    @property
-    def renumbered(self) -> int:
-        """Recorded messages that got another queue offset than the recorded one."""
-        return self._path.renumbered
-
-    @property
-    def misplaced(self) -> int:
-        """Recorded messages that kept a queue offset at which their queue does not go on."""
-        return self._path.misplaced
 
     @property
     def failed(self) -> bool:

@@ -40,11 +40,10 @@ from rmqctl.engine.put.message import (
     PutResult,
     refused,
 )
-from rmqctl.engine.put.put import Message, PutPath
+from rmqctl.engine.put.put import Message, PutPath, Putting
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.parse_values import now_ms
 from rmqctl.scan.queue_reach import QueueReach
-from rmqctl.scan.source import Closing
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.topic_queue_table import consumequeue_ends
 from rmqctl.store.store import Store
@@ -417,7 +416,7 @@ class DryRunLog:
         self.position = physical
 
 
-class DryRunEngine(Closing):
+class DryRunEngine(Putting):
     """What `Engine` is, without effect. Use `open`."""
 
     recovered = 0
@@ -452,9 +451,6 @@ class DryRunEngine(Closing):
         results, _ = self._path.put(messages, stop=stop)
         return results
 
-    def put(self, message: Message) -> PutResult:
-        return self.put_many([message])[0]
-
     def reput(self) -> None:
         """Nothing to dispatch."""
 
@@ -463,15 +459,6 @@ class DryRunEngine(Closing):
 
     def close(self) -> None:
         self._store.close()
-
-    @property
-    def renumbered(self) -> int:
-        return self._path.renumbered
-
-    @property
-    def misplaced(self) -> int:
-        """Recorded messages that kept a queue offset at which their queue does not go on."""
-        return self._path.misplaced
 
 
 def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:

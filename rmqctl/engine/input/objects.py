@@ -127,21 +127,26 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
         """What each of many lines says. InputError where one of them cannot be taken."""
         read = self._read_many(lines)
-        topics, bodies = [fields.topic for fields in read], [fields.body for fields in read]
-        batched = [fields.messages for fields in read]
-        if None in topics or None in bodies or batched.count(None) < len(read):
+        bodies, batched = [fields.body for fields in read], [fields.messages for fields in read]
+        if None in [fields.topic for fields in read] or None in bodies or (
+                batched.count(None) < len(read)):
             return [self._make(fields) for fields in read]
         try:
             properties = self._many(_properties_of(read))
         except ValueError as error:
             raise InputError(str(error)) from None
+        return self._singles(read, _bodies(read), properties)
+
+    def _singles(self, read: Sequence[_Fields], bodies: list[bytes],
+                 properties: list[str]) -> OutgoingList:
+        """Messages that have a topic. InputError."""
         born, stored = ([None if host is None else _host(name, host) for host in hosts]
                         for name, hosts in (
                             ("born_host", [fields.born_host for fields in read]),
                             ("store_host", [fields.store_host for fields in read])))
         maps = [None if fields.filter_bit_map is None else _bit_map(fields) for fields in read]
         return OutgoingList([
-            topics, _bodies(read), properties,
+            [fields.topic for fields in read], bodies, properties,
             [fields.queue_id or 0 for fields in read], [fields.flag or 0 for fields in read],
             [fields.sys_flag or 0 for fields in read],
             [fields.born_timestamp for fields in read], born,
@@ -152,19 +157,9 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
     def _make(self, fields: _Fields) -> Outgoing | OutgoingBatch:
         if fields.messages is not None:
             return self._make_batch(fields, fields.messages)
-        topic, text = fields.topic, fields.body
-        if topic is None or text is None:
+        if fields.topic is None or fields.body is None:
             raise _missing(fields, ("topic", "body"))
-        born, stored = fields.born_host, fields.store_host
-        return Outgoing(
-            topic, text.encode() if fields.body_encoding is None and fields.crc_ok is None
-            and text.isascii() else _body(fields),
-            _prepared(self._single, fields), fields.queue_id or 0,
-            fields.flag or 0, fields.sys_flag or 0, fields.born_timestamp,
-            None if born is None else _host("born_host", born), self._stored_at([fields])[0],
-            None if stored is None else _host("store_host", stored), fields.reconsume_times or 0,
-            fields.prepared_transaction_offset or 0,
-            None if fields.filter_bit_map is None else _bit_map(fields))
+        return self._singles([fields], [_body(fields)], [_prepared(self._single, fields)])[0]
 
     def _make_batch(self, fields: _Fields, items: list[_Item]) -> OutgoingBatch:
         if fields.topic is None:

@@ -43,6 +43,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.scan.source import Closing
 
 Message = Outgoing | OutgoingBatch | Record
 _INNER_BASE = props.INNER_BASE.encode()
@@ -198,9 +199,8 @@ class PutPath:
         self._cursor = Cursor(log, begin)
         self._single = SingleMessages(settings, self._encoder, self._cursor, table, is_batch_topic,
                                 clock, self._rules)
-        self._recorder = Recorder(table, keep_queue_offsets,
-                                  inner_batches=settings.profile.batch_queues,
-                                  lmq=settings.lmq)
+        self.recorder = Recorder(table, keep_queue_offsets,
+                                 inner_batches=settings.profile.batch_queues, lmq=settings.lmq)
         self._with_maps = settings.consumequeue_ext
 
     @property
@@ -211,16 +211,6 @@ class PutPath:
     @last_timestamp.setter
     def last_timestamp(self, timestamp: int) -> None:
         self._cursor.last_timestamp = timestamp
-
-    @property
-    def renumbered(self) -> int:
-        """Recorded messages whose queue offset had to be another than the recorded one."""
-        return self._recorder.renumbered
-
-    @property
-    def misplaced(self) -> int:
-        """Recorded messages that kept a queue offset at which their queue does not go on."""
-        return self._recorder.misplaced
 
     def put(self, messages: Sequence[Message], *,
             stop: bool = False) -> tuple[list[PutResult], list[RecordRun]]:
@@ -308,7 +298,7 @@ class PutPath:
             return wrong
         # Its queue offset, then where in the log it goes: the files end where they did.
         cursor, recorded_at = self._cursor, record.physical_offset
-        placed = self._recorder.place(record)
+        placed = self.recorder.place(record)
         wrong = does_not_fit(placed.size, self.settings)
         if wrong is not None:
             return wrong
@@ -326,7 +316,31 @@ class PutPath:
         if self._with_maps:
             cursor.bit_maps[physical] = (record.filter_bit_map
                                          if isinstance(record, MappedRecord) else None)
-        cursor.add(self._recorder.encode(placed, physical))
+        cursor.add(self.recorder.encode(placed, physical))
         cursor.last_timestamp = record.store_timestamp
         return PutResult(PUT_OK, physical, placed.size, record.queue_offset, 1,
                          record.store_timestamp, record.store_host)
+
+
+class Putting(Closing):
+    """What an engine and the dry run of one have in common."""
+
+    _path: PutPath
+
+    def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
+        """Puts a group of messages; a result for each."""
+        raise NotImplementedError
+
+    def put(self, message: Message) -> PutResult:
+        """Puts one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
+        return self.put_many([message])[0]
+
+    @property
+    def renumbered(self) -> int:
+        """Recorded messages that got another queue offset than the recorded one."""
+        return self._path.recorder.renumbered
+
+    @property
+    def misplaced(self) -> int:
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        return self._path.recorder.misplaced
