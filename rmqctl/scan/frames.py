@@ -148,10 +148,6 @@ def used_length(data: bytes) -> int:
 
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int) -> Array:
     """Positions (int64) reached by following the sizes from ``at``: at most ``most`` of them."""
-    kernel = active()
-    if kernel is not None:
-        found: Array = np.empty(min(most, max(filled - at, 0) // MIN_SIZE + 1), np.int64)
-        return found[:kernel.hop(buffer, at, filled, found)].copy()
     starts: list[int] = []
     last = filled - _SIZE.size
     while at <= last and len(starts) < most:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,7 @@ class Texts:
         same: Array = self.length == len(raw)
         rows = np.flatnonzero(same)
         if len(rows) and raw:
-            texts = _rows(self.data, self.start[rows], len(raw))
-            same[rows] = (texts == np.frombuffer(raw, np.uint8)).all(axis=1)
+            same[rows] = gather(self.data, self.start[rows], len(raw)) == np.void(raw)
         return same
 
     def packed(self) -> Packed:
@@ -263,20 +263,18 @@ class KnownTexts:
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
         """The number of each text (int64). ``number(raw)`` gives it: to a new text first."""
-        numbers = self._encode(texts, number) if len(texts) else np.zeros(0, np.int64)
+        kernel = active()
+        numbers = None
+        if kernel is not None and self._useful and len(texts) and (
+                int(texts.length.max()) <= _LONGEST_KNOWN):
+            numbers = self._looked_up(kernel, texts, number)
         if numbers is None:
             return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
         return numbers
 
-    def _encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
-        if active() is None or not self._useful or int(texts.length.max()) > _LONGEST_KNOWN:
-            return None
-        return self._looked_up(texts, number)
-
-    def _looked_up(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
-        """As `_encode`, by the kernel's table."""
-        kernel = active()
-        assert kernel is not None
+    def _looked_up(self, kernel: ModuleType, texts: Texts,
+                   number: Callable[[bytes], int]) -> Array | None:
+        """By the kernel's table; None where that is no use any more."""
         columns = contiguous(texts.start, texts.length)
         places: Array = np.empty(len(texts), np.int64)
         row = kernel.lookup(texts.data, *columns, *self._table, 0, -1, places)
@@ -299,22 +297,16 @@ class FixedTexts:
     """The places of texts in a list that does not grow; ``missing`` for all that are not there."""
 
     def __init__(self, known: Sequence[bytes]) -> None:
-        self._known = list(known)
+        self._places = {raw: place for place, raw in enumerate(known)}
         self._table: tuple[Array, ...] | None = None
-        self._places: dict[bytes, int] = {}
-
-    def __reduce__(self) -> Any:
-        return FixedTexts, (self._known,)
 
     def encode(self, texts: Texts, missing: int) -> Array:
         """The place of each text (int64)."""
         kernel = active()
         if kernel is None:
-            if not self._places:
-                self._places = {raw: place for place, raw in enumerate(self._known)}
             return np.array([self._places.get(raw, missing) for raw in texts.tolist()], np.int64)
         if self._table is None:
-            self._table = _table(self._known)
+            self._table = _table([*self._places])
         places: Array = np.empty(len(texts), np.int64)
         kernel.lookup(texts.data, *contiguous(texts.start, texts.length), *self._table, 0, missing,
                       places)

@@ -24,8 +24,8 @@ from rmqctl.formats.local.message import (
     fixed_field,
     host_text,
 )
-from rmqctl.scan.frames import Array, Batch, gather
-from rmqctl.scan.text import Texts
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.text import Texts, topics
 from rmqctl.store.objects import text
 
 INTEGERS = ("physical_offset", "total_size", "body_crc", "queue_id", "queue_offset", "flag",
@@ -193,12 +193,7 @@ class BatchPage(Page):
         return self.host_texts(name).tolist()
 
     def is_topic(self, topic: bytes) -> Array:
-        matching: Array = self.batch.column("topic_length") == len(topic)
-        rows = np.flatnonzero(matching)
-        if len(rows) and topic:
-            texts = gather(self.batch.data, self.batch.column("topic_start")[rows], len(topic))
-            matching[rows] = texts == np.void(topic)
-        return matching
+        return topics(self.batch).equal(topic)
 
     def candidates(self, needles: Sequence[bytes]) -> Array:
         size = self.batch.column("total_size")

@@ -24,7 +24,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.kernel import active
 from rmqctl.scan import text
-from rmqctl.scan.frames import Batch, examine, gather_int, hop, records_from, shape
+from rmqctl.scan.frames import Batch, examine, gather_int, records_from, shape
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from tests.support.kernels import compiled_only, using
@@ -134,20 +134,6 @@ def test_the_records_that_follow_each_other(seed: int) -> None:
         first, second = on_both(lambda question=question: columns(records_from(*question)))
         assert first == second, (seed, number)
         seen += len(first["start"])
-    assert seen > ROUNDS // 2
-
-
-def test_sizes_that_are_followed_blindly(seed: int) -> None:
-    source = random.Random(seed)
-    seen = 0
-    for number in range(ROUNDS):
-        data = bytes(damaged(source, log(source, 0)))
-        at = source.choice((0, 0, source.randrange(len(data) + 2)))
-        filled = source.choice((len(data), source.randrange(len(data) + 1)))
-        question = data, at, filled, source.choice((1 << 62, 0, 1, 3))
-        first, second = on_both(lambda question=question: hop(*question).tolist())
-        assert first == second, (seed, number)
-        seen += len(first)
     assert seen > ROUNDS // 2
 
 
