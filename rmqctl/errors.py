@@ -102,6 +102,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "pyarrow": ("data", "Arrow"),
     "fastavro": ("data", "Avro"),
     "xlsxwriter": ("data", "Excel"),
+    "duckdb": ("data", "SQL"),
     "pyspark": ("spark", "Spark"),
     "fsspec": ("url", "a tier behind a URL"),
 }

@@ -92,6 +92,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
     _spec("export", "writes-new", _INSPECT, "Messages for other programs: Parquet, CSV, Excel …"),
+    _spec("sql", "read-only", _INSPECT, "A query over messages, queues, index, offsets, findings"),
     _spec("doctor", "read-only", _CHECK, "What is wrong, whom it concerns, what to do: one screen"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),

@@ -20,6 +20,8 @@ MODULES = {"os", "shutil"}
 OWN = "a file rmqctl is just making, which nobody else has seen"
 SCRATCH = "below a scratch folder, all of which rmqctl made"
 ALLOWED = {
+    ("repair/sources/records.py", "LaidOut.__init__", "rmtree"): "its own folder in the scratch",
+    ("repair/sources/records.py", "LaidOut._open", "ftruncate"): "a new file in that folder",
     ("pipeline/export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
-from rmqctl.commands.shared.spark_options import SparkOptions, named_stores, tasks_shown
-from rmqctl.errors import StoreIOError, UsageError, require
+from rmqctl.commands.shared.spark_options import (
+    SparkOptions,
+    named_stores,
+    stores_and_query,
+    tasks_shown,
+)
+from rmqctl.errors import require
 from rmqctl.output.units import count_text, size_text
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ def command(
     require("pyspark", "pyarrow")
     from rmqctl.store import Store
 
-    names, text = _stores_and_query(arguments, file)
+    names, text = stores_and_query(arguments, file)
     stores = named_stores(names)
     for store in stores:  # before Spark is started for something that is no store
         if not _only_tiers(text, store):
@@ -107,25 +111,3 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
         out.note("the query names none of the views")
     out.rows(rows, ("view", "stores", "partitions", "bytes"),
              render={"partitions": count_text, "bytes": size_text})
-
-
-def _stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
-    """(stores, query): the query is the last argument, unless it comes from a file."""
-    if file is not None:
-        if len(arguments) > 1 and any(char.isspace() for char in arguments[-1].strip()) and (
-                not os.path.lexists(arguments[-1])):
-            raise UsageError("a query and --file: one of them")
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, file, "read") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"{file}: not UTF-8") from None
-        if not text.strip():
-            raise UsageError(f"{file}: no query in it")
-        return arguments, text
-    *stores, text = arguments
-    if not any(char.isspace() for char in text.strip()) or os.path.lexists(text):
-        raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
-                         "quotes, or --file")
-    return stores, text

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,7 +16,7 @@ from rmqctl import kernel
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
-from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.output.units import size_text
 from rmqctl.tiered.files.reader import is_url
 
@@ -118,6 +119,30 @@ def named_stores(names: list[str] | None) -> list[str]:
             raise NotAStoreError(f"{name}: no folder matches")
         roots |= dict.fromkeys(map(os.path.normpath, matches))
     return list(roots)
+
+
+def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
+    """(stores, query): the query is the last argument, unless it comes from a file. UsageError,
+    StoreIOError.
+    """
+    if file is not None:
+        if len(arguments) > 1 and any(char.isspace() for char in arguments[-1].strip()) and (
+                not os.path.lexists(arguments[-1])):
+            raise UsageError("a query and --file: one of them")
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, file, "read") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{file}: not UTF-8") from None
+        if not text.strip():
+            raise UsageError(f"{file}: no query in it")
+        return arguments, text
+    *stores, text = arguments
+    if not any(char.isspace() for char in text.strip()) or os.path.lexists(text):
+        raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
+                         "quotes, or --file")
+    return stores, text
 
 
 def conf_of(given: list[str] | None) -> dict[str, str]:

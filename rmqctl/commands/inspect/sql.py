@@ -1,0 +1,61 @@
+"""``rmqctl sql``: a query over the tables of stores, in this process."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import LayoutOptions, Out
+from rmqctl.commands.shared.spark_options import named_stores, stores_and_query
+from rmqctl.errors import require
+
+NAME = ("sql",)
+EFFECT = "read-only"
+
+
+def command(
+    *,
+    arguments: Annotated[list[str], typer.Argument(
+        metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the "
+        "query as one argument (in quotes); with --file store roots only.")],
+    file: Annotated[str | None, typer.Option(
+        "--file", metavar="FILE", help="Read the query from a file.")] = None,
+    limit: Annotated[int | None, typer.Option(
+        "--limit", metavar="N", min=0, help="At most N rows.")] = None,
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
+    out: Out,
+) -> None:
+    """Ask stores in SQL: the tables messages, consumequeue, index, offsets and findings.
+
+    The query is DuckDB's SQL, answered in this process. messages has the fields of the message
+    object, offsets and findings the columns of `rmqctl offsets` and `rmqctl verify`; each table
+    has a column `store`, and DESCRIBE messages names the others. Only the columns that a query
+    names are read, and conditions on topic, queue_id, store_timestamp (epoch ms) and
+    physical_offset are applied while reading. body is binary: decode(body) is its text. A query
+    changes nothing and reads no other files.
+    `rmqctl pipeline sql` is the same on Spark, with its SQL.
+
+        rmqctl sql STORE "SELECT topic, count(*) AS n FROM messages GROUP BY topic ORDER BY n DESC"
+
+        rmqctl sql STORE "SELECT properties['KEYS'] AS k, body FROM messages WHERE topic = 'orders'"
+    """
+    require("duckdb", "pyarrow")
+    from rmqctl.pipeline.local_sql import Session
+    from rmqctl.store import Store
+
+    names, text = stores_and_query(arguments, file)
+    stores = named_stores(names)
+    folders = layout.folders_of(stores)
+    size = 0
+    for store in stores:
+        with Store.open(os.path.abspath(store), folders) as opened:
+            size += opened.log.size
+    with out.progress("reading the log", size) as progress, Session(
+            stores, folders, progress.advance) as session:
+        answer = session.ask(text)
+        rows = answer.rows if limit is None else islice(answer.rows, limit)
+        out.rows(rows, answer.columns)

@@ -1,0 +1,180 @@
+"""``rmqctl sql``: answers are those of Python over what ``read`` shows, and only that is read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from rmqctl.pipeline import local_sql
+from rmqctl.pipeline.local_sql import Needs, Session, needs
+from rmqctl.pipeline.source.pushdown import Filters
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
+
+BASIC = "5.3.3/basic/store"
+DAMAGED = "5.3.3/crash-crc/before"
+
+
+def asked(store: Path, text: str) -> list[dict[str, Any]]:
+    with Session([str(store)]) as session:
+        return list(session.ask(text).rows)
+
+
+def messages(rmqctl: Runner, store: Path) -> list[dict[str, Any]]:
+    out = rmqctl("read", store, "--view", "disk", "-o", "jsonl").out
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_counts(golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden(BASIC)
+    wanted = Counter((row["topic"], row["queue_id"]) for row in messages(rmqctl, store))
+    rows = asked(store, "select topic, queue_id, count(*) as n from messages group by all")
+    assert {(row["topic"], row["queue_id"]): row["n"] for row in rows} == wanted
+
+
+def test_all_columns_are_those_of_read(golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden(BASIC)
+    for row, message in zip(asked(store, "select * from messages"), messages(rmqctl, store),
+                            strict=True):
+        for name in message.keys() - {"body", "body_encoding"}:
+            assert row[name] == message[name], name
+        if message["body_encoding"] == "base64":
+            assert row["body"] == message["body"]
+    assert "record" not in row
+    assert asked(store, "select record from messages limit 1")[0]["record"]
+
+
+@pytest.mark.parametrize("where", [
+    "topic = 'TP_fraud_Topic'", "topic in ('TP_fraud_Topic', 'nothing')", "'TP_ship_evt-x' = topic",
+    "queue_id = 2", "queue_id in (0, 3) and topic = 'TP_ship_Event2'", "physical_offset < 105086",
+    "105086 <= physical_offset and physical_offset < 200000", "physical_offset > 105086",
+    "store_timestamp >= 1718999523000", "store_timestamp = 1718999435167",
+    "topic = 'TP_fraud_Topic' or queue_id = 1", "not (queue_id = 0)", "queue_id is null",
+    "topic like 'TP_%' and total_size > 500", "queue_id = 1.0", "topic = null", "queue_id <> 1",
+    "store_timestamp > 9223372036854775807", "topic = upper('tp_x') or true",
+    "topic in (select topic from offsets where queue_id = 3)",
+])
+def test_conditions_that_the_reading_applies_change_no_answer(
+        where: str, golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = golden(BASIC)
+    text = f"select physical_offset from messages where {where}"
+    pushed = asked(store, text)
+    monkeypatch.setattr(local_sql, "_filters", lambda *_: Filters())
+    assert pushed == asked(store, text)
+
+
+@pytest.mark.parametrize(("text", "table", "names", "filters"), [
+    ("select topic from messages", "messages", {"topic"}, Filters()),
+    ("select count(*) from messages", "messages", set(), Filters()),
+    ("select * from messages", "messages", None, Filters()),
+    ("select m.body from Messages m where M.Topic = 'a'", "messages", {"body", "topic"},
+     Filters(topics=frozenset({b"a"}))),
+    ("select topic from messages where queue_id in (1, 2) and store_timestamp > 5", "messages",
+     {"topic", "queue_id", "store_timestamp"},
+     Filters(queue_ids=frozenset({1, 2}), since=6)),
+    # What else the names could mean: columns of the query's own, another table's, an outer row's.
+    ("select 'a' as topic from messages where topic = 'b'", "messages", {"topic"}, Filters()),
+    ("select 1 from messages, offsets where messages.topic = 'b'", "messages", {"topic"},
+     Filters()),
+    ("with x as (select * from messages) select topic from x where topic = 'a'", "messages", None,
+     Filters()),
+    ("select 1 from messages m(topic) where topic = 'a'", "messages", {"topic"}, Filters()),
+    ("select topic from messages natural join consumequeue", "messages", None, Filters()),
+    ("select size from messages join consumequeue using (physical_offset)", "messages",
+     {"physical_offset"}, Filters()),
+])
+def test_what_a_query_needs(text: str, table: str, names: set[str] | None,
+                            filters: Filters) -> None:
+    with duckdb.connect(":memory:") as base:
+        found = needs(base, text)
+    assert found is not None
+    assert found[table] == Needs(names, filters)
+
+
+def test_only_the_columns_of_a_query_are_made(golden: GoldenFolder,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    made = local_sql.Reading
+
+    def reading(table: str, names: list[str], *more: Any) -> Any:
+        seen.append(list(names))
+        return made(table, names, *more)
+
+    monkeypatch.setattr(local_sql, "Reading", reading)
+    assert asked(golden(BASIC), "select count(*) as n, max(queue_id) from messages")[0]["n"] == 600
+    assert seen == [["queue_id"]]
+
+
+def test_a_table_may_be_asked_for_twice(golden: GoldenFolder) -> None:
+    rows = asked(golden(BASIC), "select count(*) as n from messages a join messages b "
+                 "using (physical_offset) where a.topic in (select topic from messages)")
+    assert rows == [{"n": 600}]
+
+
+def test_queues_index_offsets_and_findings(golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden(DAMAGED)
+    found = rmqctl("verify", store, "-o", "json").json()["findings"]
+    rows = asked(store, "select * exclude (store) from findings")
+    assert rows == [{name: finding[name] for name in rows[0]} for finding in found]
+    basic = golden(BASIC)
+    assert asked(basic, "select count(*) n from index")[0]["n"] == 1175
+    lost = asked(basic, "select count(*) n from messages anti join consumequeue "
+                        "using (physical_offset)")
+    assert lost == [{"n": 0}]
+    wanted = rmqctl("offsets", basic, "-o", "json").json()["queues"]
+    rows = asked(basic, "select topic, queue_id, max_offset from offsets")
+    assert rows == [{name: row[name] for name in ("topic", "queue_id", "max_offset")}
+                    for row in wanted]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("copy messages to 'x.csv'", "a query is wanted"),
+    ("create table x as select 1", "a query is wanted"),
+    ("select 1; select 2", "one query is wanted, there are 2"),
+    ("select nothing from messages", "nothing"),
+    ("selct x from messages", "selct"),
+    ("select * from read_text('/etc/hostname')", "disabled"),
+    ("select * from '/etc/hostname.csv'", "disabled"),
+    ("attach 'x.db' as x", "a query is wanted"),
+    ("set enable_external_access = true", "a query is wanted"),
+    ("select * from sqlite_scan('x', 'y')", "sqlite_scan"),
+])
+def test_what_is_no_query(text: str, words: str, golden: GoldenFolder, rmqctl: Runner,
+                          tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = rmqctl("sql", golden(BASIC), f"{text} ").expect(2)
+    assert "SQL: " in done.err
+    assert words in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_shrinks_is_an_error_of_its_own(golden_copy: GoldenFolder,
+                                                    rmqctl: Runner) -> None:
+    store = golden_copy(BASIC)
+    log = store / "commitlog/00000000000000065536"
+    log.chmod(0o600)
+    log.write_bytes(log.read_bytes()[:1000])
+    done = rmqctl("sql", store, "select count(*) from messages")
+    assert done.code in (0, 5)
+    assert "defect" not in done.err
+
+
+def test_damage_costs_only_what_is_damaged(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden_copy(BASIC)
+    damage.flip_bit(store, "commitlog/00000000000000000000", 300, 3)
+    rows = asked(store, "select crc_ok, count(*) as n from messages group by all order by all")
+    assert rows == [{"crc_ok": False, "n": 1}, {"crc_ok": True, "n": 599}]
+
+
+def test_values_as_json_knows_them(golden: GoldenFolder, rmqctl: Runner) -> None:
+    text = ("select 1.50::decimal(5,2) d, 'a'::blob b, map {'x': [1]} m, "
+            "{'y': date '2024-02-03'} s, 'nan'::double f, "
+            "timestamptz '2024-02-03 04:05:06Z' t, interval 3 days i, 1 as d from messages limit 1")
+    rows = rmqctl("sql", golden(BASIC), text, "-o", "json").expect(0).json()
+    assert rows == [{"d": "1.50", "b": "YQ==", "m": {"x": [1]}, "s": {"y": "2024-02-03"}, "f": None,
+                     "t": "2024-02-03T04:05:06.000Z", "i": "0 months 3 days 0 s", "d_1": 1}]
