@@ -56,15 +56,15 @@ def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int]
 
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, int],
-                      ) -> tuple[tuple[Lost, ...], int]:
+                      ) -> tuple[tuple[Lost, ...], int, list[str]]:
     """(the first of the lost messages which a group had reached, and nothing else tells of; how
-    many there are), as `preflight` counts them. Arguments as of `consumers_after`, ``lost``
-    complete.
+    many there are; what is to be said of positions), as `preflight` counts them. Arguments as of
+    `consumers_after`, ``lost`` complete.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     if not any(row["offset"] > ends.get((row["topic"], str(row["queue_id"])), _ENDLESS)
                for name in POSITIONS for row in load_one(store, name).rows()):
-        return (), 0
+        return (), 0, []
     known: dict[tuple[str | None, int | None], OffsetRuns] = {}
     only_index = 0
     for message in lost:
@@ -76,10 +76,10 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, in
     listed: list[Lost] = []
     total = 0
     try:
-        predicted = preflight(store).queue_losses or {}
+        predicted = preflight(store)
     except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
-        return (), 0
-    for key, losses in sorted(predicted.items()):
+        return (), 0, []
+    for key, losses in sorted((predicted.queue_losses or {}).items()):
         topic, queue_id = key
         beyond = OffsetRuns()
         beyond.add_run(ends.get((topic, str(queue_id)), _ENDLESS), _ENDLESS)
@@ -90,7 +90,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, in
             room = only_index + MOST_LISTED - len(listed)
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
-    return tuple(listed[only_index:]), max(0, total - only_index)
+    return (tuple(listed[only_index:]), max(0, total - only_index), predicted.position_notes)
 
 
 def _end(store: Store, key: tuple[str, int]) -> int:

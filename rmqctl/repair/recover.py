@@ -154,7 +154,8 @@ class _Planner:
         lost, lost_total = saved.lost, saved.lost_total
         if (self._options.whole and not held and lost_total == len(lost)
                 and self._store.layout.reads("config")):
-            only_reached, count = lost_by_positions(self._store, lost, table)
+            only_reached, count, notes = lost_by_positions(self._store, lost, table)
+            self._notes += notes
             lost, lost_total = (*lost, *only_reached), lost_total + count
         total = lost_total if lost_total > len(lost) else None
         found = (consumers_after(self._store, lost, table, self._generation,

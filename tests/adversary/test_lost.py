@@ -201,7 +201,79 @@ def test_offsets_alone_prove_nothing_unless_the_store_once_had_more(tmp_path: Pa
     lost = [put for put in writer.puts[60:] if (put.topic, put.queue_id) == ("orders", 0)]
     assert found["messages_already_lost"] == (len(lost) if torn_off else 0)
     assert len(found["offsets_beyond_end"]) == 1
-    assert torn_off is not any("set by hand" in note for note in found["notes"])
+    assert torn_off is not any("nothing else says" in note for note in found["notes"])
+
+
+def crashed(count: int = 120) -> Writer:
+    """Torn, with neither rows nor entries of what is gone."""
+    writer = filled(Layout(log_file_size=64 << 10, queue_file_units=20, with_index=False,
+                           abort=True), count)
+    writer.tear(writer.puts[count - 20].physical, rows=False)
+    return writer
+
+
+def messages(found: dict[str, Any]) -> list[str]:
+    return [note for note in found["notes"] if "position" in note or "offsets" in note]
+
+
+@pytest.mark.parametrize("far", [2_000, 65_536, 10**9, 10**15, 2**62, 2**63 - 1])
+def test_a_position_beyond_what_the_log_can_have_held_cannot_be_told(tmp_path: Path,
+                                                                    far: int) -> None:
+    """Whether somebody set it, a bit flipped or it is another cluster's. A group that stands where
+    there was room for messages counts all the same.
+    """
+    writer = crashed()
+    end = writer.next_offset["orders", 1]
+    writer.offsets["orders", "absurd"] = {1: far}
+    alone = preflight(writer.write(tmp_path / "alone"))
+    assert alone["messages_already_lost"] == 0
+    kept = alone["offsets_beyond_end"][0]["max_offset"]
+    assert alone["positions_unclear"] == alone["offsets_beyond_end"] == [
+        {"group": "absurd", "topic": "orders", "queue_id": 1, "offset": far, "max_offset": kept}]
+    [note] = messages(alone)
+    assert f"absurd at {far} in orders/1, which ends at {kept}, cannot be told" in note
+    for command in ("impact", "recover", "doctor"):
+        done = run(command, tmp_path / "alone", *SIZES).expect(0, 1)
+        assert f"absurd at {far}" in done.out + done.err
+
+    writer.offsets["orders", "billing"] = {1: end}
+    both = preflight(writer.write(tmp_path / "both"))
+    assert both["messages_already_lost"] == end - kept > 0
+    assert [one["group"] for one in both["positions_unclear"]] == ["absurd"]
+    assert any(f"billing at {end}" in note and "set by hand" in note for note in both["notes"])
+
+
+def test_positions_that_have_no_room_together_cannot_be_told(tmp_path: Path) -> None:
+    """Each for itself might be: those of another cluster, for all queues."""
+    writer = crashed()
+    for queue in range(4):
+        writer.offsets["orders", f"g{queue}"] = {queue: 400}
+    found = preflight(writer.write(tmp_path / "s"))
+    assert found["messages_already_lost"] == 0
+    assert len(found["positions_unclear"]) == 4
+    [note] = messages(found)
+    assert note.count(" at 400 in orders/") == 3
+    assert "; and 1 more, cannot be told" in note
+    writer.offsets = {("orders", "g0"): {0: 400}}
+    assert preflight(writer.write(tmp_path / "one"))["messages_already_lost"] > 300
+
+
+@pytest.mark.parametrize("value", [
+    "-1", str(-2**63), str(2**63), str(2**64 + 7), str(-2**63 - 1), pytest.param(
+        "1" + "0" * 400, id="400"), pytest.param("1" + "0" * 5000, id="5000"), "1e18", '"far"'])
+def test_numbers_that_are_no_positions(tmp_path: Path, value: str) -> None:
+    store = crashed().write(tmp_path / "s")
+    path = store / "config" / "consumerOffset.json"
+    path.write_text(f'{{"offsetTable": {{"orders@g": {{"1": {value}}}}}}}')
+    found = preflight(store, 0)
+    assert found["messages_already_lost"] == 0
+    assert found["offsets_beyond_end"] == found["positions_unclear"] == []
+    for command in ("impact", "recover", "doctor"):
+        run(command, store, *SIZES).expect(0, 1)
+    run("offsets", store).expect(0, 1)
+    said = run("config", store, "offsets").expect(0, 1)
+    assert (said.code == 1) == ("consumerOffset.json" in said.err) == (
+        value not in ("-1", str(-2**63)))
 
 
 def test_what_an_earlier_recovery_cut_off_is_not_counted_again(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.broker.consume_queue import QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.lost import collect
+from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import known_topics
 from rmqctl.checks.verify.index.keys import Entries
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
@@ -36,7 +36,6 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ascending
-from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
@@ -165,7 +164,7 @@ class AlreadyLost:
                     offset[good], None if count is None else count[good])
         places, topics = self._by_topic(witnessed)
         only_index, times = self._by_index(predicted, places)
-        by_offsets = Counter[str]() if running else self._by_offsets(predicted, log)
+        by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.
         predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more
                                                        + by_offsets).items()))
@@ -323,71 +322,16 @@ class AlreadyLost:
 
     # -- offsets of groups ----------------------------------------------------------------------
 
-    def _by_offsets(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
+    def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
         """Lost messages by topic that no row knows, but a group had reached."""
-        numbers = {state.key: number for number, state in enumerate(self._queues.states)
-                   if state.kind == PLAIN}
-        batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
-        topics = known_topics(self._store)
-        furthest: dict[tuple[str, int], int] = {}
-        for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
-            for row in load_one(self._store, name).rows():
-                key = row["topic"], row["queue_id"]
-                number, batch = numbers.get(key), batches.get(key)
-                if number is None and batch is None and topics is not None and (
-                        row["topic"] not in topics):
-                    continue  # of a topic that was deleted
-                end = (self._queues.states[number].end if number is not None else
-                       0 if batch is None else batch_end(batch, predicted.truncate_to))
-                if row["offset"] > end:
-                    predicted.offsets_beyond_end.append(OffsetBeyondEnd(
-                        row["group"], *key, row["offset"], end))
-                    furthest[key] = max(furthest.get(key, 0), row["offset"])
-        lost: Counter[str] = Counter()
-        unclear = 0
-        for key, offset in furthest.items():
-            number = numbers.get(key)
-            if number is not None and (known := self._known_end(number)) and offset > known:
-                if self._began_anew(number, log) or not self._went_on(number):
-                    unclear += 1
-                else:
-                    lost[key[0]] += offset - known
-                    self.lost_offsets.setdefault(number, OffsetRuns()).add_run(known, offset)
-        if unclear:
-            predicted.notes.append(
-                f"groups stand beyond the end of {plural(unclear, 'queue')} of which nothing else "
-                "says that there was more: messages are lost, or the offsets were set by hand, or "
-                "are those of a topic that was made again; they are not counted as lost")
+        inside = self._ends < _ENDLESS
+        positions = Positions(self._store, self._queues, LogFacts(
+            log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
+            self._accepted[-1][1] if self._accepted else None))
+        lost = positions.judge(predicted)
+        for number, (known, offset) in positions.lost.items():
+            self.lost_offsets.setdefault(number, OffsetRuns()).add_run(known, offset)
         return lost
-
-    def _went_on(self, number: int) -> bool:
-        """Whether anything but offsets says that there was more than this log and this queue."""
-        saved, state = self._store.checkpoint, self._queues.states[number]
-        if self._store.has_abort or saved is None or not state.found_end or not self._accepted:
-            return True
-        when = max(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
-        return when > self._accepted[-1][1] or saved.confirm_phy_offset > self._end
-
-    def _known_end(self, number: int) -> int:
-        """Behind the last queue offset of which a row or a message tells; 0 without any."""
-        state = self._queues.states[number]
-        on_disk = 0
-        if isinstance(state.found, ConsumeQueue) and state.found.files:
-            with closing(state.found) as queue:
-                on_disk = max(queue.disk_end, state.found_end)
-                on_disk = on_disk if on_disk > queue.first_index else 0
-        return max(on_disk, state.end, self._seen.get(number, 0))
-
-    def _began_anew(self, number: int, log: CommitLog) -> bool:
-        """Whether a queue begins with 0 in a log that does not: its topic may have been deleted
-        and made again, and offsets of the old one tell nothing.
-        """
-        queue = self._queues.states[number].found
-        if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.files:
-            return False
-        with closing(queue):
-            unit = queue.unit(0)
-        return unit is not None and unit != FILLER and unit.physical_offset >= log.min_offset
 
     # -- when and where -------------------------------------------------------------------------
 
@@ -432,12 +376,6 @@ class AlreadyLost:
                 f"{plural(int((~inside).sum()), 'lost message')} would lie in files which the log "
                 "does not have: are these in another folder (--commitlog-dir), or were the "
                 "consumequeues copied later than the log?")
-
-
-def batch_end(state: QueueState, end: int | None) -> int:
-    """The queue offset behind the last message of a batch queue whose log ends at ``end``."""
-    assert isinstance(state.found, BatchQueue) or state.found is None
-    return 0 if state.found is None else state.found.bounds(0, end)[1]
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.consumers import QueueLosses
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.preflight.already import AlreadyLost, batch_end
+from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.lost import Lost, Unreachable
+from rmqctl.checks.preflight.positions import batch_end
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.local.properties import LMQ_PREFIX

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 
@@ -100,8 +101,9 @@ def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction
                      losses: dict[tuple[str, int], QueueLosses], running: bool) -> None:
     predicted.queue_losses = losses
     if store.layout.reads(CONFIG):
-        predicted.consumers = consumers(store, losses, Situation(
+        found = consumers(store, losses, Situation(
             version.generation, store.has_abort, running, version.clamps_delay_offsets))
+        predicted.consumers = replace(found, notes=(*found.notes, *predicted.position_notes))
 
 
 class _Start:

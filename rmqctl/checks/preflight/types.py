@@ -104,6 +104,10 @@ class Prediction:
     already_lost_from: int | None = None
     already_lost_to: int | None = None
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
+    positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
+    """Those of which nothing tells whether messages are lost before them."""
+    position_notes: list[str] = field(default_factory=list)
+    """What ``notes`` say of positions."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
     """What becomes of each queue, in queue offsets; None where queues were not judged."""
     consumers: Consumers | None = None
@@ -197,6 +201,7 @@ class Prediction:
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [offset._asdict() for offset in self.offsets_beyond_end],
+            "positions_unclear": [offset._asdict() for offset in self.positions_unclear],
             **({"groups_affected": None, "consumers": None} if self.consumers is None
                else self.consumers.as_fields()),
             "undecodable": self.undecodable,

@@ -86,6 +86,8 @@ def _facts(found: Diagnosis) -> dict[str, Any]:
     if covered.bytes_damaged:
         facts["damaged"] = f"{size_text(covered.bytes_damaged)} of the log"
     facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
+    if start.positions_unclear:
+        facts["cannot be told"] = "; ".join(start.position_notes)
     lost = found.as_dict()["would_lose_by_topic"]
     facts["a start"] = (
         "does not succeed: " + "; ".join(start.refusals) if not start.starts else

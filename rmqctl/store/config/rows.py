@@ -62,6 +62,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PERM = ((4, "R"), (2, "W"), (1, "X"))
 PRIORITY = 8
+_LONG = 1 << 63
 
 
 def snake(name: str) -> str:
@@ -97,9 +98,12 @@ def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
 
 
 def number(value: Any, path: str, faults: Faults) -> int | None:
-    """An integer, also one written as text; None (and a fault) for anything else."""
+    """An integer of 64 bits, also one written as text; None (and a fault) for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        if -_LONG <= value < _LONG:
+            return value
+        _fault(faults, path, value, "one of 64 bits")
+        return None
     if isinstance(value, str):
         try:
             return delay.java_int(value, 64)

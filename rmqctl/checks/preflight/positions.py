@@ -1,0 +1,207 @@
+"""What groups' positions tell of messages that are gone, where no row and no record does.
+
+A position proves that there were messages before it, as far as there can have been: `config/` is
+also set by hand, copied from another cluster, left over from a topic of the same name, or damaged.
+So a position beyond what a queue is known to have held counts only where something else says that
+there was more than this log, and where that many messages have room in what the log lacks: in the
+holes inside it, behind its end up to the end of the last file, and in one file more, which a
+broker lays out ahead. What does not count is named (``positions_unclear``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from typing import NamedTuple
+
+from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.context import known_topics
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.store.config.config import load_one
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.store import Store
+
+_ROWS = 1000
+"""The last rows of a queue whose sizes say how small its messages are."""
+_NAMED = 3
+
+
+class LogFacts(NamedTuple):
+    """What the walks found. ``end``: physical offset behind the last intact record; ``holes``:
+    bytes before it without anything intact; ``seen``: the queue offset behind the last record of
+    each queue, by number; ``last_time``: the store time (ms) of the last record that a broker
+    accepts, None without one.
+    """
+
+    log: CommitLog
+    end: int
+    holes: int
+    seen: dict[int, int]
+    last_time: int | None
+
+
+class _Reached(NamedTuple):
+    """A position beyond the end of plain queue ``number``, known to have held up to ``known``."""
+
+    number: int
+    position: OffsetBeyondEnd
+    known: int
+
+    @property
+    def missing(self) -> int:
+        return self.position.offset - self.known
+
+
+class Positions:
+    """The positions of a store against its queues."""
+
+    def __init__(self, store: Store, queues: Queues, facts: LogFacts) -> None:
+        self._store, self._queues, self._facts = store, queues, facts
+        self.lost: dict[int, tuple[int, int]] = {}
+        """What counts: queue offsets from … to before …, by number of the queue."""
+
+    def judge(self, predicted: Prediction) -> Counter[str]:
+        """Lost messages by topic; fills in ``offsets_beyond_end`` and what cannot be told."""
+        numbers = {state.key: number for number, state in enumerate(self._queues.states)
+                   if state.kind == PLAIN}
+        predicted.offsets_beyond_end += self._beyond_end(numbers, predicted.truncate_to)
+        by_queue: dict[int, list[_Reached]] = {}
+        for position in predicted.offsets_beyond_end:
+            number = numbers.get((position.topic, position.queue_id))
+            if number is not None and (known := self._known_end(number)) and (
+                    position.offset > known):
+                by_queue.setdefault(number, []).append(_Reached(number, position, known))
+        furthest: list[_Reached] = []
+        alone: list[_Reached] = []
+        without_room: list[_Reached] = []
+        room = self._room()
+        for number, reached in by_queue.items():
+            if self._began_anew(number) or not self._went_on(number):
+                alone += reached
+                continue
+            smallest = self._smallest(number)
+            fitting = [one for one in reached if one.missing * smallest <= room]
+            without_room += [one for one in reached if one not in fitting]
+            if fitting:
+                furthest.append(max(fitting, key=lambda one: one.position.offset))
+        if sum(one.missing * self._smallest(one.number) for one in furthest) > room:
+            without_room += furthest  # not all of them are true, and none is the likelier one
+            furthest = []
+        lost: Counter[str] = Counter()
+        for one in furthest:
+            lost[one.position.topic] += one.missing
+            self.lost[one.number] = one.known, one.position.offset
+        predicted.positions_unclear = [one.position for one in (*alone, *without_room)]
+        predicted.position_notes = list(self._notes(furthest, alone, without_room, room))
+        predicted.notes += predicted.position_notes
+        return lost
+
+    def _notes(self, furthest: list[_Reached], alone: list[_Reached],
+               without_room: list[_Reached], room: int) -> Iterable[str]:
+        if alone:
+            queues = len({one.number for one in alone})
+            yield (f"groups stand beyond the end of {plural(queues, 'queue')} of which nothing "
+                   f"else says that there was more ({_named(alone)}): messages are lost, or the "
+                   "offsets were set by hand, or are those of a topic that was made again; they "
+                   "are not counted as lost")
+        if without_room:
+            yield (f"whether messages are lost before the position of {_named(without_room)}, "
+                   f"cannot be told: so many have no room in the {room:,} bytes that the log may "
+                   "lack. A position like this was set by hand, is damaged, or is that of another "
+                   "store or of a topic that was made again; nothing is counted as lost for it")
+        if furthest:
+            count = sum(one.missing for one in furthest)
+            yield (f"{plural(count, 'lost message is', 'lost messages are')} known by nothing but "
+                   f"the position of {_named(furthest)}: they were never there if it was set by "
+                   "hand or comes from elsewhere")
+
+    def _beyond_end(self, numbers: dict[tuple[str, int], int],
+                    end: int | None) -> Iterable[OffsetBeyondEnd]:
+        batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
+        topics = known_topics(self._store)
+        for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
+            for row in load_one(self._store, name).rows():
+                key = row["topic"], row["queue_id"]
+                number, batch = numbers.get(key), batches.get(key)
+                if number is None and batch is None and topics is not None and (
+                        row["topic"] not in topics):
+                    continue  # of a topic that was deleted
+                most = (self._queues.states[number].end if number is not None else
+                        0 if batch is None else batch_end(batch, end))
+                if row["offset"] > most:
+                    yield OffsetBeyondEnd(row["group"], *key, row["offset"], most)
+
+    # -- what there may have been ---------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Bytes in which messages may have lain that are not there."""
+        files = self._facts.log.files
+        behind = max(0, files[-1].end - self._facts.end) if files else 0
+        return self._facts.holes + behind + max((file.size for file in files), default=0)
+
+    def _smallest(self, number: int) -> int:
+        """Bytes of the smallest of a queue's last messages; of any message where none has a row."""
+        state = self._queues.states[number]
+        least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
+        if not isinstance(state.found, ConsumeQueue) or not state.found.files:
+            return least
+        with closing(state.found) as queue:
+            end = min(queue.disk_end, state.found_end)
+            first = max(queue.first_index, end - _ROWS)
+            rows = queue.units(first, end - first) if end > first else None
+        if rows is None:
+            return least
+        sizes = rows["size"][valid(rows) & (rows["size"] != FILLER.size)]
+        return max(least, int(sizes.min())) if len(sizes) else least
+
+    def _went_on(self, number: int) -> bool:
+        """Whether anything but offsets says that there was more than this log and this queue."""
+        saved, state = self._store.checkpoint, self._queues.states[number]
+        last = self._facts.last_time
+        if self._store.has_abort or saved is None or not state.found_end or last is None:
+            return True
+        when = max(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+        return when > last or saved.confirm_phy_offset > self._facts.end
+
+    def _known_end(self, number: int) -> int:
+        """Behind the last queue offset of which a row or a message tells; 0 without any."""
+        state = self._queues.states[number]
+        on_disk = 0
+        if isinstance(state.found, ConsumeQueue) and state.found.files:
+            with closing(state.found) as queue:
+                on_disk = max(queue.disk_end, state.found_end)
+                on_disk = on_disk if on_disk > queue.first_index else 0
+        return max(on_disk, state.end, self._facts.seen.get(number, 0))
+
+    def _began_anew(self, number: int) -> bool:
+        """Whether a queue begins with 0 in a log that does not: its topic may have been deleted
+        and made again, and offsets of the old one tell nothing.
+        """
+        queue, log = self._queues.states[number].found, self._facts.log
+        if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.files:
+            return False
+        with closing(queue):
+            unit = queue.unit(0)
+        return unit is not None and unit != FILLER and unit.physical_offset >= log.min_offset
+
+
+def batch_end(state: QueueState, end: int | None) -> int:
+    """The queue offset behind the last message of a batch queue whose log ends at ``end``."""
+    assert isinstance(state.found, BatchQueue) or state.found is None
+    return 0 if state.found is None else state.found.bounds(0, end)[1]
+
+
+def _named(reached: list[_Reached]) -> str:
+    """``g at 1000000 in orders/0, which ends at 81``, the first of them."""
+    first = [f"{position.group} at {position.offset} in {position.topic}/{position.queue_id}, "
+             f"which ends at {position.max_offset}"
+             for position in (one.position for one in reached[:_NAMED])]
+    more = len(reached) - len(first)
+    return "; ".join(first) + (f"; and {more} more" if more > 0 else "")
