@@ -19,14 +19,8 @@ from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.store import Store
 from tests.adversary.writer import Layout, Writer
 from tests.support import cli
+from tests.support.holder import held
 
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 READERS = (("info",), ("offsets",), ("stats",), ("read", "--fields", "topic"),
            ("read", "--topic", "orders", "--fields", "topic"),
            ("query", "key", "--topic", "orders", "--key", "hot"))
@@ -35,12 +29,12 @@ FINE = ("moving picture", "no consumequeue for queue 3", "as a broker is writing
 
 
 @contextmanager
-def _process(*words: object) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, *map(str, words)], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
+def _broker(*words: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-m", "tests.adversary.broker", *map(str, words)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().strip() in ("held", "running")
+        assert process.stdout.readline() == "running\n"
         yield process
     finally:
         process.kill()
@@ -70,7 +64,7 @@ def _look(folder: Path) -> int:
     *(pytest.param(40, seed, marks=pytest.mark.exhaustive) for seed in (2, 3, 4))])
 def test_nothing_is_wrong_beside_a_running_broker(tmp_path: Path, seconds: int,
                                                   seed: int) -> None:
-    with _process("-m", "tests.adversary.broker", tmp_path, seconds + 30, seed):
+    with _broker(tmp_path, seconds + 30, seed):
         until, counts = time.monotonic() + seconds, []
         while time.monotonic() < until or len(counts) < 2:
             counts.append(_look(tmp_path))
@@ -101,7 +95,7 @@ def test_a_record_that_becomes_whole_is_no_finding(tmp_path: Path) -> None:
             log.seek(place)
             log.write(rest)
 
-    with _process("-c", HOLD, tmp_path / "lock"):
+    with held(tmp_path):
         later = Timer(0.2, write_rest)
         later.start()
         found = cli.run("verify", tmp_path, "-o", "json").expect(0).json()
@@ -111,7 +105,7 @@ def test_a_record_that_becomes_whole_is_no_finding(tmp_path: Path) -> None:
 
 def test_a_record_that_stays_torn_is_said(tmp_path: Path) -> None:
     _torn(tmp_path)
-    with _process("-c", HOLD, tmp_path / "lock"):
+    with held(tmp_path):
         found = cli.run("verify", tmp_path, "-o", "json").json()
     assert "in-progress" in [one["category"] for one in found["findings"]]
     assert "torn-tail" in [one["category"] for one in cli.run(
@@ -125,7 +119,7 @@ def test_rows_beyond_the_log_stay_findings_beside_a_broker(tmp_path: Path) -> No
         writer.put("orders", b"x" * 300, keys=f"k{number}")
     writer.tear(writer.puts[12].physical)
     writer.write(tmp_path)
-    with _process("-c", HOLD, tmp_path / "lock"):
+    with held(tmp_path):
         found = cli.run("verify", tmp_path, "-o", "json").expect(1).json()
     assert {"cq-ahead", "index-ahead"} <= {one["category"] for one in found["findings"]}
 
@@ -141,7 +135,7 @@ def test_the_newest_index_file_is_found_behind_a_clock_that_was_set_back(tmp_pat
     newest = writer.index[-1]
     assert newest.name == min(one.name for one in writer.index)
     file = folder / "index" / newest.name
-    with _process("-c", HOLD, folder / "lock"), Store.open(folder) as store:
+    with held(folder), Store.open(folder) as store:
         assert store.snapshot is not None
         number, physical, seconds, _ = newest.entry[-1]
         with file.open("r+b") as opened:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.adversary.writer import UNIT, Header, Layout, Put, Writer
 from tests.support.cli import run
+from tests.support.holder import held
 
 SIZES = ("--index-slots", "16", "--index-max", "64")
 JSON = ("-o", "json")
@@ -303,16 +302,8 @@ def test_beside_a_running_broker_what_leads_beyond_is_newer(tmp_path: Path) -> N
     writer.offsets["orders", "billing"] = {0: writer.next_offset["orders", 0]}
     torn(writer, 100)
     store = writer.write(tmp_path / "s")
-    hold = ("import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
-            "fcntl.lockf(file, fcntl.LOCK_EX, 1)\nprint('held', flush=True)\nsys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", hold, str(store / "lock")],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held(store):
         found = run("preflight", store, *SIZES, *JSON).json()
-    finally:
-        holder.communicate(b"")
     assert found["messages_already_lost"] == 0
     assert found["offsets_beyond_end"] == []
 

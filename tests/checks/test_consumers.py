@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from tests.adversary.test_lost import JSON, SIZES, SMALL, filled, torn
 from tests.adversary.writer import Header, Layout, Put, Writer
 from tests.support import snapshot
 from tests.support.cli import run
+from tests.support.holder import held
 
 QUEUE = ("orders", 0)
 
@@ -237,16 +236,8 @@ def test_beside_a_running_broker_positions_may_be_newer_than_the_queues(tmp_path
     writer = filled()
     writer.offsets["orders", "g"] = {0: writer.next_offset[QUEUE] + 1, 1: 7}
     store = writer.write(tmp_path / "s")
-    hold = ("import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
-            "fcntl.lockf(file, fcntl.LOCK_EX, 1)\nprint('held', flush=True)\nsys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", hold, str(store / "lock")],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held(store):
         found = impact(store, 0)
-    finally:
-        holder.communicate(b"")
     assert of_queue(found, "g")["beyond_end"] is None
     assert any("a broker runs" in note for note in found["notes"])
     assert of_queue(impact(store), "g")["beyond_end"] == 1

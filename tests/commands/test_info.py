@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
 from tests.support import tiny as tiny_stores
+from tests.support.holder import held
 
 
 def test_the_names_of_the_contract(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
@@ -71,16 +72,9 @@ def test_many_topics_are_summed_up(tmp_path, rmqctl: Runner) -> None:
 
 
 def test_a_held_lock(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    code = ("import fcntl,sys;f=open(sys.argv[1],'r+');fcntl.lockf(f,fcntl.LOCK_EX,1,0);"
-            "print(1,flush=True);sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code, tiny.root / "lock"],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with held(tiny.root) as holder:
         found = rmqctl("info", tiny.root, "-o", "json").expect(0).json()
         text = rmqctl("info", tiny.root, "-o", "plain").expect(0).out
-        assert holder.stdin is not None
-        holder.stdin.close()
     assert {name: found["lock"][name] for name in ("held", "pid", "kind")} == {
         "held": True, "pid": holder.pid, "kind": "fcntl"}
     assert f"held by process {holder.pid} (fcntl)" in text

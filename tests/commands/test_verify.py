@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores
+from tests.support.holder import KINDS, held
 
 COVERAGE = {"bytes_total", "messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
             "bytes_damaged", "bytes_unverifiable"}
@@ -165,32 +163,18 @@ def test_it_writes_nothing_into_the_store(words: list[str], tiny: tiny_stores.Ti
     assert sorted(path for path in tiny.root.rglob("*")) == before
 
 
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-(fcntl.lockf if sys.argv[2] == "fcntl" else fcntl.flock)(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("kind", ["fcntl", "flock"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_running_broker_makes_a_moving_picture(kind: str, tiny: tiny_stores.Tiny,
                                                  rmqctl) -> None:
     """A torn last record is then one in progress, and what is not dispatched yet no damage."""
     file, position = tiny.place(tiny.log_end)
     damage.write(tiny.root, file, position, tiny.messages[-1].raw[:70])
     assert rmqctl("verify", tiny.root).code == 1
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tiny.root / "lock"), kind],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held(tiny.root, kind) as holder:
         run = rmqctl("verify", tiny.root, "-o", "json").expect(0)
         assert str(holder.pid) in run.err
         assert kind in run.err
         assert [one["category"] for one in run.json()["findings"]] == ["in-progress"]
-        holder.kill()
-    assert fcntl.F_GETLK  # the probe needs nothing but the platform
 
 
 def test_not_a_store(tmp_path: Path, rmqctl) -> None:

@@ -23,31 +23,7 @@ from tests.engine_write.durable import (
 )
 from tests.support import snapshot
 from tests.support.cli import DROPPED_ENV, QUIET_ENV
-
-HOLDER = """
-import fcntl, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
-if sys.argv[2] == "fcntl":
-    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, 0)
-else:
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-print("held", flush=True)
-sys.stdin.read()
-"""
-KINDS = ("fcntl", "flock")
-
-
-@contextmanager
-def held(root: Path, kind: str) -> Iterator[int]:
-    """The lock is held as a Java (fcntl) or Rust (flock) broker holds it; the holder's PID."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(root / "lock"), kind], text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == "held\n"
-        try:
-            yield process.pid
-        finally:
-            process.stdin.close()
-            process.wait(20)
+from tests.support.holder import KINDS, held
 
 
 @contextmanager
@@ -90,13 +66,13 @@ def commands(root: Path, source: Path) -> list[tuple[str | Path, ...]]:
 def test_a_broker_has_the_store(store, tmp_path, rmqctl, kind, dry_run):
     source = tmp_path / "source"
     source.write_bytes(lines(1000, 3))
-    with held(store, kind) as pid:
+    with held(store, kind) as holder:
         for words in commands(store, source):
             if dry_run and words[0] == "topic":
                 continue  # reads one small file, whoever has the store
             with snapshot.assert_unchanged(store):
                 done = rmqctl(*words, *(["--dry-run"] if dry_run else [])).expect(4)
-            assert str(pid) in done.err, done.describe()
+            assert str(holder.pid) in done.err, done.describe()
             assert str(store) in done.err
             assert done.out == ""
         with snapshot.assert_unchanged(store):

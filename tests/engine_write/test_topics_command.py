@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from rmqctl.files.lock import StoreLock
 from tests.conftest import GoldenFolder, Runner
 from tests.engine_write.faults import failing
 from tests.support import snapshot
+from tests.support.holder import held
 from tests.support.tiny import Tiny
-
-HOLDER = ("import fcntl, sys\nlock = open(sys.argv[1] + '/lock', 'r+b')\n"
-          "fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)\nprint('held', flush=True)\nsys.stdin.read()\n")
 
 
 @pytest.fixture
@@ -29,12 +26,8 @@ def store(tmp_path: Path, rmqctl: Runner) -> Path:
 @pytest.fixture
 def broker(store: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the store's lock as a Java broker does."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, store], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with held(store) as process:
         yield process
-        process.kill()
 
 
 def topic(store: Path, name: str) -> dict[str, object]:

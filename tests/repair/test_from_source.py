@@ -6,8 +6,6 @@ import dataclasses
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tests.conftest import GoldenFolder
 from tests.repair import damage
 from tests.support import snapshot
 from tests.support.cli import Result, run
+from tests.support.holder import held
 from tests.support.share import sample
 
 JSON = ("-o", "json")
@@ -26,12 +25,6 @@ APPLY = ("--apply", "--yes", *JSON)
 STORES = ["4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/appendcrc/store",
           "5.3.3/multipath/store", "5.3.3/batchcq/store", "4.9.3/transaction/store",
           "5.3.3/ipv6/store", "5.3.3/lmq/store"]
-HOLD = """import fcntl, sys
-with open(sys.argv[1], "r+b") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    print(flush=True)
-    sys.stdin.read()
-"""
 SIZES = ("--index-slots", "16", "--index-max", "64")
 SMALL = Layout(log_file_size=8 << 10, queue_file_units=20)
 
@@ -303,16 +296,9 @@ def test_a_source_that_is_held_is_read_to_a_fixed_end(golden: GoldenFolder,
     source = snapshot.copy_tree(golden("5.3.3/basic/store"), tmp_path / "slave")
     middle_file_gone(store)
     assert "holds it" not in recover(store, source).expect(0).err
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(source / "lock")], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with held(source) as holder:
         result = recover(store, source, options=APPLY).expect(0)
         assert f"process {holder.pid} holds it" in result.err
-    finally:
-        holder.communicate()
     assert log_of(store) == whole
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +14,7 @@ from tests.adversary.test_lost import SIZES, filled
 from tests.adversary.writer import Writer
 from tests.support import snapshot
 from tests.support.cli import Result, run
+from tests.support.holder import held
 
 JSON = ("-o", "json")
 
@@ -202,14 +201,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_beside_a_broker_nothing_is_changed(tmp_path: Path) -> None:
     store = store_of(tmp_path)
-    hold = ("import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
-            "fcntl.lockf(file, fcntl.LOCK_EX, 1)\nprint('held', flush=True)\nsys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", hold, str(store / "lock")],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with snapshot.assert_unchanged(store):
-            reset(store, "--to", "latest", "--apply", *JSON).expect(4)
-    finally:
-        holder.communicate(b"")
+    with held(store), snapshot.assert_unchanged(store):
+        reset(store, "--to", "latest", "--apply", *JSON).expect(4)

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from tests.repair.accidents import bytes_of, faults_of, kills_of
 from tests.support import snapshot
 from tests.support.cli import Result
 from tests.support.golden import GoldenSet, all_sets, clean_stores
+from tests.support.holder import KINDS, held
 from tests.support.share import sample
 from tests.support.tiny import Tiny
 
@@ -26,12 +25,6 @@ DAMAGED = [each for each in all_sets() if each.is_damaged]
 SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
 """The configuration of all damage sets, for where no file is left to tell it."""
 JSON = ("-o", "json")
-HOLDER = """import fcntl, sys
-file = open(sys.argv[1], "r+")
-{call}
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def intact(run: Run, root: Path) -> set[str]:
@@ -171,16 +164,9 @@ def test_wrong_words(rmqctl: Run, tiny: Tiny, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("strategy", ["salvage", "broker"])
 def test_a_held_store(rmqctl: Run, golden_copy: Folder, strategy: str) -> None:
     root = golden_copy("5.3.3/crash-crc/before")
-    for call in ("fcntl.lockf(file, fcntl.LOCK_EX, 1)", "fcntl.flock(file, fcntl.LOCK_EX)"):
-        with subprocess.Popen(
-                [sys.executable, "-c", HOLDER.format(call=call), str(root / "lock")],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "held\n"
-            was = snapshot.take(root)
+    for kind in KINDS:
+        with held(root, kind), snapshot.assert_unchanged(root):
             rmqctl("recover", root, "--strategy", strategy, "--apply", "--yes").expect(4)
-            assert snapshot.take(root) == was
-            other.communicate("")
 
 
 @pytest.mark.parametrize("strategy", ["salvage", "broker"])

@@ -17,6 +17,7 @@ from tests.conftest import GoldenFolder
 from tests.repair.cutting import content, offsets, troubles
 from tests.support import damage, snapshot
 from tests.support.cli import QUIET_ENV, Result
+from tests.support.holder import held
 from tests.support.share import RUN
 
 Run = Callable[..., Result]
@@ -135,18 +136,9 @@ def test_a_held_store_is_planned_with_a_warning_and_not_changed(
         which: int, golden_copy: GoldenFolder, rmqctl_process: Run) -> None:
     root = golden_copy("5.3.3/basic/store")
     words = commands(root)[which]
-    hold = ("import fcntl,sys\nf=open(sys.argv[1],'r+')\nfcntl.lockf(f,fcntl.LOCK_EX,1)\n"
-            "print('held',flush=True)\nsys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", hold, str(root / "lock")],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with snapshot.assert_unchanged(root):
-            assert "holds the store" in rmqctl_process(*words).expect(0).err
-            rmqctl_process(*words, "--apply", "--yes").expect(4)
-    finally:
-        holder.communicate(b"")
+    with held(root), snapshot.assert_unchanged(root):
+        assert "holds the store" in rmqctl_process(*words).expect(0).err
+        rmqctl_process(*words, "--apply", "--yes").expect(4)
 
 
 def test_an_interrupted_repair_is_reported_and_completed(golden_copy: GoldenFolder,

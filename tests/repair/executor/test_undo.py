@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -25,6 +23,7 @@ from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.executor import samples
 from tests.repair.executor.test_apply import LOG, QUEUE, apply
 from tests.support import snapshot
+from tests.support.holder import KINDS, held
 
 
 @pytest.fixture
@@ -291,27 +290,14 @@ def test_a_copy_is_known_by_its_bytes(root, folder, inode, times):
 
 # -- the lock ---------------------------------------------------------------------------------
 
-HOLDER = """import fcntl, sys
-file = open(sys.argv[1], "r+b")
-{take}
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("take", ["fcntl.lockf(file, fcntl.LOCK_EX, 1)",
-                                  "fcntl.flock(file, fcntl.LOCK_EX)"])
-def test_a_held_store_is_left_alone(root, rmqctl, take):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_held_store_is_left_alone(root, rmqctl, kind):
     samples.repair(root)
-    with subprocess.Popen([sys.executable, "-c", HOLDER.format(take=take), str(root / "lock")],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline() == "held\n"
-        with snapshot.assert_unchanged(root):
-            with pytest.raises(StoreHeldError, match=f"held by process {holder.pid}"):
-                apply(root, Create("new", b"x"))
-            with pytest.raises(StoreHeldError):
-                undo(root)
-            assert f"process {holder.pid}" in rmqctl("undo", root, "--yes").expect(4).err
-            rmqctl("undo", root, "--list").expect(0)
-        holder.stdin.close()
+    with held(root, kind) as holder, snapshot.assert_unchanged(root):
+        with pytest.raises(StoreHeldError, match=f"held by process {holder.pid}"):
+            apply(root, Create("new", b"x"))
+        with pytest.raises(StoreHeldError):
+            undo(root)
+        assert f"process {holder.pid}" in rmqctl("undo", root, "--yes").expect(4).err
+        rmqctl("undo", root, "--list").expect(0)
     undo(root)
