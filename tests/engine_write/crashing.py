@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-CHANGING = ("pwrite", "pwritev", "fsync", "fdatasync", "ftruncate", "unlink", "rename", "link",
-            "mkdir", "open")
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-REAL = {name: getattr(os, name) for name in CHANGING}
+from tests.support.deaths import Left, Tell, Trap, in_child
+
 READ_SIZE = 700
 """Bytes of input that one read gives: two or three lines, as from a slow pipe."""
-MODES = ("before", "torn", "after")
 
 
 class Crasher:
@@ -74,116 +67,12 @@ class Crasher:
 # -- in the child ---------------------------------------------------------------------------------
 
 
-class Disk:
-    """What of a tree would survive a power failure: only what was forced.
-
-    Content survives by fsync of the file, names by fsync of the folder. Everything that is there
-    at the beginning has been forced.
-    """
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._content: dict[int, bytes] = {}
-        self._names: dict[str, dict[str, tuple[int, bool]]] = {}
-        self._kept: list[int] = []
-        for folder, _, files in os.walk(root):
-            self._folder(folder)
-            for name in files:
-                if name != "lock":
-                    fd = REAL["open"](os.path.join(folder, name), os.O_RDONLY)
-                    self._file(fd)
-                    self._kept.append(fd)  # keeps its inode number from being used again
-
-    def forced(self, fd: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        if os.path.isdir(path):  # of a file without a name the path is made up
-            self._folder(path)
-            return
-        if self._file(fd):
-            self._kept.append(os.dup(fd))
-
-    def _file(self, fd: int) -> bool:
-        about = os.fstat(fd)
-        new = about.st_ino not in self._content
-        self._content[about.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
-        return new
-
-    def _folder(self, path: str) -> None:
-        with os.scandir(path) as entries:
-            self._names[path] = {one.name: (one.inode(), one.is_dir()) for one in entries}
-
-    def write(self, target: str, newest: tuple[str, ...]) -> None:
-        """The tree after a power failure; of ``newest`` the system had written everything."""
-        self._write(self.root, target, newest)
-
-    def _write(self, folder: str, target: str, newest: tuple[str, ...]) -> None:
-        REAL["mkdir"](target)
-        fresh = os.path.relpath(folder, self.root).split(os.sep)[0] in newest
-        names = dict(self._names.get(folder, {}))
-        if fresh:
-            with os.scandir(folder) as entries:
-                names = {one.name: (one.inode(), one.is_dir()) for one in entries}
-        for name, (inode, is_folder) in names.items():
-            path, there = os.path.join(folder, name), os.path.join(target, name)
-            if is_folder:
-                self._write(path, there, newest)
-                continue
-            data = self._content.get(inode, b"")
-            if fresh:
-                data = Path(path).read_bytes()
-            with open(there, "wb") as file:
-                file.write(data)
-
-
-NEWEST = {"forced": (), "log": ("commitlog",),
-          "rest": ("consumequeue", "index", "consumequeue_ext")}
+NEWEST = {"forced": Left(), "log": Left(whole=("commitlog",)),
+          "rest": Left(whole=("consumequeue", "index", "consumequeue_ext"))}
 """What the system wrote by itself before the power failed, by the name of the folder it gets."""
 
 
-class Trap:
-    """Counts the calls that change something and springs at one of them."""
-
-    def __init__(self, job: dict[str, Any], tell: Callable[[int], None]) -> None:
-        self.calls = 0
-        self._job, self._tell = job, tell
-        self._power = job["power"]
-        self._disk = Disk(job["root"]) if self._power else None
-        self._still = threading.Lock()
-
-    def arm(self) -> None:
-        for name in CHANGING:
-            setattr(os, name, self._wrap(name, REAL[name]))
-
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            if name == "open" and not args[1] & _WRITING:
-                return real(*args, **more)
-            self.calls += 1
-            here = self.calls == self._job["at"]
-            if here and self._job["mode"] != "after":
-                if self._job["mode"] == "torn" and name == "pwrite":
-                    real(args[0], memoryview(args[1])[:max(1, len(args[1]) // 2)], args[2])
-                self._die()
-            found = real(*args, **more)
-            if self._disk is not None and name in ("fsync", "fdatasync"):
-                with self._still:
-                    self._disk.forced(args[0])
-            if here:
-                self._die()
-            return found
-        return call
-
-    def _die(self) -> None:
-        if self._disk is not None:
-            self._still.acquire()  # for good: what other threads force now comes too late
-            for name, newest in NEWEST.items():
-                self._disk.write(f"{self._power}-{name}", newest)
-        self._tell(self.calls)
-        os.kill(os.getpid(), signal.SIGKILL)
-        signal.pause()
-
-
-def _child(job: dict[str, Any], tell: Callable[[int], None]) -> int:
+def _child(job: dict[str, Any], tell: Tell) -> int:
     from rmqctl.cli import main
     from rmqctl.engine.input.lines import LineReader
 
@@ -194,17 +83,13 @@ def _child(job: dict[str, Any], tell: Callable[[int], None]) -> int:
         os.close(opened)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     LineReader.__init__.__kwdefaults__["read_size"] = READ_SIZE
-    trap = Trap(job, tell)
+    trap = Trap(job["at"], job["mode"], tell, Path(job["root"]), job["power"], NEWEST)
     trap.arm()
     code = main(job["args"])
     sys.stdout.flush()
     sys.stderr.flush()
     tell(trap.calls)
     return code
-
-
-def _tell(fd: int, calls: int) -> None:
-    os.write(fd, str(calls).encode())
 
 
 def _serve() -> None:
@@ -216,24 +101,8 @@ def _serve() -> None:
     import rmqctl.tiered.index.writer  # noqa: F401
 
     for text in sys.stdin:
-        job = json.loads(text)
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                code = _child(job, partial(_tell, write))
-            except BaseException:  # noqa: BLE001  # nothing may get back into the loop
-                traceback.print_exc()
-                code = 99
-            sys.stderr.flush()
-            os._exit(code)
-        os.close(write)
-        status = os.waitpid(child, 0)[1]
-        calls = int(os.read(read, 100) or 0)
-        os.close(read)
-        killed = os.WIFSIGNALED(status)
-        answer = {"killed": killed, "calls": calls,
-                  "code": -1 if killed else os.waitstatus_to_exitcode(status)}
+        killed, code, calls = in_child(partial(_child, json.loads(text)))
+        answer = {"killed": killed, "calls": calls, "code": code}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

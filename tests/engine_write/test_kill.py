@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Runner
-from tests.engine_write.crashing import MODES, NEWEST, Crasher
+from tests.engine_write.crashing import NEWEST, Crasher
 from tests.engine_write.durable import (
     acknowledged,
     append,
@@ -28,6 +28,7 @@ from tests.engine_write.durable import (
     old_lines,
 )
 from tests.support.cli import DROPPED_ENV, QUIET_ENV
+from tests.support.deaths import MODES
 from tests.support.share import sample
 
 APPEND = ("-", "--flush", "sync", "-o", "jsonl")

@@ -16,9 +16,7 @@ import errno
 import hashlib
 import os
 import shutil
-import signal
 import stat
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,18 +25,20 @@ from rmqctl.errors import RmqctlError
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.executor.journal import history
 from tests.engine_write.files_support import failing
-from tests.support import snapshot
+from tests.support import deaths, snapshot
+from tests.support.deaths import CALLS, MODES, Left, Tell, Trap
 
 Command = Callable[[Path], Any]
 MakeStore = Callable[[Path], Any]
 State = dict[str, tuple[str, int, str]]
 """Path below the root -> (kind, modification time in ns, content); without .rmqctl and lock."""
 
-CALLS = ("open", "pwrite", "pwritev", "write", "fsync", "fdatasync", "rename", "link", "ftruncate",
-         "mkdir", "unlink", "rmdir")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
 LEFT_OUT = (".rmqctl", "lock")
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+VARIANTS = {"forced": Left(), "names": Left(names=True),
+            "own": Left(moved=True, whole=(".rmqctl",))}
+"""What a power failure leaves: only what was forced; all names, but only forced content; what is
+below .rmqctl with new names and those that went, and else what was forced."""
 
 
 # -- what a store is --------------------------------------------------------------------------
@@ -206,17 +206,17 @@ def kills_of(command: Command, make_store: MakeStore, folder: Path, *,
     """
     trial = Trial(command, make_store, folder, undo=undo, exact=exact)
     trial.fresh()
-    calls = _in_child(trial, 0, "before", None)[1]
+    calls = in_child(trial, 0, "before")[1]
     if points is None:
         points = range(1, calls + 1)
         if most is not None and calls > most:
             points = sorted({1 + number * (calls - 1) // (most - 1) for number in range(most)})
     count = 0
     for number in points:
-        mode = ("before", "torn", "after")[number % 3]
+        mode = MODES[number % 3]
         trial.fresh()
         lost = folder / "power" if power else None
-        killed, _ = _in_child(trial, number, mode, lost)
+        killed, _ = in_child(trial, number, mode, lost)
         assert killed, f"no call {number}"
         count += 1
         if lost is not None:
@@ -231,163 +231,18 @@ def kills_of(command: Command, make_store: MakeStore, folder: Path, *,
     return count
 
 
-def _in_child(trial: Trial, at: int, mode: str, power: Path | None) -> tuple[bool, int]:
+def in_child(trial: Trial, at: int, mode: str, power: Path | None = None) -> tuple[bool, int]:
     """(killed, number of calls) of the command in a child that dies at its call ``at``."""
     for variant in VARIANTS if power is not None else ():
         shutil.rmtree(f"{power}-{variant}", ignore_errors=True)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(read)
-        try:
-            trap = _Trap(at, mode, trial.root, power)
-            trap.arm()
-            _succeeds(trial.command, trial.root)
-            os.write(write, str(trap.calls).encode())
-        except BaseException:  # noqa: BLE001  # nothing may get back into the test
-            traceback.print_exc()
-            os._exit(99)
-        os._exit(0)
-    os.close(write)
-    status = os.waitpid(child, 0)[1]
-    answer = int(os.read(read, 100) or 0)
-    os.close(read)
-    killed = os.WIFSIGNALED(status)
-    assert killed or status == 0, "the command failed in the child"
-    return killed, answer
 
+    def work(tell: Tell) -> int:
+        trap = Trap(at, mode, tell, trial.root, None if power is None else str(power), VARIANTS)
+        trap.arm()
+        _succeeds(trial.command, trial.root)
+        tell(trap.calls)
+        return 0
 
-class _Trap:
-    def __init__(self, at: int, mode: str, root: Path, power: Path | None) -> None:
-        self.calls, self._at, self._mode, self._power = 0, at, mode, power
-        self._disk = Disk(root) if power is not None else None
-
-    def arm(self) -> None:
-        for name in CALLS:
-            setattr(os, name, self._wrap(name, getattr(os, name)))
-
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            if name == "open" and not args[1] & _WRITING:
-                return real(*args, **more)
-            self.calls += 1
-            here = self.calls == self._at
-            if here and self._mode != "after":
-                if self._mode == "torn" and name in ("pwrite", "write"):
-                    real(args[0], memoryview(args[1])[:max(1, len(args[1]) // 2)], *args[2:])
-                self._die()
-            try:
-                found = real(*args, **more)
-                if self._disk is not None and name in ("fsync", "fdatasync"):
-                    self._disk.forced(args[0], data_only=name == "fdatasync")
-            finally:
-                if here:
-                    self._die()
-            return found
-        return call
-
-    def _die(self) -> None:
-        if self._disk is not None:
-            for variant in VARIANTS:
-                self._disk.write(Path(f"{self._power}-{variant}"), variant)
-        os.kill(os.getpid(), signal.SIGKILL)
-        signal.pause()
-
-
-# -- power failures ---------------------------------------------------------------------------
-
-VARIANTS = ("forced", "names", "own")
-"""What is there afterwards: only what was forced; all names, but only forced content; what is
-below .rmqctl with new names and those that went, and else what was forced."""
-_REAL = {name: getattr(os, name) for name in ("open", "mkdir", "write")}
-
-
-class Disk:
-    """What of a tree survives: content by fsync of the file, names by fsync of the folder.
-
-    A folder is known by its inode, so it keeps its content when it is moved; moving one is
-    atomic, as it is in a file system with a journal. Files are not so lucky: between the two
-    folders of a rename a file may have both names.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._content: dict[int, tuple[bytes, int, int]] = {}
-        self._names: dict[int, dict[str, tuple[int, str]]] = {}
-        self._held: list[int] = []  # keeps inode numbers from being used again
-        self._real_open, self._real_write = os.open, os.write
-        for folder, _, files in os.walk(root):
-            self._folder(os.open(folder, os.O_RDONLY), folder)
-            for name in files:
-                path = os.path.join(folder, name)
-                if name != "lock" and not os.path.islink(path):
-                    fd = os.open(path, os.O_RDONLY)
-                    self._file(fd, data_only=False)
-
-    def forced(self, fd: int, *, data_only: bool) -> None:
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        if os.path.basename(path) == "lock":  # opening it again would drop the lock
-            return
-        again = self._real_open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-        if os.path.isdir(path):
-            self._folder(again, path)
-        else:
-            self._file(again, data_only=data_only)
-
-    def _file(self, fd: int, *, data_only: bool) -> None:
-        self._held.append(fd)
-        about = os.fstat(fd)
-        before = self._content.get(about.st_ino)
-        time = before[1] if before is not None and data_only else about.st_mtime_ns
-        data = os.pread(fd, about.st_size, 0) if about.st_size else b""
-        self._content[about.st_ino] = data, time, about.st_mode
-
-    def _folder(self, fd: int, path: str) -> None:
-        self._held.append(fd)
-        with os.scandir(path) as entries:
-            names = {one.name: (one.inode(), _kind(one)) for one in entries}
-        moved = {inode for inode, kind in names.values() if kind == "folder"}
-        for other in self._names.values():
-            for name in [name for name, (inode, _) in other.items() if inode in moved]:
-                del other[name]
-        self._names[os.fstat(fd).st_ino] = names
-
-    def write(self, target: Path, variant: str) -> None:
-        self._write(str(self._root), os.stat(self._root).st_ino, str(target), variant, fresh=False)
-
-    def _write(self, path: str | None, inode: int, target: str, variant: str, *,
-               fresh: bool) -> None:
-        """``path`` is where the folder lies now, None if that is not known."""
-        _REAL["mkdir"](target)
-        names = dict(self._names.get(inode, {}))
-        if path is not None and variant != "forced":
-            with os.scandir(path) as entries:
-                now = {one.name: (one.inode(), _kind(one)) for one in entries}
-            # Where folders lie is one thing in the whole tree: never in two places, nor in none.
-            names = now if variant == "names" else {
-                **{name: one for name, one in names.items() if one[1] == "file"},
-                **{name: one for name, one in now.items() if fresh or one[1] == "folder"}}
-        for name, (number, kind) in names.items():
-            here = os.path.join(path, name) if path is not None else None
-            if here is not None and (not os.path.lexists(here)
-                                     or os.lstat(here).st_ino != number):
-                here = None
-            there = os.path.join(target, name)
-            if kind == "folder":
-                self._write(here, number, there, variant,
-                            fresh=fresh or (variant == "own" and name == ".rmqctl"))
-                continue
-            data, time, mode = self._content.get(number, (b"", 0, 0o100644))
-            if fresh and here is not None:
-                data, time = Path(here).read_bytes(), os.stat(here).st_mtime_ns
-            fd = self._real_open(there, os.O_WRONLY | os.O_CREAT, 0o600)
-            view = memoryview(data)
-            while view:
-                view = view[self._real_write(fd, view):]
-            os.fchmod(fd, stat.S_IMODE(mode))
-            os.utime(fd, ns=(time, time))
-            os.close(fd)
-
-
-def _kind(entry: os.DirEntry[str]) -> str:
-    return "folder" if entry.is_dir(follow_symlinks=False) else "file"
+    killed, code, calls = deaths.in_child(work)
+    assert killed or not code, "the command failed in the child"
+    return killed, calls

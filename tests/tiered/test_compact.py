@@ -20,8 +20,8 @@ from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry, parse
 from rmqctl.tiered.files.opening import open_reader, open_writer
 from rmqctl.tiered.index import compacted_form, compaction
 from rmqctl.tiered.index.writer import IndexWriter
-from tests.engine_write.crashing import MODES
 from tests.engine_write.faults import broken, failing, out_of_space
+from tests.support.deaths import MODES
 from tests.tiered.index_model import Clock
 from tests.tiered.test_compact_form import DONE, INDEX, LIVE, model
 from tests.tiered.test_index_writer import feed_all, some
@@ -201,7 +201,7 @@ def test_damage_of_the_file_is_reported(golden_copy, rmqctl) -> None:
 def upload(root: Path, metadata: Metadata, path: Path) -> compaction.Uploaded:
     writer = open_writer(str(root))
     try:
-        with compaction.opened(str(path), 4, 50) as file:
+        with compacted_form.opened(str(path), 4, 50) as file:
             return compaction.upload(writer, metadata, *OWNER, file, 77)
     finally:
         writer.close()
@@ -273,7 +273,8 @@ def test_parts_and_another_provider(one, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(compacted_form, "PART_ITEMS", 7)
     for url in (f"memory://compact-{os.getpid()}", f"file://{tmp_path}/behind"):
         metadata = Metadata()
-        with closing(open_writer(url)) as writer, compaction.opened(str(path), 4, 50) as file:
+        with closing(open_writer(url)) as writer, compacted_form.opened(
+                str(path), 4, 50) as file:
             done = compaction.upload(writer, metadata, *OWNER, file, 77)
             assert writer.read(done.path, 0, len(whole) + 1) == whole
         with closing(open_reader(url)) as reader:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_write.crashing import MODES, Crasher
+from tests.engine_write.crashing import Crasher
 from tests.engine_write.faults import broken, failing, out_of_space
 from tests.support import cli
+from tests.support.deaths import MODES
 from tests.tiered.dispatching import (
     BROKER,
     METADATA,

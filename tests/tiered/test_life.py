@@ -25,9 +25,10 @@ from rmqctl.formats.tiered.names import INDEX, KINDS
 from rmqctl.store.store import Store
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.verify import Options, Verification, verdict
-from tests.engine_write.crashing import MODES, Crasher
+from tests.engine_write.crashing import Crasher
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot
+from tests.support.deaths import MODES
 from tests.tiered.dispatching import (
     BROKER,
     METADATA,

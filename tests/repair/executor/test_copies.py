@@ -18,12 +18,13 @@ from rmqctl.repair.executor.journal import Record, history, pending
 from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
 from rmqctl.scan.overlay import Piece
-from tests.repair.accidents import Trial, _in_child, bytes_of, undo_all
+from tests.repair.accidents import Trial, bytes_of, in_child, undo_all
 from tests.repair.executor import samples
 from tests.repair.executor.test_apply import LOG, apply
 from tests.repair.executor.test_faults import applied
 from tests.repair.executor.test_undo import interrupt
 from tests.support import snapshot
+from tests.support.deaths import MODES
 from tests.support.share import RUN
 
 # -- killed, then copied ----------------------------------------------------------------------
@@ -66,12 +67,12 @@ def test_killed_and_copied(folder: Path, command: str, name: str) -> None:
     trial = Trial(run, make, folder, undo=False, exact=command == "undo")
     before = trial.old_bytes if command == "apply" else trial.new_bytes
     trial.fresh()
-    calls = _in_child(trial, 0, "before", None)[1]
+    calls = in_child(trial, 0, "before")[1]
     first = RUN.number(f"{command} {name}") % 12
     for number in range(1 + first, calls + 1, 1 if RUN.exhaustive else 12):
         for action, wanted in ((run, trial.new_bytes), (undo_all, before)):
             trial.fresh()
-            _in_child(trial, number, ("before", "torn", "after")[number % 3], None)
+            in_child(trial, number, MODES[number % 3])
             left = snapshot.take(trial.root) if name != "renamed" else None
             copy = folder / "copy"
             COPIES[name](trial.root, copy)
