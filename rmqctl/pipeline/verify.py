@@ -6,7 +6,7 @@ same values, which are merged in log order with their seams checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,15 +20,6 @@ from rmqctl.store.store import Sizes, Store
 
 WHOLE = 256 << 20
 """Bytes of log up to which a store is one task, where there are several stores."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSize:
-    """What there is to do for a store."""
-
-    root: str
-    files: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +59,18 @@ def document(judged: Sequence[Judged]) -> dict[str, Any]:
             "stores": [store.summary() for store in judged]}
 
 
-def store_size(root: str, dirs: Sequence[str] = ()) -> StoreSize:
-    """The log files of a store and their bytes. NotAStoreError, StoreIOError."""
+def store_size(root: str, dirs: Sequence[str] = ()) -> int:
+    """Bytes of a store's log. NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
-        files = [file for file in store.log.files if file.size]
-        return StoreSize(root, len(files), sum(file.size for file in files))
+        return sum(file.size for file in store.log.files)
 
 
-def total_size(roots: Sequence[str], dirs: Sequence[str] = ()) -> int:
+def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
     """Bytes of log of all stores; of several, one that cannot be opened fails later, by itself."""
     total = 0
     for root in roots:
         try:
-            total += store_size(root, dirs).bytes
+            total += size(root)
         except RmqctlError:
             if len(roots) == 1:
                 raise
@@ -123,7 +113,7 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
 
 def _bytes(root: str, dirs: Sequence[str]) -> int:
     try:
-        return store_size(root, dirs).bytes
+        return store_size(root, dirs)
     except RmqctlError:
         return 0  # said by whoever verifies it
 

@@ -212,7 +212,7 @@ class _Expiring:
 
     def _index(self, flat: FlatFile) -> None:
         limit = self._now - self._age
-        path = names.metadata_path(self._scope.broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
+        path = names.index_path(self._scope.broker)
         for segment, file in list(zip(flat.segments, uploaded(flat), strict=True))[:-1]:
             if isinstance(file, StoreIOError):
                 raise file

@@ -38,6 +38,11 @@ class Found:
     indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
     problems: list[Trouble] = field(default_factory=list)
 
+    @property
+    def owners(self) -> set[tuple[str, str]]:
+        """(cluster, broker) of all that is there."""
+        return {(name.cluster, name.broker) for name in self.queues} | set(self.indexes)
+
 
 class Tier(Closing):
     """A tier root. Use as a context manager.
@@ -181,8 +186,7 @@ class Tier(Closing):
 
 def index_folder(cluster: str, broker: str) -> str:
     """The folder of a broker's uploaded index files, below the tier root."""
-    return (f"{names.cluster_folder(cluster)}/"
-            f"{names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE)}/{names.INDEX}")
+    return f"{names.cluster_folder(cluster)}/{names.index_path(broker)}/{names.INDEX}"
 
 
 def with_witness(queue: FlatQueue,

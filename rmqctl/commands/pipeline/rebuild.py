@@ -61,7 +61,8 @@ def command(
 
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
-    from rmqctl.pipeline.rebuild.rebuild import total_log_bytes
+    from rmqctl.pipeline.rebuild.rebuild import log_bytes
+    from rmqctl.pipeline.verify import total_size
     from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, topic, queue, apply=apply.apply, scratch=scratch)
@@ -71,7 +72,7 @@ def command(
         frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
         sizes=layout.sizes, given=layout.over_conf(settings.given(REBUILD)))
     roots = named_stores(stores)
-    total = total_log_bytes(roots, wishes)
+    total = total_size(roots, lambda root: log_bytes(root, wishes))
     with spark.pool(out, total, count) as pool:
         run = _Run(out, pool, wishes, spark.partitions, scratch, apply)
         if len(roots) == 1:

@@ -44,7 +44,7 @@ def command(
     """
     from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
     from rmqctl.commands.shared.verifying import structures
-    from rmqctl.pipeline.verify import planned, total_size, verify_stores
+    from rmqctl.pipeline.verify import planned, store_size, total_size, verify_stores
 
     options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
     roots = named_stores(stores)
@@ -53,7 +53,7 @@ def command(
         rows = planned(roots, options, dirs)
         out.rows(rows, ("store", "files", "bytes", "partitions"))
         return
-    size = total_size(roots, dirs)
+    size = total_size(roots, lambda root: store_size(root, dirs))
     with spark.pool(out, size) as pool:
         judged = list(verify_stores(roots, pool, options, max_findings, dirs,
                                     layout.sizes))

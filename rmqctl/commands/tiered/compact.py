@@ -23,7 +23,8 @@ from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.tiered.index.compaction import Compacted, CompactRequest, Uploaded
+    from rmqctl.tiered.index.compacted_form import Compacted
+    from rmqctl.tiered.index.compaction import CompactRequest, Uploaded
 
 _COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "segment",
             "chains_sound", "kept")
@@ -117,7 +118,7 @@ def _row(done: Uploaded) -> dict[str, Any]:
 
 def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
          dry_run: bool) -> None:
-    from rmqctl.tiered.index.compaction import compact, opened, write
+    from rmqctl.tiered.index.compacted_form import compact, opened, write
 
     with opened(file, slots, max_items) as index_file:
         done = compact(index_file)

@@ -81,6 +81,11 @@ def metadata_path(broker: str, topic: str, queue_id: int) -> str:
     return f"{broker}/{topic}/{queue_id}"
 
 
+def index_path(broker: str) -> str:
+    """What metadata calls the place of a broker's index files."""
+    return metadata_path(broker, INDEX_TOPIC, INDEX_QUEUE)
+
+
 _SYSTEM = frozenset({
     "TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC",
     "RMQ_SYS_TRACE_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",

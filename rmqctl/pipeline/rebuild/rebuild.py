@@ -20,7 +20,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
-from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.pipeline.rebuild.groups import Grouping
@@ -94,18 +94,6 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root)
         return sum(file.size for file in store.log.files)
-
-
-def total_log_bytes(roots: Sequence[str], options: RecoverOptions) -> int:
-    """Bytes of log of all stores; one of several that cannot be opened fails later, by itself."""
-    total = 0
-    for root in roots:
-        try:
-            total += log_bytes(root, options)
-        except RmqctlError:
-            if len(roots) == 1:
-                raise
-    return total
 
 
 def default_range_size(size: int, jobs: int) -> int:

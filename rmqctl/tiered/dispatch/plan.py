@@ -104,8 +104,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
 
     UsageError where nothing says which broker.
     """
-    owners = {(name.cluster, name.broker) for name in tier.found.queues}
-    owners |= set(tier.found.indexes)
+    owners = tier.found.owners
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
     if cluster is None:
         if len(clusters) > 1:

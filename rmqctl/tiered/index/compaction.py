@@ -27,13 +27,10 @@ from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.index.compacted_form import Compacted, compact, opened, write
+from rmqctl.tiered.index.compacted_form import Compacted, compact, opened
 from rmqctl.tiered.index.index_file import IndexFile, local_names
 from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier
-
-__all__ = ["Compacted", "Opening", "Uploaded", "compact", "is_uploaded", "opened", "opened_as",
-           "plan", "upload", "upload_files", "write"]
 
 Status = Literal["uploaded", "completed", "known", "empty"]
 """``completed``: the segment was there whole, metadata did not know it; ``known``: it did."""
@@ -72,38 +69,47 @@ class _Place:
     there: int | None
 
 
-def upload(writer: TierWriter, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
-           now: int) -> Uploaded:
+def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
+           now: int, *, ahead: set[int] | None = None) -> Uploaded:
     """Uploads one open file as the next INDEX segment and enters it into ``metadata``.
 
     The segment lasts when this returns; the caller saves the metadata, and only then the local
-    file may go. ``now`` in ms. A file without items is not uploaded. RefusedError where tier and
+    file may go. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases that
+    are planned, nothing is written: that is what would be done. RefusedError where tier and
     metadata do not fit together; FormatError where the file is cut short; StoreIOError, after
     which a further run completes what is there.
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
-    known = _known(writer, metadata, cluster, broker, file)
+    known = _known(reader, metadata, cluster, broker, file)
     if known is not None:
         return known
-    place = _next_place(writer, metadata, cluster, broker)
+    place = _next_place(reader, metadata, cluster, broker, ahead or ())
     compacted = compact(file)
-    status: Status = "uploaded"
+    is_there = bool(place.there) and _is_there(reader, place, compacted)
+    if place.there and not is_there:
+        _refuse_foreign(reader, place, file)
     aside = None
-    if place.there:
-        if _is_there(writer, place, compacted):
-            status = "completed"
-        else:
-            _refuse_foreign(writer, place, file)
-            aside = writer.put_aside(place.path)
-    if status == "uploaded":
-        _send(writer, place.path, compacted)
-        writer.commit(place.path)
+    if ahead is not None:
+        ahead.add(place.base)
     else:
-        writer.settle(place.path)  # who wrote it may have been killed before it was forced
+        assert isinstance(reader, TierWriter)
+        aside = _write(reader, place, compacted, is_there=is_there)
     _enter(metadata, broker, place, compacted, now)
-    return Uploaded(file.where, status, file.timestamp, compacted.items, place.path, place.base,
-                    compacted.size, compacted.sound, aside)
+    return Uploaded(file.where, "completed" if is_there else "uploaded", file.timestamp,
+                    compacted.items, place.path, place.base, compacted.size, compacted.sound, aside)
+
+
+def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
+           is_there: bool) -> str | None:
+    """Makes the segment last; where what lay in its place is kept."""
+    if is_there:
+        writer.settle(place.path)  # who wrote it may have been killed before it was forced
+        return None
+    aside = writer.put_aside(place.path) if place.there else None
+    _send(writer, place.path, compacted)
+    writer.commit(place.path)
+    return aside
 
 
 def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
@@ -120,25 +126,6 @@ def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
     place = _next_place(reader, metadata, cluster, broker)
     return (place.there == file.shape.compacted_size(file.items)
             and _is_there(reader, place, compact(file)))
-
-
-def plan(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
-         ahead: set[int], now: int) -> Uploaded:
-    """What `upload` would do. Changes ``metadata``, and the bases in ``ahead`` that are planned."""
-    if not file.items:
-        return Uploaded(file.where, "empty", file.timestamp, 0)
-    known = _known(reader, metadata, cluster, broker, file)
-    if known is not None:
-        return known
-    place = _next_place(reader, metadata, cluster, broker, ahead)
-    compacted = compact(file)
-    is_there = bool(place.there) and _is_there(reader, place, compacted)
-    if place.there and not is_there:
-        _refuse_foreign(reader, place, file)
-    _enter(metadata, broker, place, compacted, now)
-    ahead.add(place.base)
-    return Uploaded(file.where, "completed" if is_there else "uploaded", file.timestamp,
-                    compacted.items, place.path, place.base, compacted.size, compacted.sound)
 
 
 def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
@@ -167,8 +154,7 @@ def opened_as(shape: fmt.Shape) -> Opening:
 # -- where it belongs -----------------------------------------------------------------------------
 
 def _entries(metadata: Metadata, broker: str) -> dict[int, SegmentEntry]:
-    path = names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
-    return metadata.segments[names.INDEX].get(path, {})
+    return metadata.segments[names.INDEX].get(names.index_path(broker), {})
 
 
 def _segment_path(cluster: str, broker: str, base: int) -> str:
@@ -255,7 +241,7 @@ def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
 def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted, now: int) -> None:
     before = _entries(metadata, broker).get(place.base)
     metadata.put_segment(SegmentEntry(
-        names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE), _INDEX, place.base,
+        names.index_path(broker), _INDEX, place.base,
         size=compacted.size, create_timestamp=before.create_timestamp if before else now,
         begin_timestamp=compacted.file.timestamp,
         end_timestamp=compacted.file.header.end_timestamp))
@@ -330,8 +316,8 @@ def plan_local(request: CompactRequest, now: Callable[[], int],
         ahead: set[int] = set()
         for path in files.paths:
             with files.opening(path) as file:
-                yield plan(tier.reader, tier.metadata, files.cluster, files.broker, file, ahead,
-                           now())
+                yield upload(tier.reader, tier.metadata, files.cluster, files.broker, file, now(),
+                             ahead=ahead)
 
 
 def _known_root(tier: Tier) -> str:
@@ -389,8 +375,7 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
     """The one cluster and broker that the local files can belong to. UsageError."""
-    owners = {(queue.cluster, queue.broker)
-              for queue in tier.found.queues} | set(tier.found.indexes)
+    owners = tier.found.owners
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))
     if len(fitting) == 1:

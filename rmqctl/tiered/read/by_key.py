@@ -20,13 +20,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.formats.tiered.metadata import java_order
-from rmqctl.formats.tiered.names import (
-    INDEX,
-    INDEX_QUEUE,
-    INDEX_TOPIC,
-    OLD_INDEX_NAMES,
-    metadata_path,
-)
+from rmqctl.formats.tiered.names import INDEX, OLD_INDEX_NAMES, index_path
 from rmqctl.formats.tiered.units import NEVER
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Closing
@@ -84,8 +78,7 @@ class IndexFiles(Closing):
         return files
 
     def _add_uploaded(self, tier: Tier, owner: str, flat: FlatFile) -> None:
-        entries = tier.metadata.segments[INDEX].get(
-            metadata_path(owner, INDEX_TOPIC, INDEX_QUEUE), {})
+        entries = tier.metadata.segments[INDEX].get(index_path(owner), {})
         for file in uploaded(flat):
             if not isinstance(file, IndexFile):
                 self.errors.append(file)

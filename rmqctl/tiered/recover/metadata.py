@@ -89,8 +89,7 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
             table[queue.name.queue_id] = QueueEntry(
                 queue.name.topic, broker, queue.name.queue_id, queue.first, queue.last, now)
             changes.add("queues come")
-    index_path = names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
-    tables[names.INDEX][index_path] = list(indexes)
+    tables[names.INDEX][names.index_path(broker)] = list(indexes)
     for number, kind in enumerate(names.KINDS):
         _segments(new, spare, number, tables[kind], moved, changes, now, f"{broker}/")
 

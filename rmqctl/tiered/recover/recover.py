@@ -304,8 +304,7 @@ class _Recovery:
             {(queue.name.topic, queue.name.queue_id): queue.last for queue in queues})
 
     def _index_entries(self) -> dict[int, meta.SegmentEntry]:
-        path = names.metadata_path(self._scope.broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
-        return self._old.segments[names.INDEX].get(path, {})
+        return self._old.segments[names.INDEX].get(names.index_path(self._scope.broker), {})
 
 
 def _equal(first: meta.Metadata, other: meta.Metadata) -> bool:

@@ -41,8 +41,7 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
     if tier.metadata_path is None or tier.broker_root is None:
         raise UsageError(f"{tier.name}: where its metadata lay cannot be told: name the file "
                          "with --metadata")
-    owners = {(queue.cluster, queue.broker)
-              for queue in tier.found.queues} | set(tier.found.indexes)
+    owners = tier.found.owners
     meant = sorted(owner for owner in owners if cluster in (None, owner[0])
                    and broker in (None, owner[1]))
     if len(meant) > 1:

@@ -100,10 +100,8 @@ class Verification:
                 self.checked.append({"structure": name})
 
     def _brokers(self) -> list[tuple[str, str]]:
-        tier_queues = self.tier.found
-        every = {(queue.cluster, queue.broker)
-                 for queue in tier_queues.queues} | set(tier_queues.indexes)
-        return sorted(owner for owner in every if self.options.broker in (None, owner[1]))
+        return sorted(owner for owner in self.tier.found.owners
+                      if self.options.broker in (None, owner[1]))
 
     def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
         """The queues and index files of one broker."""
@@ -153,8 +151,7 @@ class Verification:
     def _index_files(self, cluster: str, broker: str, items: Items) -> Iterator[Finding]:
         flat = self.tier.found.indexes.get((cluster, broker))
         if flat is not None:
-            entries = self.tier.metadata.segments["INDEX"].get(
-                f"{broker}/rmq_sys_INDEX/0", {})
+            entries = self.tier.metadata.segments[names.INDEX].get(names.index_path(broker), {})
             for file in uploaded(flat):
                 if not isinstance(file, IndexFile):
                     yield _unreadable(file)
