@@ -17,7 +17,9 @@ import numpy as np
 
 from rmqctl.checks.diff.differences import Differences, Name, Side, differences_of
 from rmqctl.checks.diff.physical import PhysicalPass
-from rmqctl.errors import RefusedError
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
 from rmqctl.repair.sources.opening import Source
@@ -30,6 +32,7 @@ from rmqctl.scan.source import Source as PartSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
 ENDLESS = (1 << 63) - 1
@@ -109,10 +112,12 @@ class Ranges:
 class Stretch:
     """Physical bytes ``[start, end)`` in which our log has nothing intact, from record to record.
 
-    What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree,
-    from record ``agreed_first`` to the end ``agreed_end``, keys alone from ``keyed_first`` to
-    ``keyed_end``; ``against`` are (place, end) of records
-    which they contradict. ``filled``: an earlier repair made fillers there, so the rows are theirs.
+    What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree.
+    A row fits every record of its size at its place, another log's, too; a key, or bytes of ours,
+    fit the one record only: such agree from ``agreed_first`` to the end ``agreed_end``.
+    ``timed_end``: end of the last record whose row agrees and whose time our checkpoint has.
+    ``against`` are (place, end) of records which they contradict. ``filled``: an earlier repair
+    made fillers there, so the rows are theirs.
     ``doubtful``: (place, size) of whole records of ours there that may be messages, or lie in a
     damaged one's body; ``alike`` of them are the same bytes in the source.
     """
@@ -123,22 +128,15 @@ class Stretch:
     keys: int = 0
     agreed_first: int = -1
     agreed_end: int = -1
-    keyed_first: int = -1
-    keyed_end: int = -1
+    timed_end: int = -1
     against: list[tuple[int, int]] = field(default_factory=list)
     filled: bool = False
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     alike: int = 0
 
-    def agree(self, start: int, end: int, rows: int, keys: int) -> None:
-        self.rows += rows
-        self.keys += keys
+    def agree(self, start: int, end: int) -> None:
         self.agreed_first = start if self.agreed_first < 0 else min(self.agreed_first, start)
         self.agreed_end = max(self.agreed_end, end)
-
-    def agree_by_key(self, start: int, end: int) -> None:
-        self.keyed_first = start if self.keyed_first < 0 else min(self.keyed_first, start)
-        self.keyed_end = max(self.keyed_end, end)
 
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
@@ -250,6 +248,10 @@ class _Pass(PhysicalPass):
                  witness: Witness | None, progress: Callable[[int], None] | None) -> None:
         super().__init__(a, b, Differences(0), progress)
         self._found, self._sealed, self._witness = found, sealed, witness
+        last = a.store.checkpoint
+        self._times = [] if last is None else [time for time in (
+            last.physic_msg_timestamp, last.logics_msg_timestamp, last.index_msg_timestamp)
+            if time > 0]
         self._starts = np.array([one.start for one in found.stretches], np.int64)
         self._ends = np.array([one.end for one in found.stretches], np.int64)
 
@@ -295,7 +297,8 @@ class _Pass(PhysicalPass):
         place = record.physical_offset
         hashes = self._witness.keys(place, place + 1)[1].tolist()
         return (self._witness.confirms(record) is True) + (
-            bool(hashes) and key_hashes(record).issuperset(hashes))
+            bool(hashes) and key_hashes(record).issuperset(hashes)) + (
+            _has_its_tags(self.a.store, record))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
         """(whether records lie in a stretch, number of the stretch)."""
@@ -357,14 +360,15 @@ class _Pass(PhysicalPass):
             if theirs.issuperset(hashes[known == offset[one]].tolist()):
                 keys += 1
                 agreeing[one] = True
-                stretch.agree_by_key(int(offset[one]), int(offset[one] + size[one]))
+                stretch.agree(int(offset[one]), int(offset[one] + size[one]))
             else:
                 against.add(one)
         for one in sorted(against):
             agreeing[one] = False
             stretch.against.append((int(offset[one]), int(offset[one] + size[one])))
-        for one in np.flatnonzero(agreeing)[[0, -1]].tolist() if agreeing.any() else ():
-            stretch.agree(int(offset[one]), int(offset[one] + size[one]), 0, 0)
+        timed = agreeing & np.isin(batch.column("store_timestamp")[rows], self._times)
+        for one in np.flatnonzero(timed)[-1:].tolist():
+            stretch.timed_end = max(stretch.timed_end, int(offset[one] + size[one]))
         stretch.rows += int(agreeing.sum())
         stretch.keys += keys
 
@@ -374,6 +378,18 @@ class _Pass(PhysicalPass):
             return False
         assert self._witness is not None
         return bool(self._witness.confirms(decode(batch.bytes_at(int(row)))))
+
+
+def _has_its_tags(store: Store, record: Record) -> bool:
+    """Whether the row of a record's queue offset has the code of its tags."""
+    queue = store.known_queues.get((text(record.topic), record.queue_id))
+    try:
+        unit = None if queue is None else queue.unit(record.queue_offset)
+        return unit is not None and unit.physical_offset == record.physical_offset and (
+            unit.tags_code == tags_code(text(record.topic), props.parse(text(record.properties)),
+                                        record.store_timestamp))
+    except (StoreIOError, ValueError):
+        return False
 
 
 def _is_torn(raw: bytes, other: bytes) -> bool:
@@ -389,7 +405,7 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Compariso
     for place, size in gone.doubtful:
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
             gone.alike += 1
-            gone.agree(place, place + size, 0, 0)
+            gone.agree(place, place + size)
         elif next(found.offered.within(place, place + size), None) is not None:
             gone.against.append((place, place + size))
     gone.against.sort()

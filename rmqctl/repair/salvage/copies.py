@@ -28,6 +28,7 @@ from rmqctl.repair.salvage.comparison import (
     compare,
     stretches,
 )
+from rmqctl.repair.salvage.heads import HEAD_SIZE, same_message
 from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
 from rmqctl.repair.salvage.mend import misplaced
 from rmqctl.repair.salvage.survey import Survey
@@ -43,6 +44,8 @@ _BLOCK = 1 << 20
 _MOST_IN_MEMORY = 32 << 20
 """Bytes that are laid over a file; of more a copy of the file is made."""
 _MOST_TOPICS = 3
+_MOST_HEADS = 10_000
+_NEAR = 64 << 10
 
 
 @dataclass(slots=True)
@@ -191,6 +194,11 @@ class Copier:
                 f"{source.name}: {plural(sum(item.messages for item in items), 'message')} from "
                 f"physical offset {max(items[0].start, stretch.start)} on not copied: {proven}")
             return
+        left = [max(item.start, proven.end) for item in found.offered.within(
+            proven.end, stretch.end) if item.messages]
+        if left:
+            result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
+                                "are not copied: nothing of ours proves that it went on that way")
         ranges = [one for item in found.offered.within(proven.start, proven.end)
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
         ranges, refused = _near(source, ranges, result.parts)
@@ -215,7 +223,7 @@ class Copier:
         before = None if left is None or parted_left else left.last
         after = None if right is None or parted_right else right.first
         start, end = stretch.start, stretch.end
-        against, agreed = stretch.against, stretch.agreed_end
+        against = stretch.against
         told = _told(stretch)
         if before is not None and after is not None:
             if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
@@ -225,22 +233,21 @@ class Copier:
                            f"the messages at {before} and {after} are equal{told}")
         self._displaced(result.parts, source, stretch)
         told = _told(stretch)
-        # Only one side: what nothing contradicts goes on from there. Else the logs part somewhere
-        # behind the last of ours that agrees.
+        # Only one side: the logs may part behind the last of ours that agrees.
         if before is not None:
-            contradicted = [place for place, _ in against if place >= agreed]
-            if contradicted or end < ENDLESS:
-                end = agreed
+            contradicted = [place for place, _ in against if place >= stretch.agreed_end]
+            end = self._far(result.parts, source, found, stretch)
             if end <= start:
-                return _one_sided(source, contradicted, "ends or goes another way there")
+                return _one_sided(source, contradicted, "may go another way there: what is left of "
+                                  "ours fits messages of another log, too")
             return _Proven(start, end, before, None,
                            f"the messages up to {before} are equal{told}")
         if after is not None:
             contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
                             or stretch.agreed_first < 0]
-            if contradicted or start > 0:
+            if contradicted:
                 start = stretch.agreed_first if stretch.agreed_first >= 0 else end
-            else:
+            elif not start:
                 start = self._head(result.parts)
             if start >= end:
                 return _one_sided(
@@ -250,11 +257,50 @@ class Copier:
                            f"the messages from {after} on are equal{told}")
         if stretch.keys and not against and not found.conflicts.items:
             if found.bare:
+                end = self._far(result.parts, source, found, stretch)
                 return _Proven(start or self._head(result.parts), end, None, None,
                                f"no message of ours is left{told}")
-            return _Proven(stretch.keyed_first, stretch.keyed_end, None, None,
+            return _Proven(stretch.agreed_first, stretch.agreed_end, None, None,
                            f"no message of ours is in it{told}")
         return "no equal message on either side of it"
+
+    def _far(self, parts: Sequence[LogPart], source: Source, found: Comparison,
+             stretch: Stretch) -> int:
+        """How far the source's log is proven to be ours, from the start of a stretch on.
+
+        Where it ends with our log, and ours tells of nothing that it has lost, the source is
+        followed as a slave follows its master.
+        """
+        self._begun(parts, source, found, stretch)
+        end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
+        if stretch.end < ENDLESS or any(place >= end for place, _ in stretch.against):
+            return end
+        low, witness = max(end, stretch.start), parts[0].witness
+        if witness is None or not len(witness.rows(low - _NEAR, low)[0]):
+            return end  # nobody would tell
+        if len(witness.rows(low, ENDLESS)[0]) or len(witness.keys(low, ENDLESS)[0]):
+            return end
+        return end if _holds_anything(parts, low) else ENDLESS
+
+    def _begun(self, parts: Sequence[LogPart], source: Source, found: Comparison,
+               stretch: Stretch) -> None:
+        """What the heads of torn or damaged records of ours say, in their places."""
+        for number, low, high in _by_part(parts, stretch.start, stretch.end):
+            with parts[number].open() as opened:
+                for item in found.offered.within(low, high):
+                    for place, size in _records_of(source, max(item.start, low),
+                                                   min(item.end, high)):
+                        ours = opened.read(place - opened.base, HEAD_SIZE)
+                        theirs = source.log.locate(place)
+                        if theirs is None or not any(ours):
+                            continue
+                        same = same_message(ours, theirs[0].read(theirs[1], size))
+                        if same:
+                            stretch.alike += 1
+                            stretch.agree(place, place + size)
+                        elif same is not None:
+                            stretch.against.append((place, place + size))
+        stretch.against.sort()
 
     def _displaced(self, parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
         """What records of ours that lie at a wrong place (pages) say of the stretch."""
@@ -273,7 +319,7 @@ class Copier:
                     raw = there[0].read(there[1], record.total_size)
                     if raw == opened.read(position, record.total_size):
                         stretch.alike += 1
-                        stretch.agree(place, place + len(raw), 0, 0)
+                        stretch.agree(place, place + len(raw))
                     elif any(raw):  # else the source ends before it
                         stretch.against.append((place, place + len(raw)))
         stretch.against.sort()
@@ -390,6 +436,33 @@ def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
         if len(data) < count:
             return
         position += count
+
+
+def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(place, size) of the first records of a source in ``[start, end)``, its frames' borders."""
+    position, left = start, _MOST_HEADS
+    while position < end and left > 0 and (
+            place := source.log.locate(position)) is not None:
+        walk = Walk(place[0], place[1], min(place[0].size, end - place[0].base))
+        for batch in walk:
+            sizes = batch.column("total_size")[:left]
+            yield from zip(batch.offset[:left].tolist(), sizes.tolist(), strict=True)
+            left -= len(sizes)
+            if left <= 0:
+                return
+        position = place[0].base + max(walk.position, place[1] + 1)
+
+
+def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
+    """Whether any byte from a physical offset on is not zero."""
+    for number, low, high in _by_part(parts, start, ENDLESS):
+        with parts[number].open() as opened:
+            position = opened.next_data(low - opened.base)
+            while position < high - opened.base:
+                if any(opened.read(position, _BLOCK)):
+                    return True
+                position = opened.next_data(position + _BLOCK)
+    return False
 
 
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
