@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
@@ -20,6 +20,9 @@ _WITHOUT_MESSAGE = frozenset({"cq-ahead", "cq-lost"})
 _BODIES = frozenset({"body-crc"})
 _BROKEN = frozenset({"record-damaged", "body-crc"})
 _TOPICS = 3
+KNOWN = "known"
+"""What stands for the severity of a finding that was known before."""
+Known = Callable[[Finding], bool]
 _DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
                      "torn-tail"})
 """Findings about bytes of the log which were messages."""
@@ -37,6 +40,9 @@ C = TypeVar("C", bound=Covering)
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[C]):
     """``findings`` are the first ones, ``counts`` all of them by (category, severity).
+
+    Findings that are known already (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has
+    them with the severity `KNOWN`.
 
     ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
     looked at of a tier that lies in the store, by name; None where none was checked.
@@ -59,12 +65,23 @@ class Verdict(Generic[C]):
 
     @property
     def total(self) -> int:
-        return sum(self.counts.values())
+        return sum(self.counts.values()) - self.known
+
+    @property
+    def known(self) -> int:
+        """Findings that were known before."""
+        return sum(count for (_, severity), count in self.counts.items() if severity == KNOWN)
 
     @property
     def troubles(self) -> int:
-        """Findings which are no mere information."""
-        return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
+        """Findings which are no mere information, and new."""
+        return sum(count for (_, severity), count in self.counts.items()
+                   if severity not in (INFO, KNOWN))
+
+    def fails(self, severity: str) -> bool:
+        """Whether there is anything new as bad as this or worse (``error``, ``warning``)."""
+        least = (ERROR,) if severity == ERROR else (ERROR, WARNING)
+        return any(self.counts[key] for key in self.counts if key[1] in least)
 
     @property
     def next(self) -> str | None:
@@ -154,7 +171,8 @@ class Verdict(Generic[C]):
             "coverage": coverage, "checked": list(self.checked),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
-            "findings_total": self.total, "next": self.next, "impact": self.impact,
+            "findings_total": self.total, "known": self.known, "next": self.next,
+            "impact": self.impact,
             "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}
@@ -165,20 +183,32 @@ def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
-def first_findings(findings: Iterable[Finding], most: int) -> tuple[
+def first_findings(findings: Iterable[Finding], most: int, known: Known | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
-    """(the first ``most`` findings, the number of all by category and severity)."""
+    """(the first ``most`` findings, the number of all by category and severity); the known ones
+    are only counted.
+    """
     first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
     for finding in findings:
+        if known is not None and finding.is_trouble and known(finding):
+            counts[finding.category, KNOWN] += 1
+            continue
         counts[finding.category, finding.severity] += 1
         if len(first) < most:
             first.append(finding)
     return tuple(first), counts
 
 
-def verdict(run: Verification, most: int) -> Verdict[Coverage]:
-    """Runs a verification to its end and keeps the first ``most`` findings."""
+def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
+    """Whether all that was found is known, or mere information."""
+    return all(severity in (INFO, KNOWN) for _, severity in counts)
+
+
+def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings; with ``known`` it is ok
+    when it finds nothing new.
+    """
     damage: list[int] = []
 
     def findings() -> Iterator[Finding]:
@@ -188,9 +218,10 @@ def verdict(run: Verification, most: int) -> Verdict[Coverage]:
                              max([*damage, finding.offset + (finding.length or 0)])]
             yield finding
 
-    first, counts = first_findings(findings(), most)
+    first, counts = first_findings(findings(), most, known)
     before, after = (None, None) if not damage else times_around(run.store, *damage)
-    return Verdict(run.store.root, run.ok, first, counts, run.coverage, tuple(run.checked),
+    ok = run.ok or nothing_new(counts)
+    return Verdict(run.store.root, ok, first, counts, run.coverage, tuple(run.checked),
                    None if run.parts is None else len(run.parts), not_judged=run.not_judged,
                    damaged_from=before, damaged_to=after)
 

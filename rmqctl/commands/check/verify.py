@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, Zone, worker_count
 from rmqctl.commands.shared.spark_options import SparkOptions
 from rmqctl.commands.shared.store_warnings import warn_if_held
@@ -44,6 +45,7 @@ def command(
         "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
         "collector.")] = None,
     jobs: Jobs = 0,
+    cron: CronOptions,
     store: StoreOptions,
     tz: Zone = UTC,
     out: Out,
@@ -61,6 +63,7 @@ def command(
         rmqctl verify /data/store
         rmqctl verify /data/store -o json --jobs 2
         rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
+        rmqctl verify /data/store --baseline known.json --quiet-if-ok --limit-rate 50MiB
     """
     from rmqctl.checks.verify import state as states
     from rmqctl.checks.verify.verdict import verdict
@@ -78,10 +81,15 @@ def command(
                          "pieces of everything, the other at all that is new")
     if spark.engine == "spark" and (sample is not None or since_last):
         raise UsageError("--sample and --since-last look at parts: that is the local engine's")
+    cron.check(since_last=since_last)
+    if cron.limit_rate is not None:
+        options.jobs = 1
     with store.open() as opened:
         place = state or states.default_path(opened.root)
-        _outside(opened.root, {"--format-prometheus": prometheus,
+        _outside(opened.root, {"--format-prometheus": prometheus, "--baseline": cron.baseline,
                                "--state": place if since_last else None})
+        baseline = cron.known(opened.root)
+        known = None if baseline is None else baseline.knows
         # Where the last run ended.
         before: Place | None = None
         if since_last:
@@ -100,21 +108,26 @@ def command(
         if sample is not None or since_last:
             spark = replace(spark, engine="local")
         with spark.pool(out, size, options.jobs) as pool, out.progress("verify", size) as progress:
-            run = Verification(opened, options, progress.advance)
+            run = Verification(opened, options, cron.slowed(out, progress.advance))
             if not isinstance(pool, Threads):
                 run.pool, run.progress = pool, None
-            result = verdict(run, max_findings)
+            result = verdict(run, max_findings, known)
         # The tier beside the store, then what to show and to keep for the next run.
         if tiered and (only is not None or (sample is None and not since_last)):
-            result = with_tier(out, opened, result, max_findings, asked=only is not None)
-        show(out, result, covered)
+            result = with_tier(out, opened, result, max_findings, asked=only is not None,
+                               known=known)
+        fails = result.fails(cron.fail_on)
+        if fails or result.not_judged or not cron.quiet_if_ok:
+            show(out, result, covered)
+        if baseline is not None:
+            cron.settle(out, baseline)
         if since_last:
             states.save(place, opened.root, states.next_place(
                 before, result.findings, ok=run.ok, log_end=run.log_end,
                 last_record=run.last_record))
         if prometheus is not None:
             _metrics(prometheus, result)
-    if not result.ok:
+    if fails:
         raise typer.Exit(int(ExitCode.FINDINGS))
     result.require_judged()
 

@@ -13,7 +13,7 @@ from rmqctl.errors import NotAStoreError, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
-    from rmqctl.checks.verify.verdict import Covering, Verdict
+    from rmqctl.checks.verify.verdict import Covering, Known, Verdict
     from rmqctl.checks.verify.verify import Coverage
     from rmqctl.output import Output
     from rmqctl.output.human import Human
@@ -68,10 +68,14 @@ def show_page(page: Human, verdict: Verdict[C],
     if verdict.ok and verdict.not_judged:
         page.text(f"{verdict.root}: no damage found in what can be judged; not judged: "
                   f"{', '.join(verdict.not_judged)}", "warn")
+    elif verdict.ok and verdict.known:
+        page.text(f"{verdict.root}: no new damage found; {plural(verdict.known, 'finding')} known "
+                  "before", "good")
     elif verdict.ok:
         page.text(f"{verdict.root}: no damage found", "good")
     else:
-        page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")
+        known = f", and {verdict.known:,} known before" if verdict.known else ""
+        page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}{known}", "bad")
         if verdict.concerned:
             page.text(verdict.concerned + _between(verdict))
     if verdict.findings:
@@ -122,10 +126,11 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 
 def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
-              asked: bool) -> Verdict[Coverage]:
+              asked: bool, known: Known | None = None) -> Verdict[Coverage]:
     """The verdict on a store, with that on the tier in it, if there is one.
 
-    ``asked``: the tier was named; then it is said where none is there.
+    ``asked``: the tier was named; then it is said where none is there. ``known``: whether a finding
+    is no news.
     """
     tier = _tier_in(store.root)
     if tier is None:
@@ -136,7 +141,7 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
     from rmqctl.tiered.verify.verify import Verification, verdict
 
     with tier, out.progress("verify the tier", None) as progress:
-        theirs = verdict(Verification(tier, progress=progress.advance), most)
+        theirs = verdict(Verification(tier, progress=progress.advance), most, known)
     findings = (*own.findings, *theirs.findings)[:most]
     return replace(own, ok=own.ok and theirs.ok, findings=findings,
                    counts=own.counts + theirs.counts,

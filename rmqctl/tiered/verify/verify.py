@@ -14,7 +14,7 @@ from typing import Any
 
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.verify.common import bounded
-from rmqctl.checks.verify.verdict import Verdict, first_findings
+from rmqctl.checks.verify.verdict import Known, Verdict, first_findings, nothing_new
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -298,7 +298,10 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
         reader.close()
 
 
-def verdict(run: Verification, most: int) -> Verdict[Coverage]:
-    """Runs a verification to its end and keeps the first ``most`` findings."""
-    first, counts = first_findings(run.findings(), most)
-    return Verdict(run.tier.name, run.ok, first, counts, replace(run.coverage), tuple(run.checked))
+def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings; with ``known`` it is ok
+    when it finds nothing new.
+    """
+    first, counts = first_findings(run.findings(), most, known)
+    return Verdict(run.tier.name, run.ok or nothing_new(counts), first, counts,
+                   replace(run.coverage), tuple(run.checked))

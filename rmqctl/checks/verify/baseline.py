@@ -1,0 +1,81 @@
+"""Findings that are known already: a cron job speaks up for what is new.
+
+A finding is the same as one of an earlier run when category, structure, file and place are. The
+list is a JSON file outside the store, which people may read, edit and keep under version control.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from rmqctl.checks.findings import Finding
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.durable import replace_file
+
+_FIELDS = ("category", "structure", "file", "offset", "topic", "queue_id", "queue_offset")
+_MOST = 1_000_000
+_LARGEST = 1 << 30
+Key = tuple[Any, ...]
+
+
+class Baseline:
+    """The known findings of one store. `knows` also remembers what it is asked about, which
+    `save` writes.
+    """
+
+    def __init__(self, root: str, known: frozenset[Key] = frozenset()) -> None:
+        self._root, self._known = root, known
+        self._seen: dict[Key, None] = {}
+
+    @classmethod
+    def load(cls, path: str, root: str) -> Baseline:
+        """UsageError for a file that is none; StoreIOError where it cannot be read."""
+        try:
+            if os.path.getsize(path) > _LARGEST:
+                raise UsageError(f"{path}: too large to be a list of known findings")
+            with open(path, "rb") as source:
+                rows = json.load(source)["findings"]
+            known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, "read") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError(f"{path}: no list of known findings; --update-baseline writes one"
+                             ) from None
+        return cls(root, known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def knows(self, finding: Finding) -> bool:
+        """Whether it is one of the known ones."""
+        key = self._key(finding)
+        if len(self._seen) < _MOST:
+            self._seen[key] = None
+        return key in self._known
+
+    @property
+    def gone(self) -> int:
+        """How many of the known ones were not found again."""
+        return len(self._known - self._seen.keys())
+
+    def save(self, path: str) -> int:
+        """Writes what was seen as what is known from now on; how many these are. RefusedError for
+        more than anybody knows, StoreIOError.
+        """
+        if len(self._seen) >= _MOST:
+            raise RefusedError(f"more than {_MOST:,} findings: too many to be called known")
+        rows = [dict(zip(_FIELDS, key, strict=True)) for key in sorted(self._seen, key=repr)]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        text = f'{{"findings": [\n{lines}\n]}}\n' if rows else '{"findings": []}\n'
+        replace_file(path, text.encode(), doing="write")
+        return len(rows)
+
+    def _key(self, finding: Finding) -> Key:
+        """A name that is no UTF-8 is written with escapes, and read back as it was."""
+        file = finding.file
+        if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
+            file = os.path.relpath(file, self._root)
+        values = {name: getattr(finding, name) for name in _FIELDS} | {"file": file}
+        return tuple(values[name] for name in _FIELDS)

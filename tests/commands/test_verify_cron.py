@@ -1,0 +1,107 @@
+"""verify as a job that runs by itself: what it speaks up for, and how fast it reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rmqctl.commands.shared import cron_options
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
+
+DAMAGED = "5.3.3/crash-crc/before"
+SOUND = "5.3.3/basic/store"
+
+
+def test_what_is_known_stays_quiet_and_what_is_new_does_not(golden_copy: GoldenFolder,
+                                                            rmqctl: Runner, tmp_path: Path) -> None:
+    store, known = golden_copy(DAMAGED), tmp_path / "known.json"
+    options = ("--baseline", known, "--quiet-if-ok")
+    assert "no such file" in rmqctl("verify", store, *options).expect(5).err.lower()
+    first = rmqctl("verify", store, *options, "--update-baseline").expect(1)
+    assert "1 finding known from now on" in first.err
+    quiet = rmqctl("verify", store, *options).expect(0)
+    assert (quiet.out, quiet.err) == ("", "")
+    told = rmqctl("verify", store, "--baseline", known, "-o", "json").expect(0).json()
+    assert (told["ok"], told["known"]) == (True, 1)
+    assert {"category": "body-crc", "severity": "known", "count": 1} in told["counts"]
+    assert not [one for one in told["findings"] if one["severity"] != "info"]
+    # Another place of the same kind is new.
+    damage.flip_bit(store, "commitlog/00000000000000000000", 300, 3)
+    new = rmqctl("verify", store, *options, "-o", "json").expect(1).json()
+    assert (new["ok"], new["known"]) == (False, 1)
+    assert [one["offset"] for one in new["findings"] if one["severity"] != "info"] == [0]
+    # What was put right since is said, where anything is said.
+    rmqctl("recover", store, "--apply", "--yes")
+    assert rmqctl("verify", store, *options).expect(0).err == ""
+    assert "1 known finding not found again" in rmqctl(
+        "verify", store, "--baseline", known).expect(0).err
+
+
+def test_a_copy_elsewhere_has_the_same_findings(golden_copy: GoldenFolder, rmqctl: Runner,
+                                                tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    rmqctl("verify", golden_copy(DAMAGED), "--baseline", known, "--update-baseline").expect(1)
+    rmqctl("verify", golden_copy(DAMAGED), "--baseline", known).expect(0)
+
+
+def test_warnings_may_be_no_failure(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden_copy(SOUND)
+    (store / "commitlog" / "notes.txt").write_text("mine")
+    told = rmqctl("verify", store, "-o", "json").expect(1).json()
+    assert {one["severity"] for one in told["findings"]} >= {"warning"}
+    assert rmqctl("verify", store, "--fail-on", "error").expect(0).out
+    assert rmqctl("verify", store, "--fail-on", "error", "--quiet-if-ok").expect(0).out == ""
+    damage.flip_bit(store, "commitlog/00000000000000000000", 300, 3)
+    rmqctl("verify", store, "--fail-on", "error").expect(1)
+
+
+def test_it_reads_no_faster_than_it_may(golden: GoldenFolder, rmqctl: Runner) -> None:
+    begin = time.monotonic()
+    rmqctl("verify", golden(SOUND), "--limit-rate", "400KiB", "--quiet-if-ok").expect(0)
+    assert time.monotonic() - begin > 0.6  # 320 KiB of log
+
+
+def test_the_idle_class_of_the_disk(golden: GoldenFolder, rmqctl: Runner,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cron_options, "use_idle_disk", lambda: False)
+    assert "no idle class" in rmqctl("verify", golden(SOUND), "--idle").expect(0).err
+
+
+@pytest.mark.parametrize(("options", "code", "words"), [
+    (("--update-baseline",), 2, "--baseline"),
+    (("--baseline", "{tmp}/k", "--since-last"), 2, "cannot be used together"),
+    (("--limit-rate", "0"), 2, "nothing would ever be read"),
+    (("--limit-rate", "fast"), 2, "fast"),
+    (("--baseline", "{store}/known.json", "--update-baseline"), 2, "lies in the store"),
+    (("--baseline", "{tmp}/none", "--update-baseline", "--fail-on", "info"), 2, "info"),
+])
+def test_what_cannot_be(options: tuple[str, ...], code: int, words: str, golden: GoldenFolder,
+                        rmqctl: Runner, tmp_path: Path) -> None:
+    store = golden(SOUND)
+    filled = (word.format(store=store, tmp=tmp_path) for word in options)
+    assert words in rmqctl("verify", store, *filled).expect(code).err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', '{"findings": [{}]}',
+                                  '{"findings": [[]]}', "[" * 100_000, "\xff"])
+def test_a_file_that_is_no_baseline(text: str, golden: GoldenFolder, rmqctl: Runner,
+                                    tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    known.write_bytes(text.encode("latin-1"))
+    for more in ((), ("--update-baseline",)):
+        done = rmqctl("verify", golden(SOUND), "--baseline", known, *more).expect(2)
+        assert "no list of known findings" in done.err
+    assert known.read_bytes() == text.encode("latin-1")
+
+
+def test_it_is_json_that_people_may_edit(golden: GoldenFolder, rmqctl: Runner,
+                                         tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    rmqctl("verify", golden(DAMAGED), "--baseline", known, "--update-baseline").expect(1)
+    rows = json.loads(known.read_text())["findings"]
+    assert [(row["category"], row["file"], row["offset"]) for row in rows] == [
+        ("body-crc", "commitlog/00000000000000163840", 171668)]
