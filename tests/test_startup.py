@@ -60,7 +60,7 @@ def test_help_loads_no_library_and_no_command(words):
 @pytest.mark.parametrize(("words", "most"), [
     ("query key STORE --topic TopicTest --key k -o json", 110),
     ("query id STORE 0A00000100002A9F0000000000000000 -o json", 110),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 110),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 112),
     ("query offset STORE --phy 0 -o json", 110),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 115),
     ("stats STORE --by topic -o json", 100),

@@ -362,7 +362,8 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     # rows are of one, and then a slice, not a gathered copy, takes them.
     columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, Shape]] = []
-    variants = np.unique(variant).tolist()
+    alike = variant[:1] if len(variant) and (variant == variant[0]).all() else np.unique(variant)
+    variants = alike.tolist()
     for number in variants:
         shaped = shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS])
         everything = len(variants) == 1 and good.all()
