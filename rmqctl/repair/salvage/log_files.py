@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
@@ -227,7 +228,8 @@ class Files:
             size = bulk.region.end - bulk.region.start
             self._actions.append(Action(
                 "fill", self._target(parts[number]), None, counts[start],
-                "damaged; intact messages follow", _LOST, start, size))
+                "damaged; intact messages follow", _LOST, start, size,
+                {"known_by": {"consumequeue": counts[start]}}))
         return written
 
     def emptied(self, parts: Sequence[LogPart]) -> Iterator[Step]:
@@ -300,4 +302,5 @@ def _action(target: str, region: Region, filling: Filling) -> Action:
                       "intact follows", "", region.start, size)
     return Action("fill", target, None, count, "damaged; intact messages follow"
                   if filling.span.mode != "tail" else "the consumequeues know of messages here",
-                  _LOST, region.start, size)
+                  _LOST, region.start, size,
+                  {"known_by": dict(Counter(item.by for item in filling.span.items))})

@@ -16,6 +16,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
@@ -51,6 +52,7 @@ from rmqctl.repair.salvage.records import (
     with_fields,
 )
 from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
@@ -123,7 +125,7 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int,
           verb: str, why: str, reasons: Mapping[int, str] | None = None,
           corrections: Mapping[int, Correction] | None = None) -> Mending:
-    mending = Mending(messages=count)
+    mending, witnesses = Mending(messages=count), Witnesses(store, parts)
     for number, some in pieces.items():
         ordered: list[Piece] = []
         for piece in some:  # what was found first is the surer
@@ -135,13 +137,29 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
         for piece in ordered:
             place, target = parts[number].base + piece.at, part_target(store, parts[number])
             correction = (corrections or {}).get(place)
-            mending.actions.append(Action(
-                verb, target, None, None, (reasons or {}).get(place, why), offset=place,
-                length=piece.size) if correction is None else Action(
-                "correct", target, f"0x{correction.before.hex()}",
-                f"0x{correction.after.hex()}", correction.in_words(), offset=place,
-                length=piece.size, proof=correction.proof))
+            if correction is not None:
+                mending.actions.append(Action(
+                    "correct", target, f"0x{correction.before.hex()}",
+                    f"0x{correction.after.hex()}", correction.in_words(), offset=place,
+                    length=piece.size, proof=correction.proof))
+                continue
+            reason, proof = _told(witnesses, place, piece, why, (reasons or {}).get(place))
+            mending.actions.append(Action(verb, target, None, None, reason, offset=place,
+                                          length=piece.size, proof=proof))
     return mending
+
+
+def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str | None) -> tuple[
+        str, Mapping[str, Any]]:
+    """(why a piece is put there, what speaks for it as data). ``reason``: what is said of it."""
+    content = bytearray(piece.size)
+    piece.read_into(memoryview(content), 0)
+    told = None if why else witnesses.of_record(place, bytes(content))
+    if told is None:
+        told = witnesses.of_bytes(place, piece.size)
+    if reason is not None:
+        return reason, {**told.proof, "by": reason.split("; ")}
+    return why or told.in_words(), told.proof
 
 
 class _Round:
@@ -189,13 +207,12 @@ class _Round:
             self._name(physical)
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
+            self._records.reasons[physical] = "an empty body has the CRC 0"
         Contradictions(self._store, self._gatherer, self._evidence, self._records,
                        self._survey.skipping).run()
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
-                        "mend record",
-                        "what is damaged of it is known from elsewhere", self._records.reasons,
-                        self._corrections)
+                        "mend record", "", self._records.reasons, self._corrections)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
         mending.corrected, mending.refused = self._corrected, self._not_corrected
         mending.by_byte = self._by_byte

@@ -1,0 +1,139 @@
+"""Who speaks for a record as a plan would have it: told with each that is mended.
+
+A field is proved by what has it from another writing of it: rows, index entries, the log around the
+record, and CRCs. What a CRC covers it proves, unless it is itself what was set right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.diff.differences import differences_of
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local.message import MIN_SIZE, Record, decode
+from rmqctl.repair.salvage.records import Records, dispatched
+from rmqctl.scan.extents import key_hashes
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.store import Store
+
+_LENGTHS = frozenset({"total_size", "magic", "body", "topic", "sys_flag"})
+_CRC = "body_crc"
+
+
+class Told(NamedTuple):
+    """``fields`` that are set right, and ``witnesses`` of the record with them."""
+
+    fields: tuple[str, ...]
+    witnesses: tuple[str, ...]
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        return {"fields": list(self.fields), "witnesses": list(self.witnesses)}
+
+    def in_words(self) -> str:
+        names = ", ".join(name.replace("_", " ") for name in self.fields) or "its lengths"
+        verb = "agrees" if len(self.witnesses) == 1 else "agree"
+        return f"{names} set right: {_listed(self.witnesses)} {verb}"
+
+
+class Witnesses:
+    """Asks those of a store about records of the log's ``parts``."""
+
+    def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
+        self._store, self._parts, self._records = store, parts, Records(parts)
+
+    def of_record(self, place: int, after: bytes) -> Told | None:
+        """Of the record that is put at a place; None if it is none. StoreIOError."""
+        record = _decoded(after)
+        if record is None or record.physical_offset != place:
+            return None
+        raw = self._stored(place, len(after))
+        before = _decoded(raw)
+        fields = () if before is None else tuple(differences_of(before, record))
+        found = [*self._rows(record), *self._index(record), *self._crcs(record, after, raw, fields)]
+        if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (
+                before.body == record.body):
+            found.append("the body's CRC but for one bit")
+        if before is None or _LENGTHS & {*fields}:
+            found.append("the sum of its lengths")
+            if self._is_followed(place + len(after)):
+                found.append("the message behind it")
+        return Told(fields, tuple(found))
+
+    def of_bytes(self, start: int, size: int) -> Told:
+        """Of bytes that are put back: how many rows and index entries lead into them."""
+        witness = self._parts[0].witness
+        if witness is None:
+            return Told((), ())
+        counts = ((len(witness.rows(start, start + size)[0]), "row", "rows"),
+                  (len(witness.keys(start, start + size)[0]), "index entry", "index entries"))
+        return Told((), tuple(f"{count} {one if count == 1 else more}"
+                              for count, one, more in counts if count))
+
+    def _rows(self, record: Record) -> list[str]:
+        witness, found = self._parts[0].witness, []
+        key = os.fsdecode(record.topic), record.queue_id
+        if sysflag.has_consume_queue_row(record.sys_flag) and witness is not None:
+            batch = self._store.batch_queues.get(key)
+            if batch is not None:
+                row = batch.find(record.queue_offset)
+                if row is not None and row.physical_offset == record.physical_offset:
+                    found.append("its row in the batch queue")
+            elif witness.confirms(record):
+                found.append("its consumequeue row")
+        light, leads, place = self._store.light_queues, self._store.leads, record.physical_offset
+        further = []
+        for name, offset in sorted(dispatched(record.properties)):
+            queue = name, light.id_of(name, record.queue_id, offset, place, leads)
+            if leads(queue, np.array([offset]), np.array([place]))[0]:
+                further.append(name)
+        return [*found, *([f"rows of {len(further)} more queues" if len(further) > 1 else
+                           f"the row of {further[0]}"] if further else [])]
+
+    def _index(self, record: Record) -> list[str]:
+        witness, place = self._parts[0].witness, record.physical_offset
+        if witness is None:
+            return []
+        own = key_hashes(record) & {*witness.keys(place, place + 1)[1].tolist()}
+        return ["the index"] if own else []
+
+    def _crcs(self, record: Record, raw: bytes, before: bytes, fields: Sequence[str]) -> list[str]:
+        found = []
+        if record.body and record.crc_ok and _CRC not in fields:
+            found.append("the body's CRC")
+        if append_crc.verify(raw) and raw[-append_crc.SIZE:] == before[-append_crc.SIZE:]:
+            found.append("the record's CRC")
+        return found
+
+    def _stored(self, place: int, size: int) -> bytes:
+        part = next(part for part in self._parts if part.base <= place < part.end)
+        if part.path is None and not part.pieces:
+            return b""
+        with part.open() as source:
+            return source.read(place - part.base, size)
+
+    def _is_followed(self, place: int) -> bool:
+        try:
+            _, record, _ = self._records.read(place, None)
+        except StoreIOError:
+            return False
+        return record is not None
+
+
+def _decoded(raw: bytes) -> Record | None:
+    if len(raw) < MIN_SIZE:
+        return None
+    try:
+        return decode(raw)
+    except FormatError:
+        return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or (
+        "nothing else")
