@@ -32,7 +32,8 @@ def change(built: tiny.Tiny, physical: int, value: bytes) -> None:
 @pytest.mark.parametrize(("at", "xor", "fields", "witnesses"), [
     (15, 1, ["queue_id"], {"its consumequeue row", "the body's CRC", "the index"}),
     (27, 8, ["queue_offset"], {"its consumequeue row", "the body's CRC", "the index"}),
-    (3, 4, [], {"its consumequeue row", "the sum of its lengths", "the message behind it"}),
+    (3, 4, ["total_size"], {"its consumequeue row", "the sum of its lengths",
+                            "the message behind it"}),
     (35, 16, ["physical_offset"], {"its consumequeue row", "the body's CRC"}),
     (11, 1, ["body_crc"], {"its consumequeue row", "the body's CRC but for one bit"}),
 ])

@@ -16,13 +16,15 @@ from rmqctl.checks.diff.differences import differences_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import MIN_SIZE, Record, decode
-from rmqctl.repair.salvage.records import Records, dispatched
+from rmqctl.repair.salvage.records import Records, dispatched, field_of
 from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _LENGTHS = frozenset({"total_size", "magic", "body", "topic", "sys_flag"})
 _CRC = "body_crc"
+_HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
+"""Told of a record that was none, so that its lengths were wrong where none of them was."""
 
 
 class Told(NamedTuple):
@@ -54,7 +56,9 @@ class Witnesses:
             return None
         raw = self._stored(place, len(after))
         before = _decoded(raw)
-        fields = () if before is None else tuple(differences_of(before, record))
+        fields = tuple(differences_of(before, record)) if before is not None else tuple(
+            name for name in _HEAD if len(raw) >= MIN_SIZE
+            and field_of(raw, name) != field_of(after, name))
         found = [*self._rows(record), *self._index(record), *self._crcs(record, after, raw, fields)]
         if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (
                 before.body == record.body):
