@@ -35,7 +35,9 @@ from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import Projection
 from rmqctl.store.query.conditions import PROPERTY
 
-FLUSH = 64 << 20
+FLUSH = 16 << 20
+"""Bytes of columns for which a process needs some 50 MiB in all for each thread: column buffers,
+what is taken from them by partition, and the encoded pages."""
 MOST_OPEN = 64
 _FEW = 16
 """Partitions in a batch, and messages of each in it, which make it worth sorting it alone."""
@@ -253,6 +255,8 @@ class Sink:
             with self._writing(opened_file.name):
                 opened_file.file.write(chunk)
             opened_file.rows += rows
+        # Arrow would keep what each thread had at most, for nobody else.
+        pa.default_memory_pool().release_unused()
 
     def _file(self, code: int) -> _Open:
         known = self._open.get(code)
