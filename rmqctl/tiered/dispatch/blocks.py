@@ -22,7 +22,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.tiered.dispatch.buffer_pool import BufferPool
 from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 
-WINDOW = 32 << 20
+WINDOW = 16 << 20
 """Bytes of the log that are gone through at a time."""
 _NEAR = 1 << 17
 """Bytes between two records that are rather read than jumped over."""

@@ -321,7 +321,7 @@ class Stages:
     would come behind it is begun; `submit` or the end of the context raises what it was.
     """
 
-    _AT_ONCE = 2
+    _AT_ONCE = 1
 
     def __init__(self, append: Callable[[Blocks], Window], commit: Callable[[Window], None],
                  index: IndexRun | None) -> None:

@@ -1,6 +1,6 @@
 """One open index file that receives items, written durably (tiered.md §5.2).
 
-What is put stays in memory until `commit`: items first, then the header that counts them, then
+What is put counts with the next `commit`: items first, then the header that counts them, then
 the slots that lead to them, each made to last before the next begins. Killed in between, the file
 may miss ways to its last items; never more, and opening it here finds and repairs that.
 
@@ -29,6 +29,8 @@ BLOCK = 1 << 17
 """Items that are read at once."""
 MOST_PENDING = 1 << 20
 """The most items that one commit writes: these opening a file has to look at again."""
+_KEPT = 1 << 17
+"""Items that are kept in memory, 4 MiB; more are written, and count with the next commit."""
 _PAGE = 512
 """Slots that are written together, 4 KiB."""
 _BRIDGED = 8
@@ -186,23 +188,30 @@ class OpenIndexFile:
         self._pending.append((number, rows))
         self._waiting += len(rows)
         self._changed = True
+        if sum(len(rows) for _, rows in self._pending) >= _KEPT:
+            self._write_items()
 
     def commit(self) -> None:
         """Makes all that was put last. StoreIOError; then it may be tried again."""
         if not self._changed:
             return
-        if self._pending:
-            for number, rows in self._pending:
-                durable.write_all(self._fd, raw(rows),
-                                  self.shape.item_position(number), self.path)
+        self._write_items()
+        if self._waiting:
             durable.sync(self._fd, self.path)
         self._write_header()
         durable.sync(self._fd, self.path)
         if self._dirty.any():
             self._write_slots()
             durable.sync(self._fd, self.path)
-        self._pending, self._waiting, self._changed = [], 0, False
+        self._waiting, self._changed = 0, False
         self._dirty[:] = False
+
+    def _write_items(self) -> None:
+        """Writes what was put behind the items that count: the header does not know it yet."""
+        while self._pending:
+            number, rows = self._pending[0]
+            durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
+            del self._pending[0]
 
     def _write_header(self) -> None:
         magic = (fmt.END_MAGIC if self.items + 1 == self.shape.max_items else fmt.BEGIN_MAGIC)
