@@ -56,14 +56,15 @@ def tree(pid: int) -> list[int]:
 
 
 def anonymous_mib(pid: int) -> float:
-    """RssAnon of the whole tree."""
+    """RssAnon and RssShmem of the whole tree: all but pages of mapped files."""
     total = 0
     for member in tree(pid):
         try:
             lines = Path(f"/proc/{member}/status").read_text().splitlines()
         except OSError:  # it has ended
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+        total += sum(int(line.split()[1]) for line in lines
+                     if line.startswith(("RssAnon:", "RssShmem:")))
     return total / KIB_PER_MIB
 
 

@@ -114,6 +114,23 @@ def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
     return at
 
 
+def join(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+         uint8_t[::1] out):
+    """Copies the parts data[start:start + length] into ``out``, one behind the other; how many
+    bytes. IndexError where a part is not inside, or there is no room.
+    """
+    cdef int64_t size = data.shape[0], room = out.shape[0], at = 0
+    cdef Py_ssize_t row
+    with nogil:
+        for row in range(start.shape[0]):
+            within(start[row], length[row], size)
+            within(at, length[row], room)
+            if length[row]:
+                memcpy(&out[at], &data[start[row]], <size_t>length[row])
+            at += length[row]
+    return at
+
+
 cdef inline uint64_t mixed(const uint8_t *text, int64_t count) noexcept nogil:
     """A number for ``count`` bytes that the caller has tested to be there."""
     cdef uint64_t value = <uint64_t>count * 0x9E3779B97F4A7C15u, word
@@ -130,68 +147,79 @@ cdef inline uint64_t mixed(const uint8_t *text, int64_t count) noexcept nogil:
     return value ^ (value >> 29)
 
 
-def learn(const uint8_t[::1] known, const int64_t[::1] start, const int64_t[::1] length,
-          int32_t[::1] cells):
-    """Puts the numbers of the texts known[start:start + length] into the cells of a table.
+cdef inline int64_t cell_of(const uint8_t *text, int64_t count, const uint8_t[::1] known,
+                            const int64_t[:, ::1] place, const int32_t[::1] cells) except -1 nogil:
+    """The cell with the number of ``count`` bytes that are there, or the empty one for it.
 
-    There are a power of two of cells, more than texts; -1 are the empty ones.
+    ``place`` has starts and lengths of the texts of a table in ``known``. IndexError where there
+    is no such cell, or a text of the table is not inside.
     """
-    cdef int64_t size = known.shape[0], mask = cells.shape[0] - 1
-    cdef const uint8_t *first = &known[0] if size else NULL
-    cdef Py_ssize_t number
-    cdef uint64_t cell
-    if mask < start.shape[0] or mask & (mask + 1):
+    cdef int64_t mask = cells.shape[0] - 1, cell = <int64_t>(mixed(text, count) & <uint64_t>mask)
+    cdef int64_t tries
+    cdef int32_t number
+    for tries in range(mask + 1):
+        number = cells[cell]
+        if number < 0:
+            return cell
+        if place[1, number] == count:
+            within(place[0, number], count, known.shape[0])
+            if not count or not memcmp(&known[place[0, number]], text, <size_t>count):
+                return cell
+        cell = (cell + 1) & mask
+    raise IndexError("a full table")
+
+
+def enter(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+          Py_ssize_t row, uint8_t[::1] known, int64_t[:, ::1] place, int32_t[::1] cells,
+          int64_t[::1] used, int64_t[::1] out):
+    """The numbers of the texts data[start:start + length], from one on, in a table into which new
+    ones are put. ``used``: texts in it, and bytes of ``known`` that they take.
+
+    Cells are a power of two, -1 the empty ones; half of them are used at most. Gives the text for
+    which there was no room, else how many texts there are. IndexError where one is not inside.
+    """
+    cdef int64_t size = data.shape[0], count, cell
+    cdef const uint8_t *first = &data[0] if size else NULL
+    if row < 0 or not cells.shape[0] or cells.shape[0] & (cells.shape[0] - 1) or (
+            place.shape[0] != 2 or used.shape[0] != 2 or not 0 <= used[0] <= place.shape[1]):
         raise ValueError("a table of another size")
-    cells[:] = -1
     with nogil:
-        for number in range(start.shape[0]):
-            within(start[number], length[number], size)
-            cell = mixed(first + start[number], length[number]) & <uint64_t>mask
-            while cells[<Py_ssize_t>cell] >= 0:  # ends: there is an empty one
-                cell = (cell + 1) & <uint64_t>mask
-            cells[<Py_ssize_t>cell] = <int32_t>number
+        while row < start.shape[0]:
+            count = length[row]
+            within(start[row], count, size)
+            cell = cell_of(first + start[row], count, known, place, cells)
+            if cells[cell] < 0:
+                if (used[0] == place.shape[1] or 2 * used[0] + 2 > cells.shape[0]
+                        or count > known.shape[0] - used[1]):
+                    break
+                within(used[1], count, known.shape[0])
+                if count:
+                    memcpy(&known[used[1]], first + start[row], <size_t>count)
+                place[0, used[0]], place[1, used[0]] = used[1], count
+                cells[cell] = <int32_t>used[0]
+                used[0] += 1
+                used[1] += count
+            out[row] = cells[cell]
+            row += 1
+    return row
 
 
 def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
-           const uint8_t[::1] known, const int64_t[::1] known_start,
-           const int64_t[::1] known_length, const int32_t[::1] cells, Py_ssize_t number,
+           const uint8_t[::1] known, const int64_t[:, ::1] place, const int32_t[::1] cells,
            int64_t missing, int64_t[::1] out):
-    """The numbers of the texts data[start:start + length], from a given one on, into ``out``.
-
-    They are the places among the known texts, whose table `learn` has filled. Any other text is
-    ``missing``, or if that is negative ends it: gives the number of the text before which it has
-    ended, else how many texts there are. IndexError where a text is not inside of data.
+    """The numbers of the texts data[start:start + length] in a table that `enter` has filled;
+    ``missing`` for any other text. IndexError where one is not inside of data.
     """
-    cdef int64_t size = data.shape[0], known_size = known.shape[0], mask = cells.shape[0] - 1
+    cdef int64_t size = data.shape[0], cell
     cdef const uint8_t *first = &data[0] if size else NULL
-    cdef const uint8_t *first_known = &known[0] if known_size else NULL
-    cdef int64_t count, tries
-    cdef int32_t place
-    cdef uint64_t cell
-    if number < 0 or mask < 0 or mask & (mask + 1):
+    cdef Py_ssize_t row
+    if not cells.shape[0] or cells.shape[0] & (cells.shape[0] - 1) or place.shape[0] != 2:
         raise ValueError("a table of another size")
     with nogil:
-        while number < start.shape[0]:
-            count = length[number]
-            within(start[number], count, size)
-            cell = mixed(first + start[number], count) & <uint64_t>mask
-            place = -1
-            for tries in range(mask + 1):
-                place = cells[<Py_ssize_t>cell]
-                if place < 0:
-                    break
-                if known_length[place] == count:
-                    within(known_start[place], count, known_size)
-                    if not count or not memcmp(first_known + known_start[place],
-                                               first + start[number], <size_t>count):
-                        break
-                place = -1
-                cell = (cell + 1) & <uint64_t>mask
-            if place < 0 and missing < 0:
-                break
-            out[number] = place if place >= 0 else missing
-            number += 1
-    return number
+        for row in range(start.shape[0]):
+            within(start[row], length[row], size)
+            cell = cell_of(first + start[row], length[row], known, place, cells)
+            out[row] = cells[cell] if cells[cell] >= 0 else missing
 
 
 def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t uniques,

@@ -104,7 +104,7 @@ class Aggregate:
             self._bound()
 
     def merge(self, other: Aggregate) -> None:
-        codes = np.array([self._keys.number(key) for key in other._keys.found], np.int64)
+        codes = self._keys.numbers(other._keys.found)
         self._reserve()
         other._reserve()
         _include(self._sums, codes, *other._sums[:, :len(codes)])
@@ -123,7 +123,7 @@ class Aggregate:
     def groups(self) -> dict[Key, Sums]:
         """The sums by key, in order of first appearance. Not after it `is_full`."""
         assert not self.is_full
-        count = len(self._keys.found)
+        count = len(self._keys)
         self._reserve()
         columns = self._sums[:, :count]
         if self.is_cut:
@@ -149,21 +149,21 @@ class Aggregate:
     @property
     def candidates(self) -> list[Key]:
         """All keys that may be heavy, among them all that are. There are not many more."""
-        counts = self._sums[0, :len(self._keys.found)]
+        counts = self._sums[0, :len(self._keys)]
         maybe = (counts + self._given_up) * self._heavy > self._counted
-        return [self._keys.found[number] for number in np.flatnonzero(maybe).tolist()]
+        return self._keys.some(np.flatnonzero(maybe))
 
     # -- inside -------------------------------------------------------------------------------
 
     def _reserve(self) -> None:
         known = self._sums.shape[1]
-        if len(self._keys.found) > known:
-            wider = _nothing(max(64, 2 * len(self._keys.found)))
+        if len(self._keys) > known:
+            wider = _nothing(max(64, 2 * len(self._keys)))
             wider[:, :known] = self._sums
             self._sums = wider
 
     def _bound(self) -> None:
-        if not self.is_cut and len(self._keys.found) > self._limit:
+        if not self.is_cut and len(self._keys) > self._limit:
             self._shrink(self._limit // 2)
 
     def _shrink(self, most: int) -> None:
@@ -172,7 +172,7 @@ class Aggregate:
         More than that many lose all of it, so a group that is heavier than one of their number
         in all is never lost.
         """
-        count = len(self._keys.found)
+        count = len(self._keys)
         if count <= most:
             return
         counts = self._sums[0, :count]
@@ -182,8 +182,7 @@ class Aggregate:
         sums = self._sums[:, larger]
         sums[0] -= less
         keys = Keys()
-        for key in map(self._keys.found.__getitem__, larger.tolist()):
-            keys.number(key)
+        keys.numbers(self._keys.some(larger))
         self._keys, self._sums = keys, sums
         self._given_up += less
 

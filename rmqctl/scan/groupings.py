@@ -5,7 +5,8 @@ Everything goes by column; Python touches a group's key once per batch, never a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,17 @@ import numpy as np
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array, Batch, gather, shape
 from rmqctl.scan.text import (
     Dictionary,
     FixedTexts,
-    KnownTexts,
     Properties,
     Texts,
+    TextTable,
     hashes,
     split,
+    texts_of,
     topics,
 )
 
@@ -37,31 +40,68 @@ Key = Any
 None."""
 
 
+_LATER = object()
+
+
 class Keys:
     """Small numbers for keys, in order of appearance.
 
     With ``only`` given, these keys alone have a number of their own; all others are `OTHER`.
+    Texts have theirs from a table of the kernel where there is one: of most texts, which are met
+    once, no Python object is ever made.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
-        self.found: list[Key] = [] if only is None else [*only, OTHER]
-        self._numbers: dict[Hashable, int] = {key: number for number, key in enumerate(self.found)}
+        self._found: list[Key] = [] if only is None else [*only, OTHER]
+        self._numbers: dict[Hashable, int] = {key: number for number, key in enumerate(self._found)}
         self._open = only is None
-        self._known = KnownTexts()
+        self._table = TextTable()
+        self._numbers_of_texts: Array = np.zeros(0, np.int64)
         self._fixed: FixedTexts | None = None
         if only is not None:
-            texts = {number: key for number, key in enumerate(self.found[:-1])
+            texts = {number: key for number, key in enumerate(self._found[:-1])
                      if isinstance(key, bytes)}
             self._fixed = FixedTexts(list(texts.values()))
-            self._numbers_of_fixed = np.array([*texts, len(self.found) - 1], np.int64)
+            self._numbers_of_fixed = np.array([*texts, len(self._found) - 1], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __reduce__(self) -> Any:
+        """Another process learns the keys anew, in the same order."""
+        return (_learned, (self.found,)) if self._open else (Keys, (self.found[:-1],))
+
+    @property
+    def found(self) -> list[Key]:
+        """The keys by number."""
+        return self.some(np.arange(len(self._found)))
+
+    def some(self, numbers: Array) -> list[Key]:
+        """The keys of some numbers."""
+        keys = [self._found[number] for number in numbers.tolist()]
+        later = [place for place, key in enumerate(keys) if key is _LATER]
+        texts = np.searchsorted(self._numbers_of_texts, numbers[later])
+        for place, raw in zip(later, self._table.texts(texts).tolist(), strict=True):
+            keys[place] = raw
+        return keys
+
+    def numbers(self, keys: Sequence[Key]) -> Array:
+        """The number of each key (int64)."""
+        parts: list[Any] = [np.zeros(0, np.int64)]
+        for is_text, run in groupby(keys, lambda key: isinstance(key, bytes)):
+            some = [*run]
+            parts.append(self.of_texts(texts_of(some)) if is_text else [*map(self.number, some)])
+        numbers: Array = np.concatenate(parts)
+        return numbers
 
     def number(self, key: Key) -> int:
+        """The number of a key that is no text."""
         known = self._numbers.get(key)
         if known is None:
             if not self._open:
-                return len(self.found) - 1
-            known = self._numbers[key] = len(self.found)
-            self.found.append(key)
+                return len(self._found) - 1
+            known = self._numbers[key] = len(self._found)
+            self._found.append(key)
         return known
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
@@ -81,11 +121,28 @@ class Keys:
 
     def of_texts(self, texts: Texts) -> Array:
         """The number of each text, which is its own key."""
+        numbers: Array
         if self._fixed is not None:
             places = self._fixed.encode(texts, len(self._numbers_of_fixed) - 1)
-            numbers: Array = self._numbers_of_fixed[places]
+            numbers = self._numbers_of_fixed[places]
             return numbers
-        return self._known.encode(texts, self.number)
+        if active() is None:
+            return np.fromiter(map(self.number, texts.tolist()), np.int64, len(texts))
+        places = self._table.encode(texts)
+        new = len(self._table) - len(self._numbers_of_texts)
+        if new:
+            first = len(self._found)
+            self._found += [_LATER] * new
+            self._numbers_of_texts = np.append(self._numbers_of_texts,
+                                               np.arange(first, first + new))
+        numbers = self._numbers_of_texts[places]
+        return numbers
+
+
+def _learned(found: Sequence[Key]) -> Keys:
+    keys = Keys()
+    keys.numbers(found)
+    return keys
 
 
 Codes = tuple[Array, Array | None]
@@ -100,10 +157,10 @@ def _queue(keys: Keys, batch: Batch) -> Codes:
     texts, queues = Keys(), Keys()
     topic = texts.of_texts(topics(batch))
     queue = queues.of_ints(batch.column("queue_id"))
-    width = len(queues.found)
+    width, found, ids = len(queues), texts.found, queues.found
 
     def pair(code: int) -> tuple[Any, Any]:
-        return texts.found[code // width], queues.found[code % width]
+        return found[code // width], ids[code % width]
 
     return keys.of_ints(topic * width + queue, pair), None
 
@@ -129,12 +186,15 @@ def _key(keys: Keys, batch: Batch) -> Codes:
     if not len(rows):
         return np.full(len(bare), keys.number(None), np.int64), bare
     texts = Texts(properties.data, begin, size)
-    marks = rows << 32 | hashes(properties.data, begin, size)[0] & _HASH
-    if len(np.unique(marks)) < len(rows):  # perhaps the same key twice
+    again = rows[1:] == rows[:-1]
+    several = np.flatnonzero(np.append(again, False) | np.append(False, again))
+    marks = np.sort(rows[several] << 32
+                    | hashes(properties.data, begin[several], size[several])[0] & _HASH)
+    if (marks[1:] == marks[:-1]).any():  # perhaps the same key twice
         distinct = Dictionary()
         number = distinct.encode(texts)
         rows, number = np.divmod(np.unique(rows * len(distinct) + number), len(distinct))
-        codes = np.array([keys.number(raw) for raw in distinct.texts], np.int64)[number]
+        codes = keys.of_texts(texts_of(distinct.texts))[number]
     else:
         codes = keys.of_texts(texts)
     if not len(bare):
@@ -162,8 +222,8 @@ def _store_host(keys: Keys, batch: Batch) -> Codes:
         hosts = gather(batch.data, batch.start[rows] + address_at, width)
         # Hosts are few: sorting them as texts of fixed width is good enough.
         distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
-        codes[rows] = np.array([keys.number(host.ljust(width, b"\0"))
-                                for host in distinct.tolist()], np.int64)[place]
+        texts = texts_of([host.ljust(width, b"\0") for host in distinct.tolist()])
+        codes[rows] = keys.of_texts(texts)[place]
     return codes, None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ _WORD = 8
 _MAX_POWER = 1 << 15
 _HIGH = 0x80
 _SPACE = 0x20
-_LONGEST_KNOWN = 256
-_MOST_KNOWN = 4096
 _SAMPLE = 256
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
@@ -93,6 +90,12 @@ def joined(parts: Sequence[Packed]) -> Packed:
                   np.concatenate([part.start + start_of_part
                                   for part, start_of_part in zip(parts, base, strict=True)]),
                   np.concatenate([part.length for part in parts]))
+
+
+def texts_of(raw: Sequence[bytes]) -> Texts:
+    """These texts, one behind the other."""
+    length = np.array([len(one) for one in raw], np.int64)
+    return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 
 
 def topics(batch: Batch) -> Texts:
@@ -244,18 +247,63 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
 # -- numbers for recurring texts ------------------------------------------------------------------
 
 
+class TextTable:
+    """Numbers of texts in the order in which they are met first, by the kernel's table."""
+
+    def __init__(self) -> None:
+        self._make(_SAMPLE, _SAMPLE * _WORD)
+
+    def _make(self, texts: int, size: int) -> None:
+        """An empty table with room for so many texts and their bytes."""
+        self._known: Array = np.empty(size, np.uint8)
+        self._places: Array = np.empty((2, texts), np.int64)
+        self._cells: Array = np.full(1 << (2 * texts).bit_length(), -1, np.int32)
+        self._used: Array = np.zeros(2, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._used[0])
+
+    def encode(self, texts: Texts) -> Array:
+        """The number of each text (int64)."""
+        kernel = active()
+        assert kernel is not None
+        columns = contiguous(texts.start, texts.length)
+        numbers: Array = np.empty(len(texts), np.int64)
+        row = 0
+        while True:
+            row = kernel.enter(texts.data, *columns, row, self._known, self._places, self._cells,
+                               self._used, numbers)
+            if row == len(texts):
+                return numbers
+            before, count = self.texts(slice(None)), len(self)
+            self._make(2 * count + 1, 2 * int(self._used[1] + texts.length[row]))
+            kernel.enter(before.data, *contiguous(before.start, before.length), 0, self._known,
+                         self._places, self._cells, self._used, np.empty(count, np.int64))
+
+    def places(self, texts: Texts, missing: int) -> Array:
+        """The number of each text (int64), ``missing`` for those that are not there."""
+        kernel = active()
+        assert kernel is not None
+        numbers: Array = np.empty(len(texts), np.int64)
+        kernel.lookup(texts.data, *contiguous(texts.start, texts.length), self._known,
+                      self._places, self._cells, missing, numbers)
+        return numbers
+
+    def texts(self, numbers: Any) -> Texts:
+        """The texts of some numbers (an array or a slice), until others are put in."""
+        start, length = self._places[:, :len(self)]
+        return Texts(self._known, start[numbers], length[numbers])
+
+
 class KnownTexts:
     """The caller's numbers of recurring texts, found by the kernel.
 
-    Where it is not there, or no use (long texts, or too many different ones), each text is looked
-    up by itself.
+    Where it is not there, each text is looked up by itself.
     """
 
     def __init__(self) -> None:
         self._numbers: Array = np.zeros(0, np.int64)
-        self._useful = True
-        self._texts: list[bytes] = []
-        self._table: tuple[Array, ...] = _table([])
+        self._table = TextTable()
 
     def __reduce__(self) -> Any:
         """Another process begins with nothing known: it is quickly learned again."""
@@ -263,33 +311,13 @@ class KnownTexts:
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
         """The number of each text (int64). ``number(raw)`` gives it: to a new text first."""
-        kernel = active()
-        numbers = None
-        if kernel is not None and self._useful and len(texts) and (
-                int(texts.length.max()) <= _LONGEST_KNOWN):
-            numbers = self._looked_up(kernel, texts, number)
-        if numbers is None:
+        if active() is None:
             return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
-        return numbers
-
-    def _looked_up(self, kernel: ModuleType, texts: Texts,
-                   number: Callable[[bytes], int]) -> Array | None:
-        """By the kernel's table; None where that is no use any more."""
-        columns = contiguous(texts.start, texts.length)
-        places: Array = np.empty(len(texts), np.int64)
-        row = kernel.lookup(texts.data, *columns, *self._table, 0, -1, places)
-        while row < len(texts):
+        places = self._table.encode(texts)
+        if len(self._table) > len(self._numbers):
             # New texts get their numbers in the order in which they appear.
-            known = set(self._texts)
-            new = [raw for raw in dict.fromkeys(texts.take(slice(row, row + _SAMPLE)).tolist())
-                   if raw not in known]
-            if len(new) + len(self._texts) > _MOST_KNOWN:
-                self._useful = False
-                return None
-            self._texts += new
+            new = self._table.texts(slice(len(self._numbers), None)).tolist()
             self._numbers = np.append(self._numbers, np.array([*map(number, new)], np.int64))
-            self._table = _table(self._texts)
-            row = kernel.lookup(texts.data, *columns, *self._table, row, -1, places)
         return self._numbers[places]
 
 
@@ -298,31 +326,16 @@ class FixedTexts:
 
     def __init__(self, known: Sequence[bytes]) -> None:
         self._places = {raw: place for place, raw in enumerate(known)}
-        self._table: tuple[Array, ...] | None = None
+        self._table: TextTable | None = None
 
     def encode(self, texts: Texts, missing: int) -> Array:
         """The place of each text (int64)."""
-        kernel = active()
-        if kernel is None:
+        if active() is None:
             return np.array([self._places.get(raw, missing) for raw in texts.tolist()], np.int64)
         if self._table is None:
-            self._table = _table([*self._places])
-        places: Array = np.empty(len(texts), np.int64)
-        kernel.lookup(texts.data, *contiguous(texts.start, texts.length), *self._table, 0, missing,
-                      places)
-        return places
-
-
-def _table(known: Sequence[bytes]) -> tuple[Array, ...]:
-    """(the known texts, their starts and lengths, the cells that lead to them) for the kernel."""
-    length = np.array([len(raw) for raw in known], np.int64)
-    start = np.cumsum(length) - length
-    texts = np.frombuffer(b"".join(known), np.uint8)
-    cells: Array = np.full(1 << (4 * len(known)).bit_length(), -1, np.int32)
-    kernel = active()
-    if kernel is not None:
-        kernel.learn(texts, start, length, cells)
-    return texts, start, length, cells
+            self._table = TextTable()
+            self._table.encode(texts_of([*self._places]))
+        return self._table.places(texts, missing)
 
 
 class Dictionary:

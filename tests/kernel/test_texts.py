@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rmqctl.checks.verify.verify import Verification
 from rmqctl.formats.local import properties as props
+from rmqctl.kernel import active
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys
 from rmqctl.scan.frames import Array
+from rmqctl.scan.groupings import Keys
 from rmqctl.store.store import Store
 from tests.kernel.test_equal import log, on_both, rounds
 from tests.support import tiny
@@ -173,3 +177,75 @@ def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
             differ += len(first[0]) > 0
         path.write_bytes(sound)
     assert differ > 20
+
+
+def test_keys_have_the_same_numbers_and_are_learned_elsewhere(seed: int) -> None:
+    """Many more texts than a table begins with, other keys between them, sent and merged."""
+    source = random.Random(seed)
+    batches = [laid_out(source, [b"%d" % source.randrange(1 << source.choice((4, 12)))
+                                 for _ in range(source.choice((0, 3, 700)))]) for _ in range(8)]
+
+    def numbered() -> Any:
+        keys, other = Keys(), Keys()
+        codes = []
+        for batch in batches:
+            codes += [keys.of_texts(batch).tolist(), [keys.number(None), keys.number(source)]]
+            other.of_texts(batch.take(slice(None, None, 3)))
+            keys = copy.copy(keys)
+        assert all(keys.found[number] == raw for batch, numbers in zip(
+            batches, codes[::2], strict=True) for number, raw in zip(
+                numbers, batch.tolist(), strict=True))
+        few = np.arange(len(keys))[::7]
+        assert keys.some(few) == [keys.found[number] for number in few.tolist()]
+        fixed = copy.copy(Keys(keys.found[::5]))
+        return (codes, keys.found, keys.numbers(other.found).tolist(), len(keys),
+                [fixed.of_texts(batch).tolist() for batch in batches], fixed.found)
+
+    first, second = on_both(numbered)
+    assert first == second
+    assert first[3] == len(set(first[1])) > 300
+
+
+def test_what_is_given_to_a_table_is_tested() -> None:
+    kernel = active()
+    assert kernel is not None
+    data = np.frombuffer(b"abcabc", np.uint8)
+
+    def column(*numbers: int) -> Any:
+        return np.array(numbers, np.int64)
+
+    def entered(start: int = 0, length: int = 3, row: int = 0, room: int = 3, rows: int = 2,
+                cells: int = 4, used: tuple[int, ...] = (0, 0), first: int = -1) -> Any:
+        table = np.full(cells, -1, np.int32)
+        table[:] = first
+        places = np.zeros((rows, 2), np.int64)
+        places[1:] = 3
+        known, counted = np.zeros(room, np.uint8), column(*used)
+        return kernel.enter(data, column(start), column(length), row, known, places, table, counted,
+                            np.empty(1, np.int64)), counted.tolist(), known.tobytes()
+
+    assert entered() == (1, [1, 3], b"abc")
+    assert entered(3, 0) == (1, [1, 0], bytes(3))
+    assert entered(row=1) == (1, [0, 0], bytes(3))
+    for full in ({"room": 2}, {"cells": 1}, {"used": (2, 0)}, {"used": (1, 1)}, {"used": (0, 9)}):
+        assert entered(**full)[0] == 0
+    for start, length in ((4, 3), (-1, 3), (0, 7), (0, -1), (1 << 62, 1 << 62)):
+        with pytest.raises(IndexError):
+            entered(start, length)
+    for wrong in ({"used": (0, -1)}, {"first": 9}, {"first": 0, "room": 2}, {"first": 0}):
+        with pytest.raises(IndexError):
+            entered(**wrong)
+    for wrong in ({"row": -1}, {"cells": 3}, {"cells": 0}, {"rows": 3}, {"used": (0,)},
+                  {"used": (3, 0)}, {"used": (-1, 0)}):
+        with pytest.raises(ValueError, match="size"):
+            entered(**wrong)
+    for cells, rows in ((0, 2), (3, 2), (4, 1)):
+        with pytest.raises(ValueError, match="size"):
+            kernel.lookup(data, column(0), column(3), data, np.zeros((rows, 2), np.int64),
+                          np.zeros(cells, np.int32), 9, np.empty(1, np.int64))
+    out = np.zeros(5, np.uint8)
+    assert kernel.join(data, column(2, 6, 0), column(2, 0, 3), out) == 5
+    assert out.tobytes() == b"caabc"
+    for start, length in ((5, 2), (-1, 1), (0, -1), (0, 6)):
+        with pytest.raises(IndexError):
+            kernel.join(data, column(start), column(length), out)

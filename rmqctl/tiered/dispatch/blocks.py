@@ -15,6 +15,7 @@ import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array, Batch, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
@@ -104,14 +105,18 @@ class Cut:
         """(sizes, the records of rows one behind the other)."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
-        slices = map(slice, start.tolist(), (start + size).tolist())
-        data = b"".join(map(self.log.__getitem__, slices))
-        end = self.used + len(data)
+        total = int(size.sum())
+        end = self.used + total
         if end > len(self.room):  # damaged rows claim more than there is
-            return size, memoryview(bytearray(data))
-        part = self.room[self.used:end]
-        part[:] = data
-        self.used = end
+            part = memoryview(bytearray(total))
+        else:
+            part, self.used = self.room[self.used:end], end
+        kernel = active()
+        if kernel is not None:
+            kernel.join(self.log, start, size, part)
+        else:
+            part[:] = b"".join(map(self.log.__getitem__, map(slice, start.tolist(),
+                                                             (start + size).tolist())))
         return size, part
 
 

@@ -26,7 +26,9 @@ class BufferPool:
             returned = self._free.pop()
             buffer = returned if len(returned) >= size else None
         if buffer is None:
-            buffer = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Private: shared pages would not be counted as this process's own.
+            buffer = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND,
+                               flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # Views keep the lease alive, and not the buffer: so it tells when the last one is gone.
         lease = (ctypes.c_char * size).from_buffer(buffer)
         weakref.finalize(lease, self._free.append, buffer)
