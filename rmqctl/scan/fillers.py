@@ -1,4 +1,4 @@
-"""Fillers among the messages of a walk (`formats.local.filler`)."""
+"""What a repair put in the place of messages, among those of a walk (`formats.local.filler`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from rmqctl.formats.local import filler
 from rmqctl.formats.local.message import decode, fixed_field
 from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch, gather_int
+from rmqctl.scan.frames import Array, Batch, gather, gather_int
 
 _BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").size
+
+
+def kept_damaged(batch: Batch) -> Array:
+    """Which messages of a batch were kept with a damaged body (bool)."""
+    texts = text.properties(batch)
+    mask: Array = texts.length >= len(filler.KEPT_START)
+    rows = np.flatnonzero(mask)
+    if len(rows):
+        mask[rows] = gather(batch.data, texts.start[rows], len(filler.KEPT_START)) == np.void(
+            filler.KEPT_START)
+    return mask
 
 
 def fillers(batch: Batch) -> Array:

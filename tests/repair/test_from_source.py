@@ -187,6 +187,65 @@ def test_fillers_of_an_earlier_repair_give_way(golden: GoldenFolder,
     assert recover(whole, store).expect(0).json()["actions"] == []
 
 
+@pytest.mark.parametrize("name", ["5.3.3/basic/store", "5.3.3/appendcrc/store",
+                                  "4.9.3/basic/store"])
+def test_messages_kept_damaged_give_way(name: str, golden: GoldenFolder, golden_copy: GoldenFolder,
+                                        seed: int) -> None:
+    """What an earlier repair delivers with its damage is no conflict with the original, be it in
+    the midst of the log or its last message; and it is no original itself.
+    """
+    store, source = golden_copy(name), golden(name)
+    luck = random.Random(seed)
+    last = len(log_files(store)) - 1
+    for number, path in enumerate(log_files(store)):
+        data = bytearray(path.read_bytes())
+        starts = [0]
+        while data[starts[-1] + 4:starts[-1] + 8] == b"\xda\xa3\x20\xa7":
+            starts.append(starts[-1] + int.from_bytes(data[starts[-1]:starts[-1] + 4]))
+        starts = starts[:-1]
+        for start in ({starts[-1]} if number == last else set()) | {luck.choice(starts)}:
+            length = int.from_bytes(data[start + 84:start + 88])
+            for at in range(start + 88, start + 88 + length, 7):
+                data[at] ^= 0x15
+        path.write_bytes(data)
+    kept = recover(store, options=("--correct", "off", "--keep-damaged", *APPLY)).expect(1).json()
+    assert kept["kept_damaged"] > 1
+    ours = log_of(store)
+    done = recover(store, source, options=APPLY).expect(0).json()
+    assert actions(done, "conflict") == []
+    assert log_of(store) == log_of(source)
+    run("undo", store, "--yes").expect(0)
+    assert log_of(store) == ours
+    whole = snapshot.copy_tree(source, store.parent / "whole")
+    assert recover(whole, store).expect(0).json()["actions"] == []
+
+
+@pytest.mark.parametrize("length", [4, 90])
+def test_what_a_repair_put_into_another_branch_stays(length: int, tmp_path: Path) -> None:
+    """Fillers (of short bodies) and kept messages: the mark alone says nothing, all that a repair
+    leaves as it was must be the same.
+    """
+    writers = []
+    for mark in (b"a", b"b"):
+        writer = Writer(SMALL, seed=1)
+        for number in range(60):
+            who = b"c" if number < 30 else mark
+            writer.put("orders", b"%s%d " % (who, number) + who * length,
+                       keys=f"{who.decode()}{number:04d}", unique_key=f"{who.decode()}{number}")
+        writers.append(writer)
+    ours, other = writers
+    for number in (40, 59):
+        ours.patch(ours.puts[number].physical + 90, b"\xfe\xfd\xfc\xfb")
+    store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
+    options = ("--correct", "off", "--keep-damaged", *APPLY)
+    done = recover(store, options=(*SIZES, *options)).expect(1).json()
+    assert ("kept_damaged" in done) == (length > 4)
+    before = log_of(store)
+    plan = recover(store, source, options=(*SIZES, "--prefer", "ours", *APPLY)).expect(0).json()
+    assert {action["action"] for action in plan["actions"]} == {"conflict"}
+    assert log_of(store) == before
+
+
 @pytest.mark.parametrize("left", ["no file", "nothing in them"])
 def test_a_log_of_which_nothing_is_left(left: str, tmp_path: Path) -> None:
     """The index tells that a source has it; without one nothing does."""

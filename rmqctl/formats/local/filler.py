@@ -16,6 +16,8 @@ TOPIC = "RMQCTL_FILLER"
 """The topic of fillers of which no queue knows."""
 NOWHERE = (bytes(4), 0)
 """Their born host."""
+KEPT_START = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()
+"""How the properties of a message begin that is kept with a damaged body."""
 
 
 def is_filler(record: Record) -> bool:

@@ -21,10 +21,11 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.salvage.heads import kept_from
 from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.extents import key_hashes
-from rmqctl.scan.fillers import fillers
+from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource, Witness
@@ -167,8 +168,9 @@ class Comparison:
     other intact ones; ``topics`` are (place, topic) of the first of them, and ``fields`` by place
     what differs where the sizes are equal, ``verdicts`` by how much better our consumequeues and
     index know theirs. ``disproved``: places where they say that ours is the wrong one. ``end``: of
-    the source's log, when the comparison began. ``fillers``: (place, end) of ours that the source
-    does not have. ``bare``: ours has no intact message at all.
+    the source's log, when the comparison began. ``fillers``: (place, end) of what an
+    earlier repair put into ours, and the source does not have. ``bare``: ours has no intact message
+    at all.
     """
 
     equal: Ranges
@@ -270,7 +272,7 @@ class _Pass(PhysicalPass):
     def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
         sizes = batch.column("total_size")[rows], their_batch.column("total_size")[other]
         alike = (sizes[0] == sizes[1]) & ~self._inside(batch.offset[rows], sizes[0])[0]
-        alike &= ~fillers(batch)[rows] & their_batch.crc_ok()[other]
+        alike &= ~fillers(batch)[rows] & ~kept_damaged(batch)[rows] & their_batch.crc_ok()[other]
         for one in np.flatnonzero(alike)[:max(0, _MOST_NAMED - len(self._found.fields))].tolist():
             ours = decode(batch.bytes_at(int(rows[one])))
             theirs = decode(their_batch.bytes_at(int(other[one])))
@@ -279,6 +281,7 @@ class _Pass(PhysicalPass):
             raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
             self._found.verdicts[place] = self._known(theirs) - self._known(ours) + _TORN * (
                 _is_torn(raw, their_raw) - _is_torn(their_raw, raw))
+        self._kept(batch, rows, their_batch, other)
         self._ours(batch, rows)
         self._theirs(their_batch, other)
 
@@ -289,6 +292,14 @@ class _Pass(PhysicalPass):
             offset = batch.offset[rows]
             self._found.fillers.append(np.stack(
                 [offset, offset + batch.column("total_size")[rows]], axis=1))
+
+    def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
+        """Messages that an earlier repair kept with a damaged body, and the source's has whole."""
+        for one in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
+            ours = decode(batch.bytes_at(int(rows[one])))
+            if kept_from(ours, decode(their_batch.bytes_at(int(other[one])))):
+                place = ours.physical_offset
+                self._found.fillers.append(np.array([[place, place + ours.total_size]]))
 
     def _known(self, record: Record) -> int:
         """How many structures of ours know a record as it is."""
@@ -313,7 +324,7 @@ class _Pass(PhysicalPass):
             return
         batch = batch.select(rows)
         good = batch.crc_ok() | (batch.column("body_length") == 0)
-        good &= ~fillers(batch)
+        good &= ~(fillers(batch) | kept_damaged(batch))
         if self._sealed:
             good &= ~appended_crcs(batch)[1]
         offset, size = batch.offset, batch.column("total_size")

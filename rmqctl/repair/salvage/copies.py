@@ -28,7 +28,7 @@ from rmqctl.repair.salvage.comparison import (
     compare,
     stretches,
 )
-from rmqctl.repair.salvage.heads import HEAD_SIZE, same_message
+from rmqctl.repair.salvage.heads import same_message
 from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
 from rmqctl.repair.salvage.mend import misplaced
 from rmqctl.repair.salvage.survey import Survey
@@ -97,9 +97,11 @@ class Copier:
         for source in sources:
             result.notes += source.notes
             gone, found = self._compared(result, source, survey)
+            given_up: set[int] = set()
             if found.disproved:
                 filled = {int(place) for some in found.fillers for place in some[:, 0]}
-                self._fillers += filled & found.disproved
+                given_up = filled & found.disproved
+                self._fillers += given_up
                 survey = self._survey_of(result.parts, [], found.disproved)
                 gone, found = self._compared(result, source, survey)
             if found.conflicts.items:
@@ -111,8 +113,10 @@ class Copier:
             for stretch in gone:
                 if _any(found.offered, stretch.start, stretch.end):
                     self._stretch(result, source, found, stretch)
-            if len(result.places) > before:
-                survey = self._survey_of(result.parts, result.places[before:], ())
+            # What an earlier repair put there stays, where nothing better has come.
+            new = [*result.places[before:], *((place, place + 1) for place in given_up)]
+            if new:
+                survey = self._survey_of(result.parts, new, ())
         return result, survey
 
     def _compared(self, result: Copied, source: Source, survey: Survey) -> tuple[
@@ -290,7 +294,7 @@ class Copier:
                 for item in found.offered.within(low, high):
                     for place, size in _records_of(source, max(item.start, low),
                                                    min(item.end, high)):
-                        ours = opened.read(place - opened.base, HEAD_SIZE)
+                        ours = opened.read(place - opened.base, size)
                         theirs = source.log.locate(place)
                         if theirs is None or not any(ours):
                             continue

@@ -1,7 +1,7 @@
 """``--keep-damaged``: messages whose body stays damaged, delivered as it is instead of a filler.
 
 The record keeps its place, its size and its row. Its CRC is set anew, and the property ``RMQCTL``
-is ``damaged``, so that consumers and filters can tell. That property takes `len(_MARK)` bytes,
+is ``damaged``, so that consumers and filters can tell. That property takes `len(KEPT_START)` bytes,
 which come from the first of these that has them:
 
 * ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, of use to the broker alone;
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.filler import DAMAGED, MARK
+from rmqctl.formats.local.filler import KEPT_START
 from rmqctl.formats.local.header_rules import bad_number, of_record
 from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.contents import unpacks
@@ -35,7 +35,6 @@ from rmqctl.repair.salvage.records import MOST_BODY, body_crc
 from rmqctl.repair.salvage.survey import Survey
 from rmqctl.scan.overlay import LogPart
 
-_MARK = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()
 _OF_BROKERS = ("CLUSTER", "WAIT")
 _MOST_PROPERTIES = (1 << 15) - 1
@@ -88,7 +87,7 @@ def marked(record: Record, sealed: bool) -> tuple[bytes, str] | None:
     None where the properties have no room or the body no byte to spare. ``sealed``: the store's
     records end with an appended CRC.
     """
-    flags, size = record.sys_flag, record.total_size
+    flags = record.sys_flag
     if unpacks(record) is False:
         flags &= ~(sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
     text = record.properties
@@ -96,21 +95,21 @@ def marked(record: Record, sealed: bool) -> tuple[bytes, str] | None:
     own = text[:-append_crc.SIZE] if sealed else text
     body, how = record.body, "CLUSTER and WAIT"
     lean = _without(own, _OF_BROKERS)
-    if len(own) - len(lean) < len(_MARK):
+    if len(own) - len(lean) < len(KEPT_START):
         lean = own
         packed = b"" if flags & sysflag.COMPRESSED else zlib.compress(body)
-        if packed and len(packed) + len(_MARK) <= len(body):
+        if packed and len(packed) + len(KEPT_START) <= len(body):
             body, how = packed, "compressing the body"
             flags |= sysflag.COMPRESSED
-        elif len(body) > len(_MARK):
-            body, how = body[:-len(_MARK)], f"the last {len(_MARK)} bytes of the body"
+        elif len(body) > len(KEPT_START):
+            body, how = body[:-len(KEPT_START)], f"the last {len(KEPT_START)} bytes of the body"
         else:
             return None
-    spare = size - (size - len(record.body) - len(text)) - len(body) - len(_MARK) - len(lean) - (
+    spare = len(record.body) + len(text) - len(body) - len(KEPT_START) - len(lean) - (
         append_crc.SIZE if sealed else 0)
     if sealed and lean and not lean.endswith(_SEPARATOR):
         lean, spare = lean + _SEPARATOR, spare - 1
-    properties = _MARK + _SEPARATOR * max(spare, 0) + lean + bytes(append_crc.SIZE * sealed)
+    properties = KEPT_START + _SEPARATOR * max(spare, 0) + lean + bytes(append_crc.SIZE * sealed)
     if spare < 0 or len(properties) > _MOST_PROPERTIES:
         return None
     made = build(replace(record, sys_flag=flags, body=body, body_crc=body_crc(body),
