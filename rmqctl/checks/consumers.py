@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from rmqctl.broker.get_message import outside
 from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
@@ -103,7 +104,8 @@ class Consumers:
     """All groups of a store. ``queues`` by group, topic and queue id.
 
     ``without_position``: groups that are configured and committed nothing here. ``complete``:
-    whether the figures count all losses, or at least so many. ``notes``: what cannot be told.
+    whether the figures count all losses; else these are at least so many. ``notes``: what cannot
+    be told.
     """
 
     queues: tuple[QueueImpact, ...]
@@ -129,7 +131,8 @@ class Consumers:
     def as_fields(self) -> dict[str, Any]:
         """What documents of other commands hold: the records of affected queues."""
         return {"groups_affected": self.groups_affected,
-                "consumers": [queue._asdict() for queue in self.affected]}
+                "consumers": [queue._asdict() for queue in self.affected],
+                "consumers_complete": self.complete}
 
     def as_dict(self) -> dict[str, Any]:
         """The document of ``impact``: a record for each group and queue."""
@@ -147,7 +150,8 @@ class Consumers:
         if not groups:
             return "consumers: no group has a position here"
         if not names:
-            return f"consumers: none of {groups} group{'' if groups == 1 else 's'} is affected"
+            return (f"consumers: none of {groups} group{'' if groups == 1 else 's'} is "
+                    f"{'affected' if self.complete else 'known to be affected'}")
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         parts = []
         for count, words in (
@@ -175,10 +179,11 @@ class Situation(NamedTuple):
     clamps: bool = True
 
 
-def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses],
-              situation: Situation) -> Consumers:
+def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: Situation,
+              unplaced: int = 0) -> Consumers:
     """What ``losses`` mean for every group of the store, and for the delay service (group
-    ``(delay)``). Queues of deleted topics are left out.
+    ``(delay)``). Queues of deleted topics are left out. ``unplaced``: how many messages more are
+    lost, of which nothing tells the queue.
     """
     progress = ConsumerProgress.of(store)
     known = known_topics(store)
@@ -202,8 +207,12 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses],
     unread = [name for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]
     notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
+    if unplaced:
+        notes.insert(0, f"{plural(unplaced, 'lost message is', 'lost messages are')} of a queue "
+                     "that nothing tells, and in no group's figures")
     return Consumers(made, tuple(sorted(groups - commits.keys())),
-                     all(losses[key].complete for key in losses), tuple(notes), not unread)
+                     not unplaced and all(losses[key].complete for key in losses), tuple(notes),
+                     not unread)
 
 
 def _everybody(progress: ConsumerProgress) -> Iterable[Commit]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from typing import NamedTuple
 
-from rmqctl.checks.consumers import Consumers, QueueLosses, Situation, consumers
+from rmqctl.checks.consumers import Consumers, QueueKey, QueueLosses, Situation, consumers
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.repair.plan import Lost
 from rmqctl.repair.salvage.evidence import MOST_LISTED
@@ -23,48 +23,58 @@ POSITIONS = ("consumerOffset.json", "lmqConsumerOffset.json")
 _ENDLESS = 1 << 62
 
 
+class ByPositions(NamedTuple):
+    """Lost messages which a group had reached. ``listed``: the first of those that neither the log
+    nor the index tells of; ``more``: how many these are. ``reached``: all that rows do not know,
+    by queue. ``notes``: what is to be said of positions.
+    """
+
+    listed: tuple[Lost, ...] = ()
+    more: int = 0
+    reached: Mapping[QueueKey, OffsetRuns] = {}
+    notes: tuple[str, ...] = ()
+
+
 def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int], generation: int,
-                    *, complete: bool) -> Consumers | None:
+                    *, complete: bool, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
     """For the store as it will be. ``lost``: the messages that cannot be brought back; ``table``
     the next queue offset of every queue (``{"TopicTest-3": 17}``); ``complete``: whether ``lost``
-    are all. None where groups' positions are in a form that is not read.
+    are all; ``reached``: lost messages that only positions tell of (`lost_by_positions`), which
+    may be among those ``lost`` of which only the index tells. None where groups' positions are in
+    a form that is not read.
     """
     if not store.layout.reads("config"):
         return None
-    queues: dict[tuple[str, int], QueueLosses] = {}
+    queues: dict[QueueKey, QueueLosses] = {}
     for name, end in table.items():
         topic, _, queue_id = name.rpartition("-")
         queues[topic, int(queue_id)] = QueueLosses(end)
     for key in {*store.batch_queues} - queues.keys():
         queues[key] = QueueLosses(store.batch_queues[key].bounds(0)[1])
     unknown = 0
-    gone: dict[tuple[str, int], OffsetRuns] = {}
+    gone: dict[QueueKey, OffsetRuns] = {}
     for message in lost:
         if message.topic is None or message.queue_id is None or message.queue_offset is None:
             unknown += 1
             continue
         gone.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
             message.queue_offset, message.queue_offset + 1)
+    for key, runs in reached.items():
+        gone[key] = gone[key].join(runs) if key in gone else runs
+        unknown -= runs.count()
     for key, runs in gone.items():
         queues[key] = replace(queues.get(key) or QueueLosses(_end(store, key)), lost=runs)
-    found = consumers(store, queues, Situation(generation, store.has_abort))
-    if unknown:
-        note = (f"{plural(unknown, 'lost message is', 'lost messages are')} of a queue that "
-                "nothing tells, and in no group's figures")
-        found = replace(found, notes=(*found.notes, note))
-    return replace(found, complete=found.complete and complete and not unknown)
+    found = consumers(store, queues, Situation(generation, store.has_abort), max(0, unknown))
+    return replace(found, complete=found.complete and complete)
 
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, int],
-                      ) -> tuple[tuple[Lost, ...], int, list[str]]:
-    """(the first of the lost messages which a group had reached, and nothing else tells of; how
-    many there are; what is to be said of positions), as `preflight` counts them. Arguments as of
-    `consumers_after`, ``lost`` complete.
-    """
+                      ) -> ByPositions:
+    """As `preflight` counts them. Arguments as of `consumers_after`, ``lost`` complete."""
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     if not any(row["offset"] > ends.get((row["topic"], str(row["queue_id"])), _ENDLESS)
                for name in POSITIONS for row in load_one(store, name).rows()):
-        return (), 0, []
+        return ByPositions()
     known: dict[tuple[str | None, int | None], OffsetRuns] = {}
     only_index = 0
     for message in lost:
@@ -78,7 +88,8 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, in
     try:
         predicted = preflight(store)
     except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
-        return (), 0, []
+        return ByPositions()
+    reached: dict[QueueKey, OffsetRuns] = {}
     for key, losses in sorted((predicted.queue_losses or {}).items()):
         topic, queue_id = key
         beyond = OffsetRuns()
@@ -86,11 +97,14 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, in
         new = losses.lost.without(losses.lost.without(beyond))
         new = new.without(known[key]) if key in known else new
         total += new.count()
+        if new.count():
+            reached[key] = new
         for first, end in new.runs().tolist():
             room = only_index + MOST_LISTED - len(listed)
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
-    return (tuple(listed[only_index:]), max(0, total - only_index), predicted.position_notes)
+    return ByPositions(tuple(listed[only_index:]), max(0, total - only_index), reached,
+                       tuple(predicted.position_notes))
 
 
 def _end(store: Store, key: tuple[str, int]) -> int:

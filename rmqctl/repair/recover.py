@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
+from rmqctl.checks.consumers import QueueKey
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError, UsageError
@@ -152,14 +154,17 @@ class _Planner:
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         lost, lost_total = saved.lost, saved.lost_total
+        reached: Mapping[QueueKey, OffsetRuns] = {}
         if (self._options.whole and not held and lost_total == len(lost)
                 and self._store.layout.reads("config")):
-            only_reached, count, notes = lost_by_positions(self._store, lost, table)
-            self._notes += notes
-            lost, lost_total = (*lost, *only_reached), lost_total + count
+            told = lost_by_positions(self._store, lost, table)
+            self._notes += told.notes
+            reached = told.reached
+            lost, lost_total = (*lost, *told.listed), lost_total + told.more
         total = lost_total if lost_total > len(lost) else None
-        found = (consumers_after(self._store, lost, table, self._generation,
-                                 complete=total is None) if self._options.whole else None)
+        found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
+                                 complete=saved.lost_total == len(saved.lost))
+                 if self._options.whole else None)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,28 @@ def test_the_table_has_room_at_80_columns(tmp_path: Path) -> None:
     assert heads == ["group", "topic", "queue", "position", "beyond", "lost", "unread", "at",
                      "risk"]
     assert max(map(len, shown)) <= 80
+
+
+@pytest.mark.parametrize("position", [3, 20])
+@pytest.mark.parametrize("kept", ["rows", "keys only"])
+def test_what_the_index_alone_knows_is_in_no_groups_figures(tmp_path: Path, kept: str,
+                                                            position: int) -> None:
+    """Positions tell the queue of some of it: `recover` counts these as `impact` does."""
+    writer = filled()
+    writer.offsets["orders", "g"] = dict.fromkeys(range(4), position)
+    writer.tear(writer.puts[100].physical, rows=kept == "rows")
+    store = writer.write(tmp_path / "s")
+    shutil.rmtree(store / "consumequeue")
+    found = impact(store)
+    plan = run("recover", store, *SIZES, *JSON).expect(1).json()
+    lost = [one["lost_before"] for one in found["queues"] if one["topic"] == "orders"]
+    assert sum(lost) == (0 if position == 3 else sum(max(0, 20 - end) for end in (16, 17, 17, 16)))
+    assert not found["complete"]
+    assert not plan["consumers_complete"]
+    assert f"{20 - sum(lost)} lost messages are of a queue that nothing tells" in found["notes"][0]
+    assert [one for one in found["queues"] if one["beyond_end"] or one["lost_after"]] == (
+        plan["consumers"])
+    page = run("recover", store, *SIZES).expect(1).out
+    assert f"{20 - sum(lost)} lost messages are of a queue that nothing tells" in page
+    if position == 3:
+        assert "none of 1 group is known to be affected" in page

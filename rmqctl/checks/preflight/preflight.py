@@ -101,8 +101,9 @@ def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction
                      losses: dict[tuple[str, int], QueueLosses], running: bool) -> None:
     predicted.queue_losses = losses
     if store.layout.reads(CONFIG):
+        unplaced = predicted.messages_already_lost - sum(predicted.already_lost_by_topic.values())
         found = consumers(store, losses, Situation(
-            version.generation, store.has_abort, running, version.clamps_delay_offsets))
+            version.generation, store.has_abort, running, version.clamps_delay_offsets), unplaced)
         predicted.consumers = replace(found, notes=(*found.notes, *predicted.position_notes))
 
 

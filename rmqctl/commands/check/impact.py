@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +38,8 @@ def command(
     delivered twice. The delay service is the group "(delay)". People see the queues that are
     affected, -o json all. What cannot be told is said: positions are written every 5 s, broadcast
     consumers keep their own. `rmqctl preflight` judges the start itself. Exit code 1 when a group
-    is affected: it misses messages, gets some twice, or stands beyond the end of a queue.
+    is affected: it misses messages, gets some twice, or stands beyond the end of a queue; and when
+    that cannot be told, as messages are lost of which nothing says the queue.
 
         rmqctl impact STORE
 
@@ -55,6 +57,7 @@ def command(
     if found is None:
         raise RefusedError(f"{store.root}: there is no commitlog file, so nothing can be told: is "
                            "the log in other folders (--commitlog-dir), or not mounted?")
+    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *predicted.notes))))
     if group is not None:
         found = found.of(group)
     unknown = group is not None and not (found.queues or found.without_position)
@@ -67,7 +70,8 @@ def command(
         raise StoreIOError(f"{refused[0]}; the figures are made without it")
     if unknown:
         out.warn(f"nothing is known here of group {group}")
-    if unknown or found.groups_affected or not found.positions_known:
+    if (unknown or found.groups_affected or not found.positions_known
+            or (found.queues and not found.complete)):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -92,5 +96,4 @@ def _show(out: Output, found: Consumers, *, all_queues: bool) -> None:
         for text in found.notes:
             out.note(text)
     if not found.complete:
-        out.warn("more runs of messages are lost than are told apart: the figures are at least so "
-                 "high")
+        out.warn("more messages are lost than these figures count")

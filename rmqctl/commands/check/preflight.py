@@ -104,7 +104,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.blank()
         page.table([action.in_words() for action in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
-    show_section(page, prediction.consumers)
+    show_section(page, prediction.consumers, prediction.notes)
     if prediction.differences:
         page.heading("Other versions")
         for text in prediction.differences:

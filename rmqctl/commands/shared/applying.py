@@ -355,7 +355,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())
-    show_section(page, plan.consumers)
+    show_section(page, plan.consumers, plan.notes)
     if last:
         if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
             page.blank()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,12 +14,17 @@ _ALWAYS = 4
 """So many columns name the queue; of the others those are left out that hold nothing."""
 
 
-def show_section(page: Human, found: Consumers | None) -> None:
-    """One line, and a table of the queues that are affected; nothing where no group is."""
-    if found is not None and found.groups_affected:
+def show_section(page: Human, found: Consumers | None, said: Collection[str]) -> None:
+    """One line, a table of the queues that are affected, and what cannot be told and is not among
+    what is ``said`` beside the page; nothing where no group is affected, as far as is known.
+    """
+    if found is not None and found.queues and (found.groups_affected or not found.complete):
         page.heading("What it means for consumers")
         page.text(found.in_words())
         show_queues(page, found.affected)
+        for text in found.notes:
+            if text not in said:
+                page.text(text)
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
