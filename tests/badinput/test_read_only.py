@@ -46,6 +46,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "recover table": [["{store}"]],
     "preflight": [["{store}"]],
     "impact": [["{store}"], ["{store}", "--group", "billing"]],
+    "explain": [["body-crc"], []],
     "sql": [["{store}", "select count(*) from messages"], ["{store}", "select * from findings"]],
     "doctor": [["{store}"], ["{store}", "-o", "json"]],
     "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",

@@ -66,7 +66,7 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
     page.pairs(_facts(found))
     rows = found.damaged
     if rows:
-        page.heading("What is damaged")
+        page.heading("What is damaged (rmqctl explain FINDING says more)")
         page.table([{"severity": row.severity, "finding": row.category, "count": row.count,
                      "meaning": row.meaning} for row in rows[:_KINDS]],
                    styles={"severity": {"error": "bad", "warning": "warn"}.get})

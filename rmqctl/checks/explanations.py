@@ -1,0 +1,70 @@
+"""What findings and actions mean, for people: the texts of explanations.toml, and who has one."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from rmqctl.checks.findings import CATEGORIES
+from rmqctl.errors import UsageError
+
+FINDING, ACTION = "finding", "action"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """``kind`` is `FINDING` or `ACTION`. ``cause``: how a finding comes about, or what an action
+    does; ``brokers``: what they do about it; ``advice``: what to do.
+
+    ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
+    """
+
+    name: str
+    kind: str
+    cause: str
+    severity: str = ""
+    meaning: str = ""
+    group: str = ""
+    brokers: str = ""
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``explain``."""
+        return {"name": self.name, "kind": self.kind, "severity": self.severity or None,
+                "meaning": self.meaning or None, "group": self.group or None, "cause": self.cause,
+                "brokers": self.brokers or None, "advice": self.advice or None}
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """All of them by name, findings in the order of their list, then actions."""
+    text = files("rmqctl.checks").joinpath("explanations.toml").read_text(encoding="utf-8")
+    read = tomllib.loads(text)
+    found = {made.name: made for made in _findings(read)}
+    ordered = {name: found[name] for name in CATEGORIES if name in found}
+    return ordered | {name: Explanation(name, ACTION, cause)
+                      for name, cause in read["actions"].items()}
+
+
+def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
+    for group in read["group"]:
+        for name, cause in group["members"].items():
+            category = CATEGORIES[name]
+            yield Explanation(name, FINDING, cause, category.severity, category.meaning,
+                              group["title"], group["brokers"].strip(), group["advice"].strip())
+
+
+def explain(name: str) -> Explanation:
+    """That of a finding or an action. UsageError with near names for anything else."""
+    known = explanations()
+    wanted = name.strip().lower()
+    if wanted in known:
+        return known[wanted]
+    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    raise UsageError(f"nothing is called {name!r}" + (
+        f"; did you mean {' or '.join(near)}?" if near else "; `rmqctl explain` lists all names"))

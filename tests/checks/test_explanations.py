@@ -1,0 +1,81 @@
+"""rmqctl explain: every finding and every action has its text, and its commands are ours."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import rmqctl
+from rmqctl.checks.explanations import ACTION, explain, explanations
+from rmqctl.checks.findings import CATEGORIES
+from rmqctl.commands import REGISTRY
+from rmqctl.commands.app.describe import parameters
+from rmqctl.commands.app.lazy import load
+from rmqctl.errors import UsageError
+
+PACKAGE = Path(rmqctl.__file__).parent
+_WORDS = {spec.name: spec for spec in REGISTRY}
+
+
+_TAKES = {"Action": 0, "act": 1, "_made": 4}
+"""Which argument of these is the verb of an action."""
+
+
+def verbs() -> set[str]:
+    """What actions are called, as far as that stands in the program as a text."""
+    found = {"delete"}  # rmqctl.checks.preflight.load.DELETE
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            place = _TAKES.get(getattr(node.func, "id", getattr(node.func, "attr", "")))
+            if place is None or len(node.args) <= place:
+                continue
+            found |= {part.value for part in ast.walk(node.args[place])
+                      if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return found
+
+
+def test_every_finding_has_its_text() -> None:
+    told = {name for name, one in explanations().items() if one.kind != ACTION}
+    assert told == set(CATEGORIES)
+    for one in explanations().values():
+        assert one.cause.endswith(".")
+        if one.kind != ACTION:
+            assert one.brokers.endswith(".")
+            assert one.advice
+
+
+def test_every_action_has_its_text() -> None:
+    assert len(verbs()) > 5
+    assert verbs() - explanations().keys() == set()
+
+
+def commands() -> set[str]:
+    texts = "\n".join(f"{one.cause} {one.brokers} {one.advice}" for one in explanations().values())
+    return set(re.findall(r"`(rmqctl [^`]+)`", texts))
+
+
+@pytest.mark.parametrize("command", sorted(commands()))
+def test_commands_it_names_are_there(command: str) -> None:
+    words = shlex.split(command)[1:]
+    spec = next(_WORDS[tuple(words[:size])] for size in (3, 2, 1) if tuple(words[:size]) in _WORDS)
+    known = {name for option in parameters(load(spec)) for name in option.names}
+    for word in words:
+        if word.startswith("-"):
+            assert word in known
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("bodycrc", "body-crc"), ("BODY-CRC ", None), ("cq-behin", "cq-behind"), ("", "lists all"),
+    ("xyzzy\x1b[31m", "lists all")])
+def test_a_name_that_is_none(name: str, near: str | None) -> None:
+    if near is None:
+        assert explain(name).name == "body-crc"
+        return
+    with pytest.raises(UsageError, match=near):
+        explain(name)
