@@ -187,7 +187,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "bytes beyond the end of the log that are no record", _preflight),
     "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
     "not-judged": Category(
-        INFO, "a structure lies in a form that is not read, or twice"),
+        INFO, "a structure lies in a form that is not read, or twice; or what belongs there "
+        "cannot be told"),
     "log-cut": Category(
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
     "message-fields": Category(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
@@ -19,6 +19,7 @@ from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RefusedError, UsageError
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
@@ -117,6 +118,7 @@ class _Planner:
         self._actions: list[Action] = []
         self._steps: list[Step] = []
         self._notes: list[str] = []
+        self._untold_queues: set[tuple[str, int]] = set()
 
     def plan(self) -> Plan:
         if self._options.only != {TABLE}:
@@ -138,7 +140,7 @@ class _Planner:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation))
-        if self._options.whole and self._store.has_abort and not held:
+        if self._options.whole and self._store.has_abort and not held and not self._untold_queues:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
@@ -275,7 +277,6 @@ class _Planner:
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
-        self._notes += rebuilt.notes
         whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(
             rebuilt, lambda: whole and index_is_right(self._store))
@@ -284,6 +285,14 @@ class _Planner:
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not _troubled(self._store, part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
+        if whole and (untold := self._untold(steps)):
+            self._untold_queues = untold
+            steps = [step for step in steps if _queue_of(step.target) not in untold]
+            actions = [action for action in actions if _queue_of(action.target) not in untold]
+            ends = {key: end for key, end in rebuilt.next_offsets.items() if key not in untold}
+            rebuilt = replace(rebuilt, next_offsets=ends, gaps=rebuilt.gaps if any(
+                _part_of(step.target) == CONSUMEQUEUE for step in steps) else 0)
+        self._notes += rebuilt.notes
         foreign: Planned = [], []
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
@@ -292,6 +301,28 @@ class _Planner:
                     foreign = [*foreign[0], *some[0]], [*foreign[1], *some[1]]
         self._take(joined(steps, actions, foreign))
         return rebuilt
+
+    def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
+        """Light queues of which nothing tells whether rows are missing: they stay as they are,
+        unless --multi-dispatch says it.
+        """
+        if self._options.given.get("multi_dispatch") is not None or not any(
+                _queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
+            return set()
+        found = list(Verification(
+            self._store, VerifyOptions(only=frozenset({CONSUMEQUEUE}))).findings())
+        untold = {(finding.topic or "", finding.queue_id or 0) for finding in found
+                  if finding.category == "not-judged" and finding.topic is not None}
+        untold -= {(finding.topic or "", finding.queue_id or 0) for finding in found
+                   if finding.category != "not-judged"}
+        if untold:
+            first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(untold)[:3])
+            more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
+            self._notes.append(
+                f"light queues {first}{more} stay as they are: messages have queue offsets and no "
+                "rows there, as with enableMultiDispatch switched off for a time or with rows "
+                "lost. --multi-dispatch has all of them made anew")
+        return untold
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
         if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
@@ -306,6 +337,14 @@ class _Planner:
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}
         return {key: offset for key, offset in table.items() if offset is not None}
+
+
+def _queue_of(target: str) -> tuple[str, int]:
+    """Topic and queue id in whose folder a target lies, or which it is; ("", 0) for another."""
+    parts = target.split(os.sep)
+    if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():
+        return "", 0
+    return parts[1], int(parts[2])
 
 
 def _part_of(target: str) -> str:

@@ -57,12 +57,16 @@ class LightQueues:
 
     ``own``: those with another id than 0 that have files. ``own_ids``: whether a message's own
     queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may
-    have given queue offsets without ever writing rows (5.x with enableLmq alone).
+    have given queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``:
+    whether it may have done so at some time, and written rows at others (5.x); ``untold``: whether
+    nothing says which of the two it does now.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
     own_ids: bool = False
     rows_optional: bool = False
+    switched: bool = False
+    untold: bool = False
 
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:

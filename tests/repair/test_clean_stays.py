@@ -196,6 +196,90 @@ def test_light_queues_of_either_kind(tmp_path: Path) -> None:
     assert clean(root)
 
 
+def untold(root: Path, *options: str) -> list[tuple[str, int]]:
+    """The light queues of which `verify` cannot tell whether rows are missing, and how many."""
+    document = run("verify", root, *options, *JSON).expect(0).json()
+    assert {one["category"] for one in document["findings"]} <= {"not-judged", "unclean-shutdown"}
+    return sorted((one["topic"], one["count"]) for one in document["findings"] if one["topic"])
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+@pytest.mark.parametrize("periods", [(True, False), (False, True), (True, False, True),
+                                     (False, True, False), (True, True, False)])
+def test_multi_dispatch_was_switched_while_light_queues_stayed_on(
+        tmp_path: Path, periods: tuple[bool, ...], unclean: bool) -> None:
+    """5.x gives the queue offsets all the time. Without a word on the switch nothing tells the
+    store from one whose rows are lost: that is said, and nothing is planned.
+    """
+    root = tmp_path / "s"
+    switched(root, "5.3.3", lmq=True, multi=periods[0])
+    for number, multi in enumerate(periods[1:], 2):
+        dispatched(root, range(20 * number, 20 * number + 20), 0,
+                   "--multi-dispatch" if multi else "--no-multi-dispatch")
+    shutil.rmtree(root / ".rmqctl")
+    if unclean:
+        (root / "abort").touch()
+    before = queues(root)
+    assert untold(root)
+    assert not [one for one in actions(root) if one["target"].startswith("consumequeue")]
+    run("recover", root, "--apply", *JSON).recovered()
+    assert queues(root) == before
+    for value in ("true", "false"):
+        conf = tmp_path / f"{value}.conf"
+        conf.write_text(f"enableLmq=true\nenableMultiDispatch={value}\n")
+    off = ("--broker-conf", str(tmp_path / "false.conf"))
+    assert untold(root, *off) == []
+    assert not [one for one in actions(root, *off) if one["target"].startswith("consumequeue")]
+    if not periods[-1]:  # with it on, these would have rows
+        on = run("verify", root, "--broker-conf", tmp_path / "true.conf", *JSON).expect(
+            0 if unclean else 1).json()
+        assert "cq-behind" in {one["category"] for one in on["findings"]}
+    assert bool(actions(root, "--multi-dispatch"))
+    assert not [one for one in actions(root, "--no-multi-dispatch")
+                if one["target"].startswith("consumequeue")]
+
+
+def test_a_light_queue_that_never_had_a_row(tmp_path: Path) -> None:
+    root = switched(tmp_path / "s", "5.3.3", lmq=True, multi=True)
+    source = tmp_path / "lines"
+    source.write_text(json.dumps({"topic": "T0", "queue_id": 0, "body": "b", "properties": {
+        "INNER_MULTI_DISPATCH": "%LMQ%new"}}) + "\n")
+    run("append", root, source, "--no-multi-dispatch").expect(0)
+    shutil.rmtree(root / ".rmqctl")
+    assert untold(root) == [("%LMQ%new", 1)]
+    assert actions(root) == []
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rows_of_one_light_queue_are_lost(tmp_path: Path, rows: int) -> None:
+    """Another one has rows for messages between them: it was on then."""
+    root = switched(tmp_path / "s", "5.3.3", lmq=True, multi=True)
+    shutil.rmtree(root / ".rmqctl")
+    path = root / "consumequeue" / "%LMQ%b" / "0" / ("0" * 20)
+    raw = path.read_bytes()
+    end = len(raw.rstrip(b"\0")) // 20 * 20 + 20 * bool(len(raw.rstrip(b"\0")) % 20)
+    path.write_bytes(raw[:end - 20 * rows] + bytes(len(raw) - end + 20 * rows))
+    found = run("verify", root, *JSON).expect(1).json()["findings"]
+    assert [(one["category"], one["topic"], one["count"]) for one in found] == [
+        ("cq-behind", "%LMQ%b", rows)]
+    assert len(actions(root)) == 1
+
+
+def test_rows_of_light_queues_that_are_lost_with_others(tmp_path: Path) -> None:
+    """A consumequeue that ends early everywhere is behind, whatever was switched."""
+    root = switched(tmp_path / "s", "5.3.3", lmq=True, multi=True)
+    shutil.rmtree(root / ".rmqctl")
+    for path in (root / "consumequeue").rglob("0*"):
+        if path.is_file():
+            raw = path.read_bytes()
+            end = len(raw.rstrip(b"\0")) // 20 * 20
+            path.write_bytes(raw[:end - 60] + bytes(len(raw) - end + 60))
+    found = run("verify", root, *JSON).expect(1).json()["findings"]
+    assert {(one["category"], one["severity"]) for one in found} == {("cq-behind", "error")}
+    assert len(found) == 5
+    assert len(actions(root)) == 5
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_lost_message_with_further_rows(tmp_path: Path, known: bool) -> None:
     """Its filler has the rows where the broker looks for them."""

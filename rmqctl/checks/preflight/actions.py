@@ -230,6 +230,11 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     if predicted.index_discarded and not conf.path:
         out.append("with messageIndexSafe=true the walk starts earlier and more keys come back "
                    "(all versions; off by default)")
+    if conf.values.get("multi_dispatch") is None and any(
+            action.action == "add rows" and action.target.startswith(
+                f"consumequeue/{props.LMQ_PREFIX}") for action in predicted.actions):
+        out.append("with enableMultiDispatch=false no rows are added to light queues (all "
+                   "versions; off by default)")
     if not clean and any(action.action == "add rows" and action.target.startswith(
             f"consumequeue/{props.SCHEDULE_TOPIC}/") for action in predicted.actions):
         out.append("rows of delayed messages that recovery makes carry no deliver time in 4.9.2 "

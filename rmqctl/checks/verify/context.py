@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from rmqctl.checks.findings import INFO
@@ -53,7 +54,7 @@ class Starts(Protocol):
     def keys(self, place: int | None) -> PutRight: ...
 
 
-@dataclass(slots=True)
+@dataclass
 class Context:
     """What the whole log showed, for looking up what a left-over row leads to."""
 
@@ -86,6 +87,13 @@ class Context:
     def keys_put_right(self, place: int | None) -> PutRight:
         """Of index entries that are missing, from the message at ``place`` on."""
         return PutRight() if self.at_start is None else self.at_start.keys(place)
+
+    @cached_property
+    def rowless(self) -> set[int]:
+        """Physical offsets of messages without their own row where the queue has no more rows."""
+        return {claim.physical_offset for (topic, _), tally in self.result.queues.items()
+                if not topic.startswith(props.LMQ_PREFIX)
+                for claim in tally.claims if claim.row is None or not any(claim.row)}
 
     @property
     def default_delays(self) -> bool:

@@ -15,6 +15,7 @@ from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, PutRight, deleted
 from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, merged
+from rmqctl.checks.verify.queue.switched import stored_while_on
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.message import Record
@@ -23,6 +24,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
+_OFF = "stored while enableMultiDispatch was off and enableLmq on"
+_OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-conf FILE with "
+            "enableMultiDispatch=true or false says it")
 _MOST = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
@@ -94,9 +98,10 @@ class LeftOver:
         """
         tally, context = self.tally, self.context
         complete = context.looked_at is None and context.store.log.min_offset == 0
+        untold = self._is_switched and context.store.light_queues.untold
         skipped = sorted(tally.skipped)
         for first, count, by in tally.shifted:
-            if not complete or by <= bisect_left(skipped, first):
+            if not complete or untold or by <= bisect_left(skipped, first):
                 tally.cover(first - by, first - by + count)
                 continue
             single = min(count, SINGLE)
@@ -110,6 +115,12 @@ class LeftOver:
                     tally.claims.append(Claim(offset, held.physical_offset, held.size,
                                               held.tags_code, row))
         tally.shifted.clear()
+
+    @property
+    def _is_switched(self) -> bool:
+        """Whether messages may have queue offsets of this queue, and rightly no rows."""
+        return self.queue.topic.startswith(props.LMQ_PREFIX) and (
+            self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
         """Whether the part of the log a row leads to was read at all in this run."""
@@ -151,6 +162,8 @@ class QueueReconciler(LeftOver):
 
     def findings(self) -> Iterator[Finding]:
         """Call `prepare` of all queues first: a row of one may explain a message of another."""
+        if self._is_switched:
+            yield from self._without_rows()
         yield from self._explain_claims()
         yield from self._loose_rows_left()
         yield from self._tags()
@@ -170,6 +183,44 @@ class QueueReconciler(LeftOver):
             yield self.finding(
                 "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
                 "(only counted)", None, count=self._unseen)
+
+    # -- light queues of a broker that was switched ----------------------------------------------
+
+    def _without_rows(self) -> Iterator[Finding]:
+        """Takes out the claims of messages that a broker gave a queue offset and no row.
+
+        5.x does so with enableLmq while enableMultiDispatch is off, and counts from the end of the
+        rows again at its next start. So a queue offset may be another message's, who has the row;
+        where there is no row at all, only what the broker is set to tells whether one is missing.
+        """
+        rows = {unit.physical_offset for unit in self._loose.values()}
+        untold = self.context.store.light_queues.untold and not any(
+            claim.physical_offset in self.context.rowless for claim in self.tally.claims)
+        left: list[Claim] = []
+        taken: list[Claim] = []
+        without: list[Claim] = []
+        lost = stored_while_on(
+            self.context, self.key, [claim.physical_offset for claim in self.tally.claims])
+        for claim in self.tally.claims:
+            if not 0 <= claim.queue_offset < _MOST or claim.physical_offset in rows or (
+                    claim.physical_offset in lost):
+                left.append(claim)
+            elif claim.row in (None, (0, 0, 0), tuple(FILLER)):
+                (without if untold else left).append(claim)
+            else:
+                (taken if self.tally_covers(claim.queue_offset) else left).append(claim)
+        self.tally.claims = left
+        if taken:
+            yield self._switched(taken, f"whose row another message has, rightly: {_OFF}")
+        if without:
+            yield self._switched(without, f"and no row: {_OFF}, {_OR_LOST}")
+
+    def _switched(self, claims: list[Claim], words: str) -> Finding:
+        places = [claim.physical_offset for claim in claims]
+        return self.finding(
+            "not-judged", f"{plural(len(claims), 'message')} at {min(places)} to {max(places)} "
+            f"{_have(len(claims))} a queue offset here {words}", claims[0].queue_offset,
+            count=len(claims))
 
     # -- forward: messages whose row says something else -----------------------------------------
 
@@ -374,6 +425,14 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                 "leads to it", file=file.path if file else None, offset=tally.first_phy,
                 position=tally.first_phy - file.base if file else None, topic=loose[0][0],
                 queue_id=loose[0][1], queue_offset=loose[1])
+        return
+    if topic.startswith(props.LMQ_PREFIX) and context.store.light_queues.untold and (
+            context.store.light_queues.switched):
+        yield Finding(
+            "not-judged", "consumequeue", f"{plural(tally.messages, 'message')} "
+            f"{_have(tally.messages)} a queue offset here and there is no consumequeue: {_OFF}, "
+            f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
+            topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
     gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, no consumequeue"

@@ -1,0 +1,50 @@
+"""Light queues (``%LMQ%…``) of a 5.x broker whose enableMultiDispatch was switched off for a time.
+
+With enableLmq it goes on giving their queue offsets, and writes no rows in any of them
+(consumequeue.md §10). So rows of one light queue that others have are lost.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+
+from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.queue.rows import QueueKey
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.scan.frames import Array
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+
+
+def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
+    """Which messages, at physical offsets ``places`` and without a row in light queue ``key``,
+    were stored while multi-dispatch was on: those of a stretch between two rows of this queue, or
+    behind all, in which another light queue has one's row. StoreIOError.
+    """
+    if not places:
+        return set()
+    ordered = np.unique(np.array(places, np.int64))
+    own = np.sort(_places(context.store.queues[key]))
+    _, group = np.unique(np.searchsorted(own, ordered), return_inverse=True)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    low, high = ordered[first], ordered[np.append(first[1:], len(ordered)) - 1]
+    told: Array = np.zeros(len(low), bool)
+    for other, queue in context.store.queues.items():
+        if other[0].startswith(props.LMQ_PREFIX) and other != key and queue.files:
+            place = _places(queue)
+            stretch = np.searchsorted(low, place, "right") - 1
+            inside = (stretch >= 0) & (place <= high[stretch])
+            told[stretch[inside]] = True
+    return set(ordered[told[group]].tolist())
+
+
+def _places(queue: ConsumeQueue) -> Array:
+    """The physical offsets that the used rows of a queue lead to (int64)."""
+    found = [np.zeros(0, np.int64)]
+    with closing(queue):
+        for _, rows in queue.pages(queue.first_index, queue.disk_end):
+            used = (rows["size"] > 0) & (rows["size"] != FILLER.size)
+            found.append(rows["physical_offset"][used].astype(np.int64))
+    return np.concatenate(found)
