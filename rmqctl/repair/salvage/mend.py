@@ -52,6 +52,7 @@ from rmqctl.repair.salvage.records import (
     with_fields,
 )
 from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.damage.extents import key_hashes
@@ -169,6 +170,7 @@ class _Round:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
         self._records, self._refused = Records(parts), rejected
+        self._twins = Twins(store, self._records)
         self._budget = _BUDGET
         self._confirmed: dict[int, int] = {}
         self._correct = correct
@@ -230,7 +232,8 @@ class _Round:
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
         if start in self._refused:
-            return self._by_crc(source, start, room, rows)
+            return self._by_crc(source, start, room, rows) or self._by_twin(
+                source, start, room, rows)
         for raw in self._candidates(source, position, head, room, sizes):
             record = whole_record(raw, start, self._survey.has_crcs)
             if record is None or not self._supported(
@@ -240,21 +243,40 @@ class _Round:
             if source.read(position, len(raw)) != raw:
                 self._records.replace(start, raw)
             return len(raw)
-        return self._by_crc(source, start, room, rows)
+        return self._by_crc(source, start, room, rows) or self._by_twin(source, start, room, rows)
 
-    def _by_crc(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
-        """The size of a record whose CRC says which byte of it is wrong; 0 without one."""
+    def _by_twin(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
+        """The size of a record whose body another message has, too; 0 without one."""
+        found = self._stored(source, start, room)
+        twin = None if found is None else self._twins.of(*found, sealed=self._survey.has_crcs)
+        if twin is None or not self._supported(twin.record, rows, False):
+            return 0
+        self._not_corrected.pop(start, None)
+        self._by_byte.discard(start)
+        self._corrected.add(start)
+        self._records.replace(start, twin.content)
+        self._records.reasons[start] = twin.reason
+        return len(twin.content)
+
+    def _stored(self, source: Source, start: int, room: int) -> tuple[bytes, Record] | None:
+        """The bytes of a damaged record that stands where it says, and what is read of them."""
         position = start - source.base
         size = total_size_at(source.read(position, START_SIZE))
-        if self._correct == "off" or not MIN_SIZE <= size <= min(room, MOST_BODY):
-            return 0
+        if not MIN_SIZE <= size <= min(room, MOST_BODY):
+            return None
         raw = source.read(position, size)
         try:
             record = decode(raw)
         except FormatError:
+            return None
+        return (raw, record) if record.physical_offset == start else None
+
+    def _by_crc(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
+        """The size of a record whose CRC says which byte of it is wrong; 0 without one."""
+        found = None if self._correct == "off" else self._stored(source, start, room)
+        if found is None:
             return 0
-        if record.physical_offset != start:
-            return 0
+        raw, record = found
         correction = corrected(raw, record, self._correct, self._survey.has_crcs)
         if isinstance(correction, str):
             self._not_corrected[start] = correction
@@ -263,7 +285,7 @@ class _Round:
             self._corrections[place] = correction
             self._corrected.add(start)
             self._records.replace(place, correction.after)
-            return size
+            return len(raw)
         elif correction is None and self._correct == "bit":
             other = corrected(raw, record, "byte", self._survey.has_crcs)
             if isinstance(other, Correction) and self._supported(other.record, rows, False):

@@ -21,7 +21,7 @@ from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
-_LENGTHS = frozenset({"total_size", "magic", "body", "topic", "sys_flag"})
+_LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
 """Told of a record that was none, so that its lengths were wrong where none of them was."""
@@ -63,7 +63,8 @@ class Witnesses:
         if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (
                 before.body == record.body):
             found.append("the body's CRC but for one bit")
-        if before is None or _LENGTHS & {*fields}:
+        if before is None or _LENGTHS & {*fields} or (
+                len(before.body), len(before.topic)) != (len(record.body), len(record.topic)):
             found.append("the sum of its lengths")
             if self._is_followed(place + len(after)):
                 found.append("the message behind it")
