@@ -1,16 +1,13 @@
-"""The read-ahead cache: bounded, forgetful, and never a wrong message."""
+"""What is read ahead: the last read, and never a wrong message."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import Fetched, ReadAhead, TagMatching
+from rmqctl.tiered.as_broker.get_message import Fetched, Limits, ReadAhead, TagMatching
 from rmqctl.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
@@ -18,77 +15,20 @@ from tests.tiered.made import TOPIC, Queue
 ONE, OTHER = QueueName("c", "a", "t", 0), QueueName("c", "b", "t", 0)
 
 
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
+def value(offset: int) -> Fetched:
+    return Fetched(offset, 0, 0, b"x")
 
 
-def value(offset: int, size: int) -> Fetched:
-    return Fetched(offset, 0, 0, bytes(size))
-
-
-def test_it_forgets_after_the_last_use() -> None:
-    clock = Clock()
-    cache = ReadAhead(1000, 15_000, clock)
-    cache.put(ONE, 1, value(1, 100))
-    clock.now = 14_999
-    assert cache.look(ONE, 1) == (True, value(1, 100))
-    clock.now = 29_998
-    assert cache.look(ONE, 1)[0]
-    clock.now = 44_998
-    assert cache.look(ONE, 1) == (False, None)
-    assert (len(cache), cache.bytes) == (0, 0)
-
-
-def test_queues_of_two_brokers_are_two() -> None:
-    cache = ReadAhead(1000, clock=Clock())
-    cache.put(ONE, 1, value(1, 100))
-    assert cache.look(OTHER, 1) == (False, None)
-    assert (cache.hits, cache.misses) == (0, 1)
-
-
-def test_what_is_too_large_is_not_kept() -> None:
-    cache = ReadAhead(1000, clock=Clock())
-    cache.put(ONE, 1, value(1, 400))
-    cache.put(ONE, 2, value(2, 1001))
-    assert cache.look(ONE, 1)[0]
-    assert not cache.look(ONE, 2)[0]
-    cache.put(ONE, 1, value(1, 1001))
-    assert not cache.look(ONE, 1)[0]
-
-
-STEPS = st.lists(st.tuples(st.sampled_from(["put", "look", "wait"]), st.integers(0, 12),
-                           st.integers(0, 700)), max_size=80)
-
-
-@settings(max_examples=150, deadline=None)
-@given(STEPS)
-def test_against_a_model(steps: list[tuple[str, int, int]]) -> None:
-    clock = Clock()
-    cache = ReadAhead(1000, 50, clock)
-    model: OrderedDict[int, tuple[Fetched, int]] = OrderedDict()
-    for what, offset, number in steps:
-        for key in [key for key, (_, used) in model.items() if clock.now - used >= 50]:
-            del model[key]
-        if what == "wait":
-            clock.now += number % 60
-        elif what == "put":
-            one = value(offset, number)
-            cache.put(ONE, offset, one)
-            model.pop(offset, None)
-            while sum(max(len(each.data), 20) for each, _ in model.values()) + max(
-                    number, 20) > 1000:
-                model.popitem(last=False)
-            model[offset] = one, clock.now
-        else:
-            found = cache.look(ONE, offset)
-            assert found == ((True, model[offset][0]) if offset in model else (False, None))
-            if offset in model:
-                model[offset] = model[offset][0], clock.now
-                model.move_to_end(offset)
-        assert cache.bytes <= 1000
+def test_it_knows_what_the_last_read_gave() -> None:
+    cache = ReadAhead()
+    assert cache.look(ONE, 0) == (False, None)
+    cache.put(ONE, 5, [value(5), None, value(7)])
+    assert [cache.look(ONE, at) for at in range(4, 9)] == [
+        (False, None), (True, value(5)), (True, None), (True, value(7)), (False, None)]
+    assert cache.look(OTHER, 5) == (False, None)  # a queue of two brokers is two
+    cache.put(OTHER, 8, [value(8)])
+    assert not cache.look(ONE, 5)[0]
+    assert cache.look(OTHER, 8) == (True, value(8))
 
 
 @pytest.fixture
@@ -102,12 +42,15 @@ def queue(tmp_path: Path) -> FlatQueue:
     return found
 
 
-@pytest.mark.parametrize("most", [0, 50, 1000, 20_000, 10_000_000])
-def test_pulls_are_right_with_any_memory(most: int, queue: FlatQueue) -> None:
-    cache = ReadAhead(most, clock=Clock())
+@pytest.mark.parametrize("count", [1, 7, 32])
+@pytest.mark.parametrize("limits", [Limits(), Limits(count=10), Limits(size=700),
+                                    Limits(transfer=300), Limits(single=3)])
+def test_pulls_are_right_however_little_is_read(count: int, limits: Limits,
+                                                queue: FlatQueue) -> None:
+    cache = ReadAhead()
     at, seen = 0, []
-    while (found := get_message.get(queue, at, 7, cache=cache)).status == get_message.FOUND:
-        assert cache.bytes <= most
+    while (found := get_message.get(queue, at, count, cache=cache,
+                                    limits=limits)).status == get_message.FOUND:
         seen += [one.queue_offset for one in found.messages]
         at = found.next_offset
     assert seen == list(range(200))
@@ -123,18 +66,18 @@ def test_it_spares_reads(queue: FlatQueue, monkeypatch: pytest.MonkeyPatch) -> N
         return real(path, position, length)
 
     monkeypatch.setattr(queue.commit_log.reader, "read", watched)
-    cache = ReadAhead(clock=Clock())
+    cache = ReadAhead()
     for at in range(0, 200, 10):
         assert len(get_message.get(queue, at, 10, cache=cache).messages) == 10
     assert len(reads) == 1
     for at in range(64):
-        get_message.get(queue, at, 1, cache=ReadAhead(clock=Clock()))
+        get_message.get(queue, at, 1, cache=ReadAhead())
     assert max(length for _, length in reads[1:]) < 32 * 400  # who asks for one gets 32
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_tags(cached: bool, queue: FlatQueue) -> None:
-    cache = ReadAhead(clock=Clock()) if cached else None
+    cache = ReadAhead() if cached else None
     odd = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("B"))
     assert [one.queue_offset for one in odd.messages] == (
         list(range(1, 20, 2)) if cached else list(range(1, 10, 2)))
@@ -168,7 +111,7 @@ def test_what_cannot_be_split_does_not_move_the_others(tmp_path: Path) -> None:
     path.write_bytes(data)
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
-        for cache in (None, ReadAhead(clock=Clock())):
+        for cache in (None, ReadAhead()):
             found = get_message.get(queue, 0, 32, cache=cache)
             assert [one.queue_offset for one in found.messages] == [0, 1, 2, 4, 5, 6, 7, 8]
             assert found.next_offset == 9

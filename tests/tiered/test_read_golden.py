@@ -39,7 +39,7 @@ def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> No
         for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
-            cache = ReadAhead(clock=lambda: 0) if cached else None
+            cache = ReadAhead() if cached else None
             seen: list[get_message.Fetched] = []
             at = flat["cqMin"]
             while (found := get_message.get(

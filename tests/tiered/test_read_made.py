@@ -37,7 +37,7 @@ def flip(path: Path, at: int, bits: int = 0xFF) -> None:
 
 def pulled(queue: FlatQueue, count: int, *, cached: bool = False,
            limits: get_message.Limits = get_message.DEFAULT_LIMITS) -> list[int]:
-    cache = ReadAhead(clock=lambda: 0) if cached else None
+    cache = ReadAhead() if cached else None
     seen: list[int] = []
     at = queue.min_offset
     while True:
@@ -130,7 +130,7 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
         assert ends(size=3 * size) == (3, 3)
         assert ends(size=3 * size - 1) == (2, 2)
         assert ends(size=1) == (1, 1)
-        cache = ReadAhead(clock=lambda: 0)
+        cache = ReadAhead()
         found = get_message.get(queue, 0, 32, cache=cache,
                                 limits=get_message.Limits(transfer=2 * size + 1))
         assert len(found.messages) == 3

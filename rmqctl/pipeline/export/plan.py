@@ -36,7 +36,6 @@ class StorePlan:
     """One store: ``pieces`` of its log, and what is known to be missing before it is read."""
 
     name: str
-    root: str
     files: list[StoreFile] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     missing: list[Span] = field(default_factory=list)
@@ -68,7 +67,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
 
 def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
              count: int | None) -> StorePlan:
-    planned = StorePlan(name, store.root, held=store.lock.held)
+    planned = StorePlan(name, held=store.lock.held)
     for trouble in store.log_troubles:
         if trouble.unreadable:
             planned.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))

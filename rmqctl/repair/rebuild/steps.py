@@ -155,9 +155,8 @@ class _Queue:
         return int(row["physical_offset"]) < self.rebuilt.log_min
 
     def changed(self, files: list[StoreFile]) -> list[Step]:
-        older = self.older(files)
         return compare(self.rebuilt.root, self.rebuilt.scratch.root, self.target,
-                       leave=older.__contains__)
+                       self.older(files).__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
         """Zeros from byte ``end`` of the queue on; files behind go away, the last first."""
@@ -254,7 +253,7 @@ def _extension(rebuilt: Rebuilt, key: QueueKey) -> Planned:
         return [], []
     present = listing(os.path.join(rebuilt.root, target)).files
     older = {os.path.join(target, file.name) for file in present if file.base < built[0].base}
-    steps = compare(rebuilt.root, rebuilt.scratch.root, target, leave=older.__contains__)
+    steps = compare(rebuilt.root, rebuilt.scratch.root, target, older.__contains__)
     if not steps:
         return [], []
     reason = (_WRONG.replace("rows", "units") if present else _MISSING).format(EXT)
@@ -320,28 +319,23 @@ def _entries(file: StoreFile) -> int | None:
 # -- files of the store and files of the scratch folder -------------------------------------------
 
 
-def compare(root: str, scratch: str, folder: str, *,
-            wanted: Callable[[str], bool] | None = None,
-            leave: Callable[[str], bool] | None = None) -> list[Step]:
+def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) -> list[Step]:
     """The steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
 
-    ``wanted``: relative paths which the scratch folder speaks for; others are left alone, in
-    the store too. ``leave``: files of the store that stay though the scratch folder lacks them.
-    Times of files that do not change stay. StoreIOError.
+    ``leave``: files of the store that stay though the scratch folder lacks them. Times of files
+    that do not change stay. StoreIOError.
     """
     present, built = _tree(root, folder), _tree(scratch, folder)
     steps: list[Step] = [MoveAside(path) for path in _in_the_way(root, folder)] if built else []
     gone: set[str] = set()
     for relative in sorted({*present, *built}, key=lambda path: path.split(os.sep)):
-        if wanted is not None and not wanted(relative):
-            continue
         old_kind, new_kind = present.get(relative), built.get(relative)
         if os.path.dirname(relative) in gone:
             old_kind = None
             gone.add(relative)
         if new_kind is None:
             # Folders stay: a broker keeps those of empty queues.
-            if old_kind not in (None, "folder") and not (leave is not None and leave(relative)):
+            if old_kind not in (None, "folder") and not leave(relative):
                 steps.append(MoveAside(relative))
             continue
         content = FileContent(os.path.join(scratch, relative))

@@ -157,13 +157,12 @@ def _damage_before(store: Store, to: int) -> int | None:
 class Border:
     """A physical offset at which the log may end.
 
-    ``before`` is the physical offset of the last record in front of it (None: there is none) and
-    ``store_timestamp`` that record's store time; ``log_end`` is where the log ends now.
+    ``store_timestamp`` is that of the last record in front of it (None: there is none); ``log_end``
+    is where the log ends now.
     """
 
     offset: int
     log_end: int
-    before: int | None
     store_timestamp: int | None
 
 
@@ -207,9 +206,8 @@ def border(store: Store, to: int) -> Border:
         source = log.source(number)
         for batch in Walk(source, 0, used_size(source)):
             if len(batch):
-                last = int(batch.offset[-1]), int(batch.column("store_timestamp")[-1])
-    before, when = last if last is not None else (None, None)
-    return Border(to, log_end.offset, before, when)
+                last = int(batch.column("store_timestamp")[-1])
+    return Border(to, log_end.offset, last)
 
 
 def refuse_overlaps(store: Store) -> None:
@@ -224,11 +222,10 @@ def refuse_overlaps(store: Store) -> None:
                                f"{first.end}; which of the two belongs to the log is unclear")
 
 
-def _borders_around(walk: Walk, to: int,
-                    file: StoreFile) -> tuple[int, int, tuple[int, int] | None]:
-    """(greatest border up to ``to``, least behind it, last record before it and its store time)."""
+def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int | None]:
+    """(greatest border up to ``to``, least behind it, store time of the last record before it)."""
     below, above = file.base, file.end
-    last: tuple[int, int] | None = None
+    last: int | None = None
     for batch in walk:
         places = [side for span in batch.spans for side in (span.offset, span.end)]
         if len(batch):
@@ -237,7 +234,7 @@ def _borders_around(walk: Walk, to: int,
             if row:
                 start = int(batch.offset[row - 1])
                 places.append(start + int(batch.column("total_size")[row - 1]))
-                last = start, int(batch.column("store_timestamp")[row - 1])
+                last = int(batch.column("store_timestamp")[row - 1])
         below = max([below, *(place for place in places if place <= to)])
         above = min([above, *(place for place in places if place > to)])
     return below, above, last

@@ -7,9 +7,7 @@ that fails says OFFSET_FOUND_NULL with the cache, too.
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -133,17 +131,7 @@ def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
     return GetResult(FOUND if matched else NO_MATCH, result.next_offset, result.min, result.max,
                      matched)
 
-# -- the cache of what is read ahead --------------------------------------------------------------
-
-EXPIRE_MS = 15_000
-"""``readAheadCacheExpireDuration``: counted from the last use."""
-MOST_BYTES = 64 << 20
-"""What is kept by default. A broker takes 0.3 of its heap."""
-
-
-def _milliseconds() -> int:
-    return time.monotonic_ns() // 1_000_000
-
+# -- what is read ahead ---------------------------------------------------------------------------
 
 class Fetched(NamedTuple):
     """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
@@ -154,70 +142,28 @@ class Fetched(NamedTuple):
     data: bytes
 
 
-@dataclass(slots=True)
-class _Entry:
-    value: Fetched | None
-    weight: int
-    used: int
-
-
 class ReadAhead:
-    """Messages by queue and queue offset; None stands for "nothing can be split out here".
+    """What the last read gave, by queue offset; None stands for "nothing can be split out here".
 
-    ``bytes`` never exceeds ``most_bytes``. A value's weight is the size of its message (of its
-    unit where there is none). ``clock`` gives milliseconds and never goes back.
+    A broker keeps what many reads gave, for 15 s; who pulls one queue after the other, from front
+    to back, asks for nothing of that again.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES, expire_ms: int = EXPIRE_MS,
-                 clock: Callable[[], int] = _milliseconds) -> None:
-        self.most_bytes, self.expire_ms = most_bytes, expire_ms
-        self.bytes = self.hits = self.misses = 0
-        self._clock = clock
-        # In the order of their last use, so what is to go is always in front.
-        self._entries: OrderedDict[tuple[QueueName, int], _Entry] = OrderedDict()
-
-    def __len__(self) -> int:
-        self._expire()
-        return len(self._entries)
+    def __init__(self) -> None:
+        self._queue: QueueName | None = None
+        self._first = 0
+        self._places: list[Fetched | None] = []
 
     def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
-        """(whether it is known, what is there); using it keeps it for another while."""
-        now = self._expire()
-        key = queue, offset
-        entry = self._entries.get(key)
-        if entry is None:
-            self.misses += 1
+        """(whether it is known, what is there)."""
+        number = offset - self._first
+        if queue != self._queue or not 0 <= number < len(self._places):
             return False, None
-        entry.used = now
-        self._entries.move_to_end(key)
-        self.hits += 1
-        return True, entry.value
+        return True, self._places[number]
 
-    def put(self, queue: QueueName, offset: int, value: Fetched | None) -> None:
-        """Keeps a value; the least recently used ones make room. Too large a one is not kept."""
-        now = self._expire()
-        self._drop((queue, offset))
-        weight = UNIT_SIZE if value is None else max(len(value.data), UNIT_SIZE)
-        if weight > self.most_bytes:
-            return
-        while self.bytes + weight > self.most_bytes:
-            self._drop(next(iter(self._entries)))
-        self._entries[queue, offset] = _Entry(value, weight, now)
-        self.bytes += weight
-
-    def _drop(self, key: tuple[QueueName, int]) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.bytes -= entry.weight
-
-    def _expire(self) -> int:
-        now = self._clock()
-        while self._entries:
-            key = next(iter(self._entries))
-            if now - self._entries[key].used < self.expire_ms:
-                break
-            self._drop(key)
-        return now
+    def put(self, queue: QueueName, first: int, places: list[Fetched | None]) -> None:
+        """Keeps what lies at the queue offsets from ``first`` on."""
+        self._queue, self._first, self._places = queue, first, places
 
 
 # -- with read-ahead ------------------------------------------------------------------------------
@@ -231,17 +177,8 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
     read, places = _read(queue, offset, ahead, limits)
     if read.status not in (FOUND, NO_MATCH):
         return read
-    for number, fetched in enumerate(places):
-        cache.put(queue.name, offset + number, fetched)
-    result = _walk(queue, offset, count, matching, cache, limits)
-    if result.next_offset > offset:
-        return result
-    # Not even one message fits into the cache.
-    fetched_messages = [fetched for fetched in places if fetched is not None][:count]
-    end = fetched_messages[-1].queue_offset + 1 if fetched_messages else read.next_offset
-    return _filtered(GetResult(FOUND if fetched_messages else NO_MATCH, end, read.min, read.max,
-                               tuple(fetched_messages)),
-                     matching)
+    cache.put(queue.name, offset, places)
+    return _walk(queue, offset, count, matching, cache, limits)
 
 
 def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,

@@ -24,7 +24,7 @@ from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import GetResult, Limits, Matching, ReadAhead
+from rmqctl.tiered.as_broker.get_message import GetResult, Matching, ReadAhead
 from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read import by_time
 from rmqctl.tiered.tier import Tier
@@ -201,11 +201,9 @@ class Router:
     """Answers of a broker that has ``local`` and ``tier``. ``broker`` where a tier has several."""
 
     def __init__(self, local: LocalSide, tier: Tier, strategy: Strategy = Strategy.NOT_IN_DISK, *,
-                 broker: str | None = None, cache: ReadAhead | None = None,
-                 limits: Limits = get_message.DEFAULT_LIMITS) -> None:
+                 broker: str | None = None) -> None:
         self.local, self.tier, self.strategy, self.broker = local, tier, strategy, broker
-        self.cache = ReadAhead() if cache is None else cache
-        self.limits = limits
+        self._cache = ReadAhead()
         self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
@@ -239,7 +237,7 @@ class Router:
         own = (queue.name.cluster, queue.name.broker) if queue is not None else (None, None)
         if is_filtered(topic, *own) or self.side(topic, queue_id, offset, count) == "local":
             return self._local_get(topic, queue_id, offset, count)
-        answer = get_message.get(queue, offset, count, cache=self.cache, limits=self.limits)
+        answer = get_message.get(queue, offset, count, cache=self._cache)
         if answer.status in (get_message.FOUND_NULL, get_message.NO_QUEUE) and self.local.holds(
                 topic, queue_id, offset):
             return self._local_get(topic, queue_id, offset, count, answer.trouble)

@@ -30,9 +30,9 @@ from rmqctl.repair.salvage.records import (
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
 from rmqctl.scan.source import BytesSource, Source
-from rmqctl.tiered.files.reader import Entry, Reader, close_source
+from rmqctl.tiered.files.reader import Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, QueueName
-from rmqctl.tiered.recover.survey import ROW, Survey
+from rmqctl.tiered.recover.survey import ROW, Changed, Survey
 from rmqctl.tiered.recover.units import breaks
 from rmqctl.tiered.witness import QueueWitness
 
@@ -389,22 +389,12 @@ def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) 
         raise failed(error, path, "write to") from None
 
 
-class Patched:
-    """A reader of files as they will be with ``pieces`` ({path: ascending}) laid over them. Does
-    not close the one below.
-    """
+class Patched(Changed):
+    """With ``pieces`` ({path: ascending}) laid over files."""
 
     def __init__(self, below: Reader, pieces: Mapping[str, Sequence[Piece]]) -> None:
-        self.name, self._below, self._pieces = below.name, below, pieces
-
-    def where(self, path: str) -> str:
-        return self._below.where(path)
-
-    def list(self, folder: str) -> list[Entry]:
-        return self._below.list(folder)
-
-    def size(self, path: str) -> int | None:
-        return self._below.size(path)
+        super().__init__(below)
+        self._pieces = pieces
 
     def read(self, path: str, position: int, length: int) -> bytes:
         data = self._below.read(path, position, length)
@@ -423,9 +413,6 @@ class Patched:
         if path not in self._pieces:
             return below
         return _PatchedSource(LogPart(base, below.size, path, tuple(self._pieces[path])), below)
-
-    def close(self) -> None:
-        """Nothing: others still read from what is below."""
 
 
 class _PatchedSource(OverlaidSource):

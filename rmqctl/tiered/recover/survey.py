@@ -248,13 +248,11 @@ def _widened(known: tuple[int, int], times: Array) -> tuple[int, int]:
 
 # -- a part of a block that is there twice --------------------------------------------------------
 
-class Overlaid:
-    """A reader with other files ({path: file of this machine}) in place of some. Does not close the
-    one below.
-    """
+class Changed:
+    """A reader of the files of another one, some of which are changed. Does not close that one."""
 
-    def __init__(self, below: Reader, files: dict[str, str]) -> None:
-        self.name, self._below, self._files = below.name, below, files
+    def __init__(self, below: Reader) -> None:
+        self.name, self._below = below.name, below
 
     def where(self, path: str) -> str:
         return self._below.where(path)
@@ -263,7 +261,21 @@ class Overlaid:
         return self._below.list(folder)
 
     def size(self, path: str) -> int | None:
-        return os.path.getsize(self._files[path]) if path in self._files else self._below.size(path)
+        return self._below.size(path)
+
+    def close(self) -> None:
+        """Nothing: others still read from what is below."""
+
+
+class Overlaid(Changed):
+    """With other files ({path: file of this machine}) in place of some."""
+
+    def __init__(self, below: Reader, files: dict[str, str]) -> None:
+        super().__init__(below)
+        self._files = files
+
+    def size(self, path: str) -> int | None:
+        return os.path.getsize(self._files[path]) if path in self._files else super().size(path)
 
     def read(self, path: str, position: int, length: int) -> bytes:
         if path not in self._files:
@@ -275,9 +287,6 @@ class Overlaid:
         if path in self._files:
             return FileSource(self._files[path], base)
         return self._below.source(path, base)
-
-    def close(self) -> None:
-        """Nothing: others still read from what is below."""
 
 
 def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
