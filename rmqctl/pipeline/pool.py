@@ -49,10 +49,9 @@ class SparkPool:
     ``kernels``: those that tasks were worked on with so far (`rmqctl.kernel.name`).
     """
 
-    def __init__(self, spark: SparkSession, jobs: int | None = None,
-                 watch: Watch | None = None) -> None:
+    def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:
         self.spark, self.watch = spark, watch
-        self.jobs = jobs or max(1, spark.sparkContext.defaultParallelism)
+        self.jobs = max(1, spark.sparkContext.defaultParallelism)
         self.kernels: set[str] = set()
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:

@@ -65,7 +65,7 @@ def workers_of(master: str) -> int | None:
 
 @contextlib.contextmanager
 def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
-            log: str | None = None, name: str = "rmqctl") -> Iterator[SparkSession]:
+            log: str | None = None) -> Iterator[SparkSession]:
     """A Spark session, stopped at the end.
 
     ``conf`` are Spark's own settings and win. ``log``: where Spark's messages go; by default a
@@ -81,8 +81,8 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
         file = log or _log_file()
         held.enter_context(_logging_to(file))
         try:
-            spark = _start(master, workers, _settings(folder, file, workers, conf or {}), file,
-                           name, held)
+            settings = _settings(folder, file, workers, conf or {})
+            spark = _start(master, workers, settings, file, held)
             if workers is None:
                 spark.sparkContext.addPyFile(package_zip(folder))
                 module = kernel.chosen()
@@ -170,7 +170,7 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
     return settings
 
 
-def _start(master: str, workers: int | None, settings: Mapping[str, str], log: str, name: str,
+def _start(master: str, workers: int | None, settings: Mapping[str, str], log: str,
            held: contextlib.ExitStack) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _show_package()
@@ -182,7 +182,8 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     if SparkContext._active_spark_context is not None:
         raise JobError("a Spark session is active in this process already")
     real = f"local[{workers},{_TRIES}]" if workers is not None else master
-    settings_of_spark = SparkConf().setMaster(real).setAppName(name).setAll(list(settings.items()))
+    settings_of_spark = SparkConf().setMaster(real).setAppName("rmqctl").setAll(
+        list(settings.items()))
     out = held.enter_context(open(log, "ab"))  # noqa: SIM115  # it stays open as long as Spark
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

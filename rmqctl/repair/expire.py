@@ -160,8 +160,9 @@ def _unread(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
     for (group, topic), places in sorted(unread.items()):
         waiting = _WAITING.get(topic, "messages not yet consumed")
         yield f"{total[group, topic]} {waiting} expire: {group}, {topic} ({named(places)})"
-    for queue_id, span in sorted(queues.of_topic(SCHEDULE_TOPIC)):
-        if queue_id not in progress.delayed and span.after > span.before:
+    for (topic, queue_id), span in sorted(queues.rows.items()):
+        if topic == SCHEDULE_TOPIC and queue_id not in progress.delayed and (
+                span.after > span.before):
             yield (plural(span.after - span.before, "delayed message expires",
                           "delayed messages expire")
                    + f", and no progress of the delay service is known: {SCHEDULE_TOPIC} (queue "
@@ -208,10 +209,6 @@ class QueuesExpired:
             if span.after > span.before:
                 out[topic] = out.get(topic, 0) + span.after - span.before
         return dict(sorted(out.items(), key=lambda item: -item[1]))
-
-    def of_topic(self, topic: str) -> Iterator[tuple[int, QueueStart]]:
-        """(queue id, span) of a topic's queues."""
-        return ((queue_id, span) for (name, queue_id), span in self.rows.items() if name == topic)
 
 
 def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:

@@ -8,7 +8,6 @@ the largest time of their items. Nothing is deleted: a plan moves the files asid
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
@@ -64,20 +63,20 @@ class Expiry:
         return messages
 
 
-def expire(tier: Tier, scope: Scope, now: int, older_than: int, topic: str | None = None,
-           progress: Callable[[int], object] = lambda _: None) -> Expiry:
+def expire(tier: Tier, scope: Scope, now: int, older_than: int,
+           topic: str | None = None) -> Expiry:
     """The plan that takes expired files of one broker away. ``now`` in epoch ms, ``older_than`` in
     ms: the age of what goes, unless a topic has a reserve time of its own. With ``topic`` only
     of that one, and no index files. RefusedError where metadata cannot be read; StoreIOError.
     """
-    return _Expiring(tier, scope, now, older_than, topic, progress).run()
+    return _Expiring(tier, scope, now, older_than, topic).run()
 
 
 class _Expiring:
-    def __init__(self, tier: Tier, scope: Scope, now: int, older_than: int, topic: str | None,
-                 progress: Callable[[int], object]) -> None:
+    def __init__(self, tier: Tier, scope: Scope, now: int, older_than: int,
+                 topic: str | None) -> None:
         self._tier, self._scope, self._now, self._age = tier, scope, now, older_than
-        self._topic, self._progress = topic, progress
+        self._topic = topic
         self._plan = Changes()
         self._out = Expiry(Plan("tiered expire", tier.name))
         self._metadata = self._load()
@@ -192,7 +191,6 @@ class _Expiring:
                 0 <= entry.begin_timestamp <= entry.end_timestamp <= self._now + _AHEAD):
             return False
         newest = _newest(queue, segment)
-        self._progress(segment.size)
         if newest is None:
             self._plan.notes.append(f"{queue.commit_log.reader.where(segment.path)}: no message in "
                                     "it can be read, so it goes by the time of the file")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import Fetched, Limits, ReadAhead, TagMatching
+from rmqctl.tiered.as_broker.get_message import Fetched, Limits, Matching, ReadAhead
 from rmqctl.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
@@ -78,14 +78,14 @@ def test_it_spares_reads(queue: FlatQueue, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("cached", [False, True])
 def test_tags(cached: bool, queue: FlatQueue) -> None:
     cache = ReadAhead() if cached else None
-    odd = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("B"))
+    odd = get_message.get(queue, 0, 10, cache=cache, matching=Matching("B"))
     assert [one.queue_offset for one in odd.messages] == (
         list(range(1, 20, 2)) if cached else list(range(1, 10, 2)))
     assert odd.next_offset == (20 if cached else 10)
-    none = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("C || D"))
+    none = get_message.get(queue, 0, 10, cache=cache, matching=Matching("C || D"))
     assert (none.status, none.next_offset) == (get_message.NO_MATCH, 200 if cached else 10)
-    both = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("A || B"))
-    every = get_message.get(queue, 0, 10, matching=TagMatching("*"))
+    both = get_message.get(queue, 0, 10, cache=cache, matching=Matching("A || B"))
+    every = get_message.get(queue, 0, 10, matching=Matching("*"))
     assert len(both.messages) == len(every.messages)
 
 
@@ -95,7 +95,7 @@ def test_tags_with_the_same_code(tmp_path: Path) -> None:
         made.put(TAGS=tag)
     made.write(tmp_path)
     with Tier.open(str(tmp_path)) as tier:
-        found = get_message.get(tier.queue(TOPIC, 0), 0, 9, matching=TagMatching("Aa"))
+        found = get_message.get(tier.queue(TOPIC, 0), 0, 9, matching=Matching("Aa"))
     assert [one.queue_offset for one in found.messages] == [0, 2]
 
 

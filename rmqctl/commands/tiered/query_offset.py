@@ -52,7 +52,7 @@ def command(
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
     """
     from rmqctl.tiered.as_broker import router
-    from rmqctl.tiered.as_broker.get_message import TagMatching
+    from rmqctl.tiered.as_broker.get_message import Matching
     from rmqctl.tiered.read import messages
 
     if (offset is None) == (phy is None):
@@ -74,7 +74,7 @@ def command(
             with local.router(out, opened, tier.broker) as routing:
                 answer = routing.get(topic, queue, offset, count if as_broker else 1)
         elif as_broker and offset is not None:
-            matching = None if tag is None else TagMatching(tag)
+            matching = None if tag is None else Matching(tag)
             answer = router.tier_only(flat_queue, offset, count, matching)
         # The answer as a document, the message of it, or what lies there in the tier.
         if as_broker and answer is not None:

@@ -56,16 +56,13 @@ _READING = 0.7
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
-                 range_size: int | None = None, partitions: int | None = None,
-                 groups: int | None = None) -> Plan:
+                 partitions: int | None = None) -> Plan:
     """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
     with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how many
-    ranges the log is cut, where ``range_size`` (bytes of each) is not given. Raises what
-    `plan_recover` raises.
+    ranges the log is cut. Raises what `plan_recover` raises.
     """
-    if range_size is None and partitions is not None:
-        range_size = max(1, -(-log_bytes(root, options) // partitions))
-    making = partial(rebuild_on, pool, range_size=range_size, groups=groups)
+    range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
+    making = partial(rebuild_on, pool, range_size=range_size)
     return plan_recover(root, scratch, replace(options, only=options.only & BOTH), watch, making)
 
 

@@ -176,25 +176,24 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 # -- which files of a log may hold messages of a time ---------------------------------------------
 
 
-def files_of_time(log: CommitLog, since: int | None, until: int | None,
-                  skew: int = CLOCK_SKEW) -> list[StoreFile]:
+def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
     """The files that may hold messages with store times of ``[since, until]`` (ms).
 
     They are known by the first records of each file. A store time is covered by no CRC, so one
     record alone is not believed: a file is left out only when both of two records say so. Times in
-    a file are believed to be in order up to ``skew``. All files when the times of their first
+    a file are believed to be in order up to `CLOCK_SKEW`. All files when the times of their first
     records are not: then the broker's clock cannot be relied on.
     """
     if (since is None and until is None) or len(log.files) < 2:
         return log.files
     starts = [_times(log, file) for file in log.files]
     known = [start for start in starts if start is not None]
-    if any(after[0] < before[1] - skew for before, after in pairwise(known)):
+    if any(after[0] < before[1] - CLOCK_SKEW for before, after in pairwise(known)):
         return log.files
     chosen, after = [], None
     for file, start in zip(reversed(log.files), reversed(starts), strict=True):
-        late = until is not None and start is not None and start[0] > until + skew
-        early = since is not None and after is not None and after[1] < since - skew
+        late = until is not None and start is not None and start[0] > until + CLOCK_SKEW
+        early = since is not None and after is not None and after[1] < since - CLOCK_SKEW
         if not late and not early:
             chosen.append(file)
         after = start or after

@@ -33,7 +33,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.carve.doubts import Doubts
 from rmqctl.repair.carve.spool import Majority, Spool
-from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
+from rmqctl.repair.carve.window import AsLog, Candidates, Checksums, Window
 from rmqctl.scan.damage.extents import Known, claimed_end, judge, own_extent
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
@@ -63,8 +63,8 @@ class Scan:
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
                  embedded: Spool, damaged: Spool, doubtful: Spool,
                  witness: Witness | None = None,
-                 advance: Callable[[int], None] = lambda _bytes: None, chunk: int = CHUNK) -> None:
-        self._window = Window(source, chunk)
+                 advance: Callable[[int], None] = lambda _bytes: None) -> None:
+        self._window = Window(source)
         self._candidates = Candidates(self._window)
         self._judge = Judge(self._window, self._candidates)
         self._number, self._named, self._base = number, base is not None, base

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqctl.broker.get_message import outside
 from rmqctl.errors import FormatError, StoreIOError
@@ -55,15 +55,7 @@ class GetResult:
     trouble: str | None = None
 
 
-class Matching(Protocol):
-    """A consumer's filter: by the unit's code first, then by the message."""
-
-    def by_code(self, tags_code: int) -> bool: ...
-
-    def by_message(self, data: bytes) -> bool: ...
-
-
-class TagMatching:
+class Matching:
     """A consumer's tags, ``A || B`` (one of them) or ``*`` (any). UsageError for an empty text.
 
     A broker stops at the code and leaves tags that share it to the client; here they are left out.

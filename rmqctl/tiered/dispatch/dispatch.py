@@ -23,7 +23,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.append_file import AppendFile, enter_changes
-from rmqctl.tiered.dispatch.blocks import WINDOW, Block, Sweep
+from rmqctl.tiered.dispatch.blocks import Block, Sweep
 from rmqctl.tiered.dispatch.index import IndexRun
 from rmqctl.tiered.dispatch.local import LocalQueue
 from rmqctl.tiered.dispatch.plan import (
@@ -54,7 +54,7 @@ from rmqctl.tiered.tier import Tier
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """What the user chose. ``topics`` empty: all of them; ``window`` in bytes of the local log."""
+    """What the user chose. ``topics`` empty: all of them."""
 
     cluster: str
     broker: str
@@ -62,7 +62,6 @@ class DispatchOptions:
     start: Start = field(default_factory=Start)
     only_due: bool = False
     restart_queue: bool = False
-    window: int = WINDOW
 
 
 class Dispatch:
@@ -214,7 +213,7 @@ class Dispatch:
         malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
         sweep = Sweep(self.store.log, [upload.local for upload in self.uploads],
-                      lambda local: by_local[id(local)].next_base, self.options.window)
+                      lambda local: by_local[id(local)].next_base)
         commit = Committer(self.metadata, self.metadata_path, self.broker_root, self._now)
 
         def append(blocks: Blocks) -> Window:

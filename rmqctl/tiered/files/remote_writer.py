@@ -188,11 +188,11 @@ class RemoteWriter(RemoteReader):
         self._torn.discard(path)
 
     def _both(self, path: str, pending: _Pending) -> Iterator[bytes]:
-        yield from self._committed(path, 0, pending.base)
+        yield from self._committed(path, pending.base)
         yield from pending.pieces()
 
-    def _committed(self, path: str, start: int, end: int) -> Iterator[bytes]:
-        for position in range(start, end, _PIECE):
+    def _committed(self, path: str, end: int) -> Iterator[bytes]:
+        for position in range(0, end, _PIECE):
             length = min(_PIECE, end - position)
             data = super().read(path, position, length)
             if len(data) != length:
@@ -203,7 +203,7 @@ class RemoteWriter(RemoteReader):
         """Makes a file end at ``size`` if it is longer; its end is lost."""
         present = super().size(path)
         if present is not None and present > size:
-            self._staged(path, self._committed(path, 0, size))
+            self._staged(path, self._committed(path, size))
         self._torn.discard(path)
 
     def cut(self, path: str, size: int) -> str | None:
