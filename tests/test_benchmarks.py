@@ -25,6 +25,7 @@ from benchmarks.make_store import main, make_store, parse_options
 from benchmarks.options import PROFILES, Options
 from benchmarks.results import with_section
 from benchmarks.run import Row
+from tests.support.model import java_hash
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG_SIZE = 2 << 20
@@ -111,13 +112,6 @@ def walk(commitlog: Path) -> Iterator[Record]:
         else:
             assert struct.unpack_from(">iI", data, position) == (len(data) - position, BLANK_MAGIC)
             assert not any(data[position + 8 :])
-
-
-def java_hash(text: str) -> int:
-    value = 0
-    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
-        value = value * 31 + unit & 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
 
 
 def tags_code(record: Record) -> int:

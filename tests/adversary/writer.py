@@ -24,6 +24,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.model import java_hash
+
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 EPOCH = 1_700_000_000_000
 """Store time of the first message, unless a writer's clock is set."""
@@ -102,15 +104,6 @@ def field_places(raw: bytes) -> dict[str, tuple[int, int]]:
             "body_length": (body_length, 4), "body": (body_length + 4, body),
             "topic_length": (topic_length, wide),
             "properties_length": (topic_length + wide + topic, 2)}
-
-
-def java_hash(value: str) -> int:
-    """String.hashCode: a signed 32-bit number over UTF-16 code units."""
-    found = 0
-    data = value.encode("utf-16-be", "surrogatepass")
-    for unit, in struct.iter_unpack(">H", data):
-        found = (31 * found + unit) & 0xFFFFFFFF
-    return found - (1 << 32) if found >> 31 else found
 
 
 def property_bytes(pairs: Mapping[str, str], *, closed: bool) -> bytes:

@@ -94,10 +94,10 @@ def record(data: bytes, at: int = 0) -> Record | None:
 
 
 def java_hash(text: str) -> int:
+    """String.hashCode: a signed 32-bit number over UTF-16 code units."""
     value = 0
-    raw = text.encode("utf-16-be")
-    for i in range(0, len(raw), 2):
-        value = (31 * value + (raw[i] << 8 | raw[i + 1])) & 0xFFFFFFFF
+    for unit, in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
+        value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
 
 

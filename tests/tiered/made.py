@@ -15,6 +15,7 @@ from pathlib import Path
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import MAGIC_V1, Record
 from rmqctl.formats.local.sysflag import BORN_HOST_V6
+from tests.support.model import java_hash
 
 T0 = 1_700_000_000_000
 CLUSTER, BROKER, TOPIC = "DefaultCluster", "broker-a", "orders"
@@ -22,14 +23,6 @@ CLUSTER, BROKER, TOPIC = "DefaultCluster", "broker-a", "orders"
 
 def segment_name(base: int) -> str:
     return hashlib.md5(str(base).encode()).hexdigest()[:8] + f"{base:020d}"
-
-
-def java_hash(text: str) -> int:
-    value = 0
-    raw = text.encode("utf-16-be")
-    for at in range(0, len(raw), 2):
-        value = (31 * value + int.from_bytes(raw[at:at + 2])) & 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
 
 
 def index_hash(topic: str, key: str, masked: bool = False) -> int:

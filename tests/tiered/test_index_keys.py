@@ -15,6 +15,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, keys_of_all
+from tests.support.model import java_hash
 
 LOST = "polygenelubricants"
 """A text with the hash -2^31."""
@@ -61,21 +62,13 @@ def java_keys(unique: str | None, keys: str | None) -> list[str]:
     return [one for bucket in table for one in bucket]
 
 
-def java_hash(text: str) -> int:
-    value = 0
-    for unit in np.frombuffer(text.encode("utf-16-be"), ">u2").tolist():
-        value = (31 * value + unit) & 0xFFFFFFFF
-    return value
-
-
 def spread(text: str) -> int:
-    value = java_hash(text)
+    value = java_hash(text) & 0xFFFFFFFF
     return value ^ value >> 16
 
 
 def item_hash(topic: str, key: str) -> int:
     value = java_hash(f"{topic}#{key}")
-    value = value - (1 << 32) if value >> 31 else value
     return value if value == -(1 << 31) else abs(value)
 
 

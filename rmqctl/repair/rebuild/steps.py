@@ -20,6 +20,7 @@ from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import batch_consume_queue, consume_queue, names
 from rmqctl.repair.plan import (
     Action,
+    Changes,
     Create,
     FileContent,
     MakeFolder,
@@ -270,8 +271,8 @@ def _index(rebuilt: Rebuilt) -> Planned:
     built = [file for file in listing(scratch, names.INDEX_DIGITS).files if file.name not in stays]
     index_listing = listing(os.path.join(rebuilt.root, INDEX), names.INDEX_DIGITS)
     present = {file.name: file for file in index_listing.files if file.name not in stays}
-    steps: list[Step] = []
-    actions: list[Action] = []
+    changes = Changes()
+    steps = changes.steps
     chosen = index.matched(built, list(present.values()), max(stays, default=""))
     # Each made file under the name of the store's file that it replaces, or a new one.
     for file, name in zip(built, chosen, strict=True):
@@ -282,30 +283,26 @@ def _index(rebuilt: Rebuilt) -> Planned:
             strange = os.path.lexists(os.path.join(rebuilt.root, target))
             if strange:
                 steps.append(MoveAside(target))
-            steps.append(Create(target, content))
-            actions.append(Action(_VERB, target, None, after, "no regular file has its name"
-                                  if strange else "index file is missing", "entry"))
+            changes.act(Create(target, content), _VERB, None, after, "no regular file has its name"
+                        if strange else "index file is missing", "entry")
         elif is_alias(rebuilt.root, old.path):
-            steps += [MoveAside(target), Create(target, content)]
-            actions.append(Action(_VERB, target, None, after,
-                                  "a link to another file of the store", "entry"))
+            steps.append(MoveAside(target))
+            changes.act(Create(target, content), _VERB, None, after,
+                        "a link to another file of the store", "entry")
         elif not same_content(file.path, old.path):
-            steps.append(Replace(target, content))
             before = _entries(old)
             reason = "index has wrong entries" if before == after else "index differs from the log"
-            actions.append(Action(_VERB, target, before, after, reason, "entry"))
+            changes.act(Replace(target, content), _VERB, before, after, reason, "entry")
     # What is left of the store's files tells of nothing in the log.
     for name, old in sorted(present.items(), reverse=True):
-        target = os.path.join(INDEX, name)
-        steps.append(MoveAside(target))
-        actions.append(Action("move aside", target, _entries(old), None,
-                              "index file of messages that are not in the log", "entry"))
+        changes.move_aside(os.path.join(INDEX, name), _entries(old),
+                           "index file of messages that are not in the log", "entry")
     folder = os.path.join(rebuilt.root, INDEX)
     if steps and not os.path.isdir(folder):
         steps.insert(0, MakeFolder(INDEX))
         if os.path.lexists(folder) and not os.path.islink(folder):
             steps.insert(0, MoveAside(INDEX))
-    return steps, actions
+    return steps, changes.actions
 
 
 def _entries(file: StoreFile) -> int | None:
