@@ -20,7 +20,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -513,8 +513,3 @@ def _lay(path: Path, size: int, parts: Mapping[int, bytes]) -> None:
 def _json(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent="\t"))
-
-
-def with_header(header: Header | None, **changes: object) -> Header:
-    """A header with fields changed, for lists of cases."""
-    return replace(header or Header(), **changes)  # type: ignore[arg-type]

@@ -361,10 +361,6 @@ def test_what_a_query_would_read(rmqctl, golden: GoldenFolder):
 
 # -- in a Spark session ---------------------------------------------------------------------------
 
-def _key(one: tuple) -> tuple:
-    return one[:4], one[5:]
-
-
 def test_in_a_session(spark, golden: GoldenFolder, tmp_path):
     root = golden(STORE)
     expected = wanted(root)

@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +153,11 @@ class Trial:
 
 
 def faults_of(command: Command, make_store: MakeStore, folder: Path, *,
-              errors: Sequence[int] = ERRORS, every_error: bool = False, step: int = 1,
-              undo: bool = True, exact: bool = False, calls: tuple[str, ...] = CALLS) -> int:
+              every_error: bool = False, step: int = 1, undo: bool = True,
+              exact: bool = False) -> int:
     """The command with its n-th system call failing, for n = 1, 2, 3 … until none fails.
 
-    Each n with the call failing once and with all from then on; with one of the ``errors`` in
+    Each n with the call failing once and with all from then on; with one of the `ERRORS` in
     turn, or with every one. ``step`` above 1 leaves numbers out. ``undo`` False: it cannot be
     undone; ``exact``: times too are always the same after it. How many accidents there were.
     """
@@ -166,10 +166,10 @@ def faults_of(command: Command, make_store: MakeStore, folder: Path, *,
     while True:
         fired = False
         for for_ever in (False, True):
-            chosen = errors if every_error else [errors[(number + for_ever) % len(errors)]]
+            chosen = ERRORS if every_error else [ERRORS[(number + for_ever) % len(ERRORS)]]
             for error in chosen:
                 trial.fresh()
-                with failing(number, error, calls, for_ever=for_ever) as faults:
+                with failing(number, error, CALLS, for_ever=for_ever) as faults:
                     failed = _fails(command, trial.root)
                 count += bool(faults.fired)
                 fired = fired or bool(faults.fired)
@@ -196,21 +196,20 @@ def _fails(command: Command, root: Path) -> bool:
 
 
 def kills_of(command: Command, make_store: MakeStore, folder: Path, *,
-             points: Iterable[int] | None = None, most: int | None = None, undo: bool = True,
-             exact: bool = False, power: bool = False) -> int:
+             most: int | None = None, undo: bool = True, exact: bool = False,
+             power: bool = False) -> int:
     """The command killed by SIGKILL at its n-th changing system call, in a child process.
 
-    At each of ``points``, else at every call, or at ``most`` of them evenly spread. In turn
+    At every call, or at ``most`` of them evenly spread. In turn
     before the call, after half of its bytes, and after it. With ``power`` the store is also
     what a power failure leaves of it. How many kills there were.
     """
     trial = Trial(command, make_store, folder, undo=undo, exact=exact)
     trial.fresh()
     calls = in_child(trial, 0, "before")[1]
-    if points is None:
-        points = range(1, calls + 1)
-        if most is not None and calls > most:
-            points = sorted({1 + number * (calls - 1) // (most - 1) for number in range(most)})
+    points: Iterable[int] = range(1, calls + 1)
+    if most is not None and calls > most:
+        points = sorted({1 + number * (calls - 1) // (most - 1) for number in range(most)})
     count = 0
     for number in points:
         mode = MODES[number % 3]

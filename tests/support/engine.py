@@ -152,7 +152,6 @@ class Expect:
     description: str
     config: dict[str, str]
     loaded: bool
-    abort_before: bool
     min_physical_offset: int
     max_physical_offset: int
     max_after_load: int
@@ -160,13 +159,7 @@ class Expect:
     queues: tuple[Queue, ...]
     queries: tuple[KeyQuery, ...]
     checkpoint: dict[str, int]
-    tree_sha1: dict[str, str]
     raw: dict[str, Any] = field(repr=False)
-
-    def setting(self, name: str) -> int | None:
-        """A numeric broker setting, None when the set left it at its default."""
-        text = self.config.get(name)
-        return None if text is None else int(text)
 
     @property
     def commitlog_file_size(self) -> int:
@@ -214,7 +207,7 @@ def load(path: Path) -> Expect:
     raw: dict[str, Any] = json.loads(path.read_text())
     return Expect(
         engine=raw["engine"], kind=raw["kind"], description=raw.get("description", ""),
-        config=raw["config"], loaded=raw["loaded"], abort_before=raw["abortFileBefore"],
+        config=raw["config"], loaded=raw["loaded"],
         min_physical_offset=raw.get("minPhyOffset", -1),
         max_physical_offset=raw.get("maxPhyOffset", -1),
         max_after_load=raw.get("maxPhyOffsetAfterLoad", -1),
@@ -225,7 +218,6 @@ def load(path: Path) -> Expect:
                      tuple(each["queryMessage"]), tuple(each["queryOffset"]))
             for each in raw.get("queries", ())),
         checkpoint=raw.get("checkpointInMemory", {}),
-        tree_sha1=raw.get("treeSha1") or raw.get("treeSha1After", {}),
         raw=raw,
     )
 

@@ -20,7 +20,6 @@ MAGICS = (0xDAA320A7, 0xDAA320AB)
 UNIT = struct.Struct(">qiq")
 BATCH_UNIT = struct.Struct(">qiqqqhii")
 EXT_HEAD = struct.Struct(">hqqh")
-EXT_ADDRESSES_BELOW = -2147483648
 
 
 class Unit(NamedTuple):

@@ -7,7 +7,6 @@ golden set only. Nothing here reads more than a few hundred kilobytes.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ INDEX_ENTRY = damage.INDEX_ENTRY
 # Within a record with IPv4 hosts (spec: commitlog): where fields begin.
 SYS_FLAG = 36
 BORN_ADDRESS = 48
-PROPERTIES_LENGTH = struct.Struct(">h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,6 @@ def _in_file(root: Path, file: str) -> Iterator[Placed]:
 def raw(root: Path, record: Placed) -> bytes:
     """The bytes of a message."""
     return (root / record.file).read_bytes()[record.position:record.position + record.size]
-
-
-def last_log_file(root: Path) -> str:
-    """The newest file of the log that holds a message (a preallocated one is none)."""
-    return records(root)[-1].file
 
 
 def queues(root: Path) -> dict[str, list[str]]:
