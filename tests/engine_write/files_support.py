@@ -17,6 +17,7 @@ from rmqctl.store.files import listing
 CALLS = ("pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "rename", "mkdir", "open",
          "posix_fallocate", "link", "unlink")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 FILE_SIZE = 8192
 
 
@@ -29,11 +30,13 @@ class Faults:
 
 
 @contextmanager
-def failing(at: int, error: int, names: tuple[str, ...] = CALLS, *,
-            for_ever: bool = False) -> Iterator[Faults]:
-    """The call number ``at`` (from 1 on) of the named functions of ``os`` fails with ``error``.
+def failing(at: int, error: int, names: tuple[str, ...] = CALLS, *, for_ever: bool = False,
+            reading: bool = True) -> Iterator[Faults]:
+    """The call number ``at`` (from 1 on; 0: none) of the named functions of ``os`` fails with
+    ``error``.
 
-    With ``for_ever`` so do all that come after it: a disk that is full stays full.
+    With ``for_ever`` so do all that come after it: a disk that is full stays full. Without
+    ``reading`` opening a file to read it does not count.
     """
     faults = Faults()
 
@@ -41,6 +44,8 @@ def failing(at: int, error: int, names: tuple[str, ...] = CALLS, *,
         real = getattr(os, name)
 
         def call(*args, **kwargs):
+            if name == "open" and not reading and not args[1] & _WRITING:
+                return real(*args, **kwargs)
             faults.calls.append(name)
             count = len(faults.calls)
             if count == at or (for_ever and count > at):

@@ -8,13 +8,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests.conftest import Runner
+from tests.engine_write import files_support
 from tests.engine_write.durable import (
     Ack,
     acknowledged,
@@ -32,39 +33,13 @@ from tests.support import snapshot
 CALLS = ("pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "open", "mkdir", "rename", "link",
          "unlink")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 MANY = 110
 OLD = 60
 
 
-class Fault:
-    """Calls of the named functions, the ``at``-th of which fails (from 1 on; 0: none)."""
-
-    def __init__(self, at: int, error: int, *, for_ever: bool) -> None:
-        self.at, self.error, self.for_ever = at, error, for_ever
-        self.calls = 0
-        self.fired = ""
-
-    def wrap(self, name):
-        real = getattr(os, name)
-
-        def call(*args, **more):
-            if name == "open" and not args[1] & _WRITING:
-                return real(*args, **more)
-            self.calls += 1
-            if self.calls == self.at or (self.for_ever and 0 < self.at < self.calls):
-                self.fired = self.fired or name
-                raise OSError(self.error, os.strerror(self.error))
-            return real(*args, **more)
-
-        return call
-
-
-@contextmanager
-def failing(at: int, error: int = errno.EIO, *, for_ever: bool = False) -> Iterator[Fault]:
-    fault = Fault(at, error, for_ever=for_ever)
-    with mock.patch.multiple(os, **{name: fault.wrap(name) for name in CALLS}):
-        yield fault
+def failing(at: int, error: int = errno.EIO, *,
+            for_ever: bool = False) -> AbstractContextManager[files_support.Faults]:
+    return files_support.failing(at, error, CALLS, for_ever=for_ever, reading=False)
 
 
 @contextmanager
@@ -135,7 +110,7 @@ class Case:
         words = [{"STORE": self.root, "SOURCE": self.source}.get(one, one) for one in self.words]
         with failing(0) as fault:
             self.rmqctl(*words).expect(0)
-        return fault.calls
+        return len(fault.calls)
 
 
 WRITE = ("write", "STORE", "--topic", "T1", "--body", "message 5000", "--key", "k5000",
