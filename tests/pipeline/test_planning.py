@@ -183,7 +183,7 @@ def test_offsets_leave_no_frame_out(tmp_path: Path, seed: int) -> None:
 
 
 def test_times_choose_files(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning.files_of_time, "__defaults__", (0,))
+    monkeypatch.setattr(planning, "CLOCK_SKEW", 0)
     root = golden("5.3.3/basic/store")
     every = reading.rows(root)
     stamps = sorted(one["store_timestamp"] for one in every)
@@ -204,7 +204,7 @@ def test_one_wrong_time_leaves_nothing_out(golden_copy: GoldenFolder,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit of a store time turned, which no CRC covers: the rest of the file is still found."""
 
-    monkeypatch.setattr(planning.files_of_time, "__defaults__", (0,))
+    monkeypatch.setattr(planning, "CLOCK_SKEW", 0)
     root = golden_copy("5.3.3/basic/store")
     every = reading.rows(root)
     stamps = [one["store_timestamp"] for one in every]

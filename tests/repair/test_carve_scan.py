@@ -18,7 +18,7 @@ from rmqctl.repair.carve.carve import (
     MISPLACED,
     CarveOptions,
 )
-from rmqctl.repair.carve.scan import Scan
+from rmqctl.repair.carve.window import Window
 from rmqctl.repair.carve.window import CHUNK
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
@@ -70,9 +70,7 @@ def test_windows_of_any_size(chunk: int, tmp_path: Path, monkeypatch: pytest.Mon
     data = log(60) + b"garbage" * 9 + record(70_000, b"lost and found") + log(60, base=1 << 40)
     expected = carve(saved(tmp_path, data)).messages
     assert len(expected) == 121
-    defaults = Scan.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setattr(Scan.__init__, "__kwdefaults__", {**defaults, "chunk": chunk})
+    monkeypatch.setattr(Window.__init__, "__defaults__", (chunk,))
     assert carve(saved(tmp_path, data)).messages == expected
 
 
