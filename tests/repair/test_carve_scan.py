@@ -18,8 +18,7 @@ from rmqctl.repair.carve.carve import (
     MISPLACED,
     CarveOptions,
 )
-from rmqctl.repair.carve.window import Window
-from rmqctl.repair.carve.window import CHUNK
+from rmqctl.repair.carve.window import CHUNK, Window
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from tests.conftest import GoldenFolder

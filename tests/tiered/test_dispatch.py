@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local import consume_queue
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch import session
+from rmqctl.tiered.dispatch import dispatch
+from rmqctl.tiered.dispatch.blocks import Sweep
 from rmqctl.tiered.files.settings import PLACE
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot
@@ -100,8 +102,7 @@ def test_in_steps_it_is_the_same(rmqctl, tmp_path, root):
 def test_any_window_gives_the_same(rmqctl, store, root, tmp_path, monkeypatch, window):
     dispatched(rmqctl, store, tmp_path / "other", *SMALL, "--metadata",
                tmp_path / "home" / METADATA)
-    real = session.DispatchOptions
-    monkeypatch.setattr(session, "DispatchOptions", lambda *args: real(*args, window=window))
+    monkeypatch.setattr(dispatch, "Sweep", partial(Sweep, window=window))
     dispatched(rmqctl, store, root, *SMALL)
     assert segments(root) == segments(tmp_path / "other")
     assert index_items(store, root, 16, 40) == wanted_items(store, root)

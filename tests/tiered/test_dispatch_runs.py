@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.tiered.dispatch import session
+from rmqctl.tiered.dispatch import dispatch
+from rmqctl.tiered.dispatch.blocks import Sweep
 from rmqctl.tiered.dispatch.dispatch import Dispatch
 from rmqctl.tiered.dispatch.plan import GroupCommit
 from rmqctl.tiered.files.settings import TierSettings
@@ -51,8 +53,7 @@ def root(tmp_path) -> Path:
 
 
 def small_windows(monkeypatch, window: int) -> None:
-    real = session.DispatchOptions
-    monkeypatch.setattr(session, "DispatchOptions", lambda *args: real(*args, window=window))
+    monkeypatch.setattr(dispatch, "Sweep", partial(Sweep, window=window))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
