@@ -95,6 +95,11 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
         notes.insert(0, f"a broker ends this log at {cut[0]}, at the first record it cannot read, "
                      f"and these are positions before it; records up to {cut[1]} are kept by "
                      "`rmqctl recover`, so do that first")
+    empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
+             if queue.before and not queue.max_offset]
+    if empty:
+        notes.insert(0, f"no message is in {named(empty)}, where {wanted.group} had a position: if "
+                     "the consumequeue was lost, `rmqctl recover` makes it anew, so do that first")
     if changed:
         notes.append("consumers that run on know their own positions, and commit these again: stop "
                      f"those of {wanted.group} until the broker is up")

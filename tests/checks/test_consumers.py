@@ -280,3 +280,13 @@ def test_what_the_index_alone_knows_is_in_no_groups_figures(tmp_path: Path, kept
     assert f"{20 - sum(lost)} lost messages are of a queue that nothing tells" in page
     if position == 3:
         assert "none of 1 group is known to be affected" in page
+
+
+def test_where_no_broker_starts(tmp_path: Path) -> None:
+    writer = filled()
+    writer.offsets["orders", "g"] = dict.fromkeys(range(4), 20)
+    store = writer.write(tmp_path / "s")
+    impact(store, 0)
+    log = next((store / "commitlog").iterdir())
+    log.with_name("notes.txt").write_bytes(b"mine")
+    assert "would not start" in run("impact", store, *SIZES).expect(1).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -124,6 +125,16 @@ def test_a_large_log_ends_where_a_broker_ends_it(tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmqctl.broker.view.SMALL_LOG", 100)
     test_where_a_broker_would_end_the_log(tmp_path)
+
+
+def test_a_consumequeue_that_may_be_lost(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    shutil.rmtree(store / "consumequeue" / "orders" / "1")
+    plan = reset(store, "--to", "latest", *JSON).expect(0).json()
+    assert "no message is in orders-1, where billing had a position" in plan["notes"][0]
+    run("recover", store, *SIZES, "--apply", "--yes")
+    plan = reset(store, "--to", "latest", *JSON).expect(0).json()
+    assert not any("no message is in" in note for note in plan["notes"])
 
 
 def test_the_retry_topics_of_pop_only_by_name(tmp_path: Path) -> None:

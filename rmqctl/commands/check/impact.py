@@ -38,8 +38,8 @@ def command(
     delivered twice. The delay service is the group "(delay)". People see the queues that are
     affected, -o json all. What cannot be told is said: positions are written every 5 s, broadcast
     consumers keep their own. `rmqctl preflight` judges the start itself. Exit code 1 when a group
-    is affected: it misses messages, gets some twice, or stands beyond the end of a queue; and when
-    that cannot be told, as messages are lost of which nothing says the queue.
+    is affected: it misses messages, gets some twice, or stands beyond the end of a queue; when that
+    cannot be told, as messages are lost of which nothing says the queue; and when no broker starts.
 
         rmqctl impact STORE
 
@@ -70,7 +70,7 @@ def command(
         raise StoreIOError(f"{refused[0]}; the figures are made without it")
     if unknown:
         out.warn(f"nothing is known here of group {group}")
-    if (unknown or found.groups_affected or not found.positions_known
+    if (unknown or found.groups_affected or not (found.positions_known and predicted.starts)
             or (found.queues and not found.complete)):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
