@@ -130,6 +130,60 @@ def test_the_log_is_the_engines_again(name: str, form: Callable[[Path, Path], Pa
     assert log_of(store) == damaged
 
 
+def test_a_tier(golden: GoldenFolder, golden_copy: GoldenFolder, tmp_path: Path) -> None:
+    """Its records are those of the log but for their physical offsets, which rows say."""
+    name = "5.3.3/tiered/store"
+    store, whole = golden_copy(name), log_of(golden(name))
+    source = Path(shutil.copytree(golden(name) / "tieredstore", tmp_path / "tier"))
+    flipped(store)
+    path = log_files(store)[2]
+    path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
+    damaged = log_of(store)
+    with snapshot.assert_unchanged(source, store):
+        plan = recover(store, source).expect(0, 1)
+    lost = {one["physical_offset"] for one in plan.json()["messages_lost"]}
+    recover(store, source, options=APPLY).expect(0, 1)
+    done = log_of(store)
+    for name_, data in whole.items():
+        base, at = int(Path(name_).name), 0
+        while data[at + 4:at + 8] == b"\xda\xa3\x20\xa7":
+            size = int.from_bytes(data[at:at + 4])
+            if base + at not in lost:  # a message that was not yet in the tier
+                assert done[name_][at:at + size] == data[at:at + size], (name_, at)
+            at += size
+    assert len(lost) < 4
+    assert len(actions(plan.json(), "copy")) > 4
+    run("undo", store, "--yes").expect(0)
+    assert log_of(store) == damaged
+    # Without rows nothing says where they lay.
+    shutil.rmtree(store / "consumequeue")
+    assert "only that tells where it lay" in recover(store, source).expect(6).err
+    # Another broker's.
+    other = golden_copy("5.3.3/basic/store")
+    assert "none of its" in recover(other, source).expect(6).err
+
+
+def test_a_store_that_carving_made(tmp_path: Path) -> None:
+    """Something is missing before them, so its messages lie at other places than they did, or have
+    other queue offsets: every message is as it was, or is lost.
+    """
+    writer = filled()
+    store, half = writer.write(tmp_path / "ours"), writer.write(tmp_path / "half")
+    hurt(half, writer.puts[40].physical, 90)
+    carved = tmp_path / "carved"
+    run("carve", half / "commitlog", "--out", carved, "--commitlog-file-size", "8192", *SIZES,
+        *JSON).expect(0, 1)
+    for number in (20, 50, 60, 100):
+        hurt(store, writer.puts[number].physical, 90)
+    options = (*SIZES, "--correct", "off", "--prefer", "ours", *APPLY)
+    done = recover(store, carved, options=options).expect(1).json()
+    lost = {one["physical_offset"] for one in done["messages_lost"]}
+    found = b"".join(log_of(store).values())
+    assert lost == {put.physical for put in writer.puts if put.raw not in found}
+    assert writer.puts[50].physical in lost
+    assert writer.puts[20].physical not in lost
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_one_file_of_the_log(named: bool, tmp_path: Path) -> None:
     """It has nothing of what is left of ours: rows and keys prove it, from key to key."""

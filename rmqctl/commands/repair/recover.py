@@ -66,9 +66,10 @@ def command(
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders, help="What else has the same "
         "log, only read: a slave's store, an older copy, another disk's; a file of its commitlog; "
-        "its messages as JSON lines (`read -o jsonl`) or Parquet (`pipeline export`). What is "
-        "damaged or missing is copied from it where it proves to hold the same; repeatable, in "
-        "this order. Or what mqadmin exportMetadata wrote, for lost topics and groups.")] = None,
+        "its messages as JSON lines (`read -o jsonl`) or Parquet (`pipeline export`), or in a "
+        "tier. What is damaged or missing is copied from it where it proves to hold the same; "
+        "repeatable, in this order. Or what mqadmin exportMetadata wrote, for lost topics and "
+        "groups.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
         "a SOURCE has other intact messages at the same place (split brain): one of those of "
@@ -112,7 +113,7 @@ def command(
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
                             worker_count(jobs), store.folders, store.sizes, given, correct,
-                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet))
+                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier))
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 
@@ -163,6 +164,13 @@ def _parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
     """Reads records; only where a source is Parquet."""
     require("pyarrow")
     from rmqctl.pipeline.export.read_back import records
+
+    return records(path, unused)
+
+
+def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+    """Reads records; only where a source is a tier."""
+    from rmqctl.tiered.read.records import records
 
     return records(path, unused)
 

@@ -23,11 +23,13 @@ from rmqctl.errors import (
 )
 from rmqctl.formats.local import names
 from rmqctl.formats.local.message import MAGIC_BLANK, START_SIZE, VERSIONS, decode, magic_at
+from rmqctl.formats.tiered import names as tiered_names
 from rmqctl.repair.plan import Watch
 from rmqctl.repair.salvage.log_files import FAR, file_size
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources import lines
 from rmqctl.repair.sources.records import LaidOut, Read, Unused
+from rmqctl.repair.sources.relocate import Relocator
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
@@ -40,7 +42,7 @@ OURS = "ours"
 _START = 4096
 _LAST = (1 << 62) - 1
 _MOST_REASONS = 3
-_LINES, _PARQUET, _LOG = "JSON lines", "Parquet", "commitlog"
+_LINES, _PARQUET, _LOG, _TIER = "JSON lines", "Parquet", "commitlog", "a tier"
 _PARQUET_MAGIC = b"PAR1"
 _MANIFEST = "_rmqctl_export.json"
 _ENDINGS = {".jsonl": _LINES, ".parquet": _PARQUET}
@@ -56,6 +58,7 @@ class Readers:
     """Readers of messages in forms that only other rooms know; None: that form is refused."""
 
     parquet: Read | None = None
+    tier: Read | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +113,8 @@ class Opener:
             if kind == _LOG:
                 return self._log_files(name, [_log_file(name)])
             return self._messages(name, [(name, kind)])
+        if self.readers.tier is not None and _is_tier(name):
+            return self._messages(name, [(name, _TIER)])
         try:
             return self._store(name, Store.open(name))
         except NotAStoreError:
@@ -153,16 +158,17 @@ class Opener:
     # -- messages ---------------------------------------------------------------------------------
 
     def _messages(self, name: str, files: Sequence[tuple[str, str]]) -> Source:
-        unused, laid = Unused(), self._laid_out(name)
+        unused, laid, relocator = Unused(), self._laid_out(name), Relocator(self.ours)
         try:
             with self.watch(f"reading {name}", sum(os.path.getsize(path) for path, _ in files)) as (
                     done):
                 for path, kind in files:
-                    for where, raw in self._reader(path, kind)(path, unused):
-                        wrong = laid.put(raw)
+                    for where, found in self._reader(path, kind)(path, unused):
+                        raw = relocator.moved(found) if kind == _TIER else found
+                        wrong = raw if isinstance(raw, str) else laid.put(raw)
                         if wrong:
                             unused.add(wrong, where)
-                        done(len(raw))
+                        done(len(found))
             log, end = laid.log(unused)
         finally:
             laid.close()
@@ -177,9 +183,10 @@ class Opener:
     def _reader(self, path: str, kind: str) -> Read:
         if kind == _LINES:
             return lines.records
-        if self.readers.parquet is None:
-            raise UnsupportedError(f"{path}: Parquet is not read here")
-        return self.readers.parquet
+        read = self.readers.tier if kind == _TIER else self.readers.parquet
+        if read is None:
+            raise UnsupportedError(f"{path}: {kind} is not read here")
+        return read
 
     def _laid_out(self, name: str) -> LaidOut:
         """RefusedError where nothing tells how long our files are."""
@@ -288,6 +295,16 @@ def _what(start: bytes, text: bytes) -> str:
     if _CSV.match(text):
         return "is CSV, which nothing is taken from"
     return "is a file of no kind that is known"
+
+
+def _is_tier(folder: str) -> bool:
+    """Whether a folder has one named like a cluster's in a tier."""
+    try:
+        with os.scandir(folder) as entries:
+            return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()
+                       for entry in entries)
+    except OSError:
+        return False
 
 
 def _below(folder: str) -> list[tuple[str, str]]:
