@@ -143,3 +143,12 @@ def test_a_sound_store_asks_no_start(golden: GoldenFolder, rmqctl: Runner,
     assert asked == []
     rmqctl("verify", golden("5.3.3/crash-cqlag/before")).expect(0)
     assert asked == ["4.9.3", "5.3.3"]
+
+
+def test_a_run_since_the_last_looks_again_at_what_a_start_was_to_make(
+        golden_copy: Any, tmp_path: Path) -> None:
+    root = golden_copy("5.3.3/crash-cqlag/before")
+    last = ("--since-last", "--state", str(tmp_path / "state"))
+    assert found(root, *last)["ok"]
+    (root / "abort").unlink()  # now no start of 5.0.0 to 5.3.1 does
+    assert not found(root, *last)["ok"]

@@ -33,6 +33,8 @@ class AtStart:
     """
 
     store: Store
+    relied_on: bool = False
+    """Whether something counts as no trouble because of a start that is still to come."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
@@ -72,6 +74,7 @@ class AtStart:
                     and made(start))
             name = start.broker_version
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))
+        self.relied_on |= bool(by) and not not_by
         return PutRight(tuple(by), tuple(not_by), max(start.index_lost for start in self._starts))
 
 

@@ -103,11 +103,16 @@ class Verification:
     parts: list[ranges.Range] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
-    _whole: Store = field(init=False)
-    """The store with what a repair has cut off, as a broker finds it."""
+    _at_start: AtStart = field(init=False)
 
     def __post_init__(self) -> None:
-        self._whole = self.store
+        # With what a repair has cut off, as a broker finds it.
+        self._at_start = AtStart(self.store)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all is well now, without a start of a broker that puts it right."""
+        return self.ok and not self._at_start.relied_on
 
     def _parts(self) -> list[ranges.Range] | None:
         """The ranges of the log to look at; None for all of it."""
@@ -218,7 +223,7 @@ class Verification:
         return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
                        None if self.parts is None else [
                            (part.start, part.end) for part in self.parts],
-                       at_start=None if live else AtStart(self._whole))
+                       at_start=None if live else self._at_start)
 
     def _end_of(self, result: RangeResult) -> int:
         """Behind the last record; behind its file's blank if the next file is there already."""

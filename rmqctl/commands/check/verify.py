@@ -123,7 +123,7 @@ def command(
             cron.settle(out, baseline)
         if since_last:
             states.save(place, opened.root, states.next_place(
-                before, result.findings, ok=run.ok, log_end=run.log_end,
+                before, result.findings, ok=run.settled, log_end=run.log_end,
                 last_record=run.last_record))
         if prometheus is not None:
             _metrics(prometheus, result)
