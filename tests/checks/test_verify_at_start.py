@@ -110,6 +110,18 @@ def test_a_page_of_rows_that_never_reached_the_disk(golden_copy: Any, version: s
                                             for one in document["findings"]}
 
 
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_a_start_that_makes_rows_at_wrong_places_is_no_cure(golden_copy: Any,
+                                                           version: str) -> None:
+    """Recovery takes the queue to end at the hole, and makes the later rows from there on."""
+    root = golden_copy(f"{version}/crash-cqlag/before")
+    without_rows(queue_file(root, -2), 4)
+    folder = queue_file(root, -2).parent
+    wrong = {(one["topic"], one["queue_id"]) for one in found(root)["findings"]
+             if one["category"] in ("cq-behind", "cq-missing-entry") and one["severity"] == "error"}
+    assert wrong == {(folder.parent.name, int(folder.name))}
+
+
 def test_a_start_that_cuts_messages_off_is_no_cure(golden_copy: Any) -> None:
     root = golden_copy("5.3.3/crash-crc/before")
     without_rows(queue_file(root, -1), 1)

@@ -49,13 +49,15 @@ class AtStart:
         except RmqctlError:
             return None
 
-    def rows(self, key: QueueKey, place: int | None) -> PutRight:
+    def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight:
         """Whether a start makes all rows of a queue that are missing, the first of them for the
-        message at the physical offset ``place`` (None: not known).
+        message at the physical offset ``place`` (None: not known). ``end``: the queue offset
+        behind the last message of the queue. Rows that go to wrong places do not reach it.
         """
         def made(start: Prediction) -> bool:
             losses = (start.queue_losses or {}).get(key)
-            return losses is not None and not losses.without_row and not losses.cut
+            return (losses is not None and losses.end == end and not losses.without_row
+                    and not losses.cut)
 
         return self._judge(place, made)
 

@@ -49,7 +49,7 @@ class PutRight(NamedTuple):
 class Starts(Protocol):
     """What the next start of a broker does; see `rmqctl.checks.verify.at_start`."""
 
-    def rows(self, key: QueueKey, place: int | None) -> PutRight: ...
+    def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight: ...
 
     def keys(self, place: int | None) -> PutRight: ...
 
@@ -80,9 +80,14 @@ class Context:
             self.damage_starts.append(start)
             self.damage_ends.append(end)
 
-    def rows_put_right(self, key: QueueKey, place: int | None) -> PutRight:
-        """Of rows that a queue lacks, from the message at ``place`` on."""
-        return PutRight() if self.at_start is None else self.at_start.rows(key, place)
+    def rows_put_right(self, key: QueueKey, place: int | None, end: int | None = None) -> PutRight:
+        """Of rows that a queue lacks, from the message at ``place`` on; ``end`` is the queue offset
+        behind its last message, where it is no plain queue.
+        """
+        if self.at_start is None:
+            return PutRight()
+        return self.at_start.rows(key, place, self.result.queues[key].next_offset if end is None
+                                  else end)
 
     def keys_put_right(self, place: int | None) -> PutRight:
         """Of index entries that are missing, from the message at ``place`` on."""

@@ -246,7 +246,7 @@ def batch_forward(context: Context) -> Iterator[Finding]:
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.files:
-            right = context.rows_put_right(key, expected[0][0])
+            right = context.rows_put_right(key, expected[0][0], _end(expected))
             yield _finding(context, key, "cq-missing", expected, None,
                            f"{plural(len(expected), 'record')} in the log, no batch consumequeue"
                            f"{right.words('makes it')}", right.severity)
@@ -271,11 +271,16 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
                        f"{plural(len(between), 'record has', 'records have')} no row, though "
                        f"later ones have; the first is at {between[0][0]}")
     if behind:
-        right = context.rows_put_right(key, behind[0][0])
+        right = context.rows_put_right(key, behind[0][0], _end(expected))
         yield _finding(context, key, "cq-behind", behind, queue,
                        f"the rows end, the log goes on: {plural(len(behind), 'record')} from "
                        f"{behind[0][0]} on without a row{right.words('makes the rows')}",
                        INFO if context.live else right.severity)
+
+
+def _end(expected: Expected) -> int:
+    """The queue offset behind the last record's last message."""
+    return max(base + count for _, _, base, count in expected)
 
 
 def _finding(context: Context, key: QueueKey, category: str, records: Expected,
