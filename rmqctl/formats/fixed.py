@@ -93,3 +93,32 @@ class Fixed(Generic[T]):
         import numpy as np
 
         return np.frombuffer(data, self.dtype(), len(data) // self.size)
+
+
+class FirstOfPage(Fixed[T]):
+    """A unit at the start of a file which is one page, zeros behind it.
+
+    Fields behind that named ``last`` came with younger versions.
+    """
+
+    PAGE_SIZE = 4096
+
+    def __init__(self, declaration: Any, record: type[T], last: str) -> None:
+        super().__init__(declaration, record)
+        self.least = self.field(last).offset + self.field(last).size
+        """Bytes of the fields that every version writes."""
+
+    def read(self, data: bytes) -> T:
+        """The unit at the start of a file; younger fields beyond the end of a short one are 0.
+
+        FormatError when even the others are not whole.
+        """
+        return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
+
+    def page(self, record: T) -> bytes:
+        """The whole page."""
+        return self.build(record).ljust(self.PAGE_SIZE, b"\0")
+
+    def rest_is_zero(self, data: bytes) -> bool:
+        """Whether nothing follows the fields, as in every file a broker wrote."""
+        return not data[self.size:].strip(b"\0")

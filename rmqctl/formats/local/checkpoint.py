@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from construct import Int64sb, Struct
 
-from rmqctl.formats import layout
-from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.fixed import FirstOfPage
 
 Checkpoint = Struct(
     "physic_msg_timestamp" / Int64sb,
@@ -21,9 +20,6 @@ Checkpoint = Struct(
     "confirm_phy_offset" / Int64sb,
 )
 
-PAGE_SIZE = 4096
-CLASSIC_FIELDS = 3
-"""Fields every version writes."""
 MARGIN = 3000
 """Milliseconds a broker subtracts before it trusts a time."""
 
@@ -48,29 +44,11 @@ class CheckpointRecord(NamedTuple):
         return min(self.min_timestamp, self.index_msg_timestamp)
 
 
-CHECKPOINT = Fixed(Checkpoint, CheckpointRecord)
-CLASSIC_SIZE = layout.field(
-    Checkpoint, CheckpointRecord._fields[CLASSIC_FIELDS - 1]).offset + Int64sb.length
-
-
-def parse(data: bytes) -> CheckpointRecord:
-    """The checkpoint at the start of a file; fields beyond the end of a short file are 0.
-
-    FormatError when even the three classic fields are not whole.
-    """
-    if CLASSIC_SIZE <= len(data) < CHECKPOINT.size:
-        data = data.ljust(CHECKPOINT.size, b"\0")
-    return CHECKPOINT.parse(data)
-
-
-def build(checkpoint: CheckpointRecord) -> bytes:
-    """The whole page."""
-    return CHECKPOINT.build(checkpoint).ljust(PAGE_SIZE, b"\0")
-
-
-def rest_is_zero(data: bytes) -> bool:
-    """Whether nothing follows the fields, as in every file a broker wrote."""
-    return not data[CHECKPOINT.size:].strip(b"\0")
+CLASSIC_FIELDS = 3
+"""Fields every version writes."""
+CHECKPOINT = FirstOfPage(Checkpoint, CheckpointRecord, CheckpointRecord._fields[CLASSIC_FIELDS - 1])
+CLASSIC_SIZE, PAGE_SIZE = CHECKPOINT.least, CHECKPOINT.PAGE_SIZE
+parse, build, rest_is_zero = CHECKPOINT.read, CHECKPOINT.page, CHECKPOINT.rest_is_zero
 
 
 def differing(record: CheckpointRecord, other: CheckpointRecord) -> dict[str, int]:

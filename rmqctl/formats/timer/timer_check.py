@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from construct import Int64sb, Struct
 
-from rmqctl.formats import layout
-from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.fixed import FirstOfPage
 
 TimerCheck = Struct(
     "last_read_time_ms" / Int64sb,
@@ -18,8 +17,6 @@ TimerCheck = Struct(
     "timestamp" / Int64sb,
     "counter" / Int64sb,
 )
-
-PAGE_SIZE = 4096
 
 
 class TimerCheckRecord(NamedTuple):
@@ -34,22 +31,6 @@ class TimerCheckRecord(NamedTuple):
     counter: int = 0
 
 
-TIMER_CHECK = Fixed(TimerCheck, TimerCheckRecord)
-PROGRESS_SIZE = layout.field(TimerCheck, "state_version").offset
-
-
-def parse(data: bytes) -> TimerCheckRecord:
-    """The record at the start of a file; a data version beyond the end of the file is 0."""
-    if PROGRESS_SIZE <= len(data) < TIMER_CHECK.size:
-        data = data.ljust(TIMER_CHECK.size, b"\0")
-    return TIMER_CHECK.parse(data)
-
-
-def build(check: TimerCheckRecord) -> bytes:
-    """The whole page."""
-    return TIMER_CHECK.build(check).ljust(PAGE_SIZE, b"\0")
-
-
-def rest_is_zero(data: bytes) -> bool:
-    """Whether nothing follows the fields."""
-    return not data[TIMER_CHECK.size:].strip(b"\0")
+TIMER_CHECK = FirstOfPage(TimerCheck, TimerCheckRecord, "master_timer_queue_offset")
+PROGRESS_SIZE, PAGE_SIZE = TIMER_CHECK.least, TIMER_CHECK.PAGE_SIZE
+parse, build, rest_is_zero = TIMER_CHECK.read, TIMER_CHECK.page, TIMER_CHECK.rest_is_zero

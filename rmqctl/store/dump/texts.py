@@ -8,8 +8,10 @@ from typing import Any
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds
 from rmqctl.formats.config import broker_identity, config_json, epoch
-from rmqctl.formats.local import abort, checkpoint, lock
-from rmqctl.formats.timer import timer_check
+from rmqctl.formats.fixed import FirstOfPage
+from rmqctl.formats.local import abort, lock
+from rmqctl.formats.local.checkpoint import CHECKPOINT
+from rmqctl.formats.timer.timer_check import TIMER_CHECK
 from rmqctl.store.dump.fields import Row, Target, field_row
 
 MAX_TEXT = 256 << 20
@@ -30,35 +32,33 @@ def _refused(target: Target, error: FormatError) -> Row:
             "error": target.fault_of(error)}
 
 
-def _page(target: Target, declaration: Any, parse: Callable[[bytes], Any],
-          rest_is_zero: Callable[[bytes], bool], extra: tuple[str, ...] = ()) -> Iterator[Row]:
+def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -> Iterator[Row]:
     """The one record of a page file."""
     try:
         data = _whole(target, _MAX_PAGE)
-        record = parse(data)
+        record = unit.read(data)
     except FormatError as error:
         row = _refused(target, error)
-        target.add_fields(row, declaration, target.read(0, _MAX_PAGE), 0)
+        target.add_fields(row, unit.declaration, target.read(0, _MAX_PAGE), 0)
         yield row
         return
     row = {**target.place(0), "type": target.kind, **record._asdict(),
            **{name: getattr(record, name) for name in extra}}
-    if not rest_is_zero(data):
+    if not unit.rest_is_zero(data):
         row["error"] = target.fault("something follows the fields, a broker writes zeros",
                                     len(data) - len(data.lstrip(b"\0")), "rest")
-    target.add_fields(row, declaration, data, 0)
+    target.add_fields(row, unit.declaration, data, 0)
     yield row
 
 
 def checkpoint_rows(target: Target) -> Iterator[Row]:
     """The fields, and from which time on an abnormal recovery would look."""
-    return _page(target, checkpoint.Checkpoint, checkpoint.parse, checkpoint.rest_is_zero,
-                 ("min_timestamp", "min_timestamp_index"))
+    return _page(target, CHECKPOINT, ("min_timestamp", "min_timestamp_index"))
 
 
 def timercheck_rows(target: Target) -> Iterator[Row]:
     """The fields of config/timercheck."""
-    return _page(target, timer_check.TimerCheck, timer_check.parse, timer_check.rest_is_zero)
+    return _page(target, TIMER_CHECK)
 
 
 def config_rows(target: Target) -> Iterator[Row]:
