@@ -84,17 +84,12 @@ class _Job:
     ends: dict[QueueKey, int]
     wanted: Wanted
     snapshot: Snapshot | None
+    log_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    part: Range
-    last: bool
-
-
-def _worker(job: _Job, task: _Task) -> RangeResult:
+def _worker(job: _Job, part: Range) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
-        return run_range(store, job.ends, job.wanted, task.part, task.last)
+        return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end)
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
@@ -105,6 +100,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     ``count``: the number of ranges to cut it into.
     """
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
+    log_end = store.log.end
     if count is not None:
         pieces = split(store, count, 1)
     elif jobs == 1:
@@ -113,30 +109,24 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         pieces = split(store, max(jobs * 4, store.log.size // _MOST_BYTES), minimum)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
-            everything = Range(pieces[0].start, pieces[-1].end, False)
+            everything = Range(pieces[0].start, log_end, False)
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
-    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot)
-    tasks = [_Task(part, part is pieces[-1]) for part in pieces]
+    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end)
     total: RangeResult | None = None
-    for task, result in pool.run(partial(_worker, job), tasks):
-        total = _join(store, job, task, total, result, progress)
+    for part, found in pool.run(partial(_worker, job), pieces):
+        result = found
+        if total is None:
+            total = result
+        else:
+            seam = _seam(store, total.position)
+            if result.first != seam:
+                again = Range(seam, max(part.end, seam), False)
+                result = run_range(store, ends, wanted, again, part.end >= log_end)
+            total.merge(result)
+        if progress is not None:
+            progress(part.end - part.start)
     assert total is not None
-    return total
-
-
-def _join(store: Store, job: _Job, task: _Task, total: RangeResult | None, result: RangeResult,
-          progress: Progress | None) -> RangeResult:
-    if total is None:
-        total = result
-    else:
-        seam = _seam(store, total.position)
-        if result.first != seam:
-            part = Range(seam, max(task.part.end, seam), False)
-            result = run_range(store, job.ends, job.wanted, part, task.last)
-        total.merge(result)
-    if progress is not None:
-        progress(task.part.end - task.part.start)
     return total
 
 
