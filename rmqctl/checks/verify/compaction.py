@@ -24,7 +24,6 @@ from rmqctl.checks.verify.common import (
     unreadable,
     used_units,
 )
-from rmqctl.checks.verify.queue.batch_rows import valid
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local import compaction as layout
@@ -36,6 +35,7 @@ from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, Span
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.queue.batch_queue import valid
 from rmqctl.store.store import Store
 
 FOLDER, LOG, QUEUE = "compaction", "compactionLog", "compactionCq"

@@ -157,15 +157,7 @@ class LayoutOptions(OptionGroup):
         """
         known = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}
-        return {**given, **self.given_sizes(), **known, **{
-            name: value for name, value in self.given_sizes().items() if value is not None},
-            **chosen}
-
-    def open_store(self, root: str) -> OpenedStore:
-        """The store at ``root``, to be read: a context manager. NotAStoreError."""
-        from rmqctl.store import Store as OpenedStore
-
-        return OpenedStore.open(root, self.folders, self.sizes)
+        return {**given, **known, **self.given_sizes(), **chosen}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +177,9 @@ class StoreOptions(LayoutOptions):
 
     def open(self) -> OpenedStore:
         """The store, to be read: a context manager. NotAStoreError."""
-        return self.open_store(self.root)
+        from rmqctl.store import Store as OpenedStore
+
+        return OpenedStore.open(self.root, self.folders, self.sizes)
 
     def warnings(self) -> Iterator[str]:
         """What the broker's configuration file does not say clearly, or against the files."""

@@ -31,8 +31,7 @@ class BatchQueue:
     def used(self, number: int, log_end: int | None = None) -> Array:
         """The leading valid rows of file ``number`` (whose record starts before ``log_end``)."""
         rows = self.rows_of(number)
-        good = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
-                & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+        good = valid(rows)
         if log_end is not None:
             good &= rows["physical_offset"] < log_end
         return rows if good.all() else rows[:int(good.argmin())]
@@ -65,3 +64,10 @@ class BatchQueue:
             return None
         row = UnitRecord(*(int(value) for value in rows[number]))
         return row if queue_offset < row.next_offset else None
+
+
+def valid(rows: Array) -> Array:
+    """The broker's test of a unit, by column."""
+    mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
+                   & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+    return mask

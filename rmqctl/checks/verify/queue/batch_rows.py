@@ -22,7 +22,7 @@ from rmqctl.scan.derived import batch_range, batch_ranges
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import records_at
-from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.batch_queue import BatchQueue, valid
 from rmqctl.store.store import Store
 
 STRUCTURE = "batchconsumequeue"
@@ -43,13 +43,6 @@ def batch_expected(record: Record) -> tuple[int, int]:
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return batch_range(record.queue_offset, properties.get(props.INNER_BASE),
                        properties.get(props.INNER_NUM))
-
-
-def valid(rows: Array) -> Array:
-    """The broker's test of a unit, by column."""
-    mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
-                   & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
-    return mask
 
 
 def check(store: Store, log_end: int, *, live: bool = False,
