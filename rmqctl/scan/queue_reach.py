@@ -8,7 +8,6 @@ several queue offsets (§9), a multi-dispatched message counts in further queues
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ _UNROWED = sysflag.TRANSACTION_PREPARED
 """The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
 NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
-_DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
 _COMMA, _ZERO = b","[0], b"0"[0]
 _BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))
 _LMQ = props.LMQ_PREFIX.encode()
@@ -209,13 +207,13 @@ class QueueReach:
             self._count = np.append(self._count, np.zeros(more, np.int64))
 
     def _add_dispatched(self, batch: Batch, topic: Array, queue_id: Array, rowed: Array) -> None:
-        packed = text.properties(batch).packed()
-        if _DISPATCHED.search(packed.data.data) is None:
+        properties = text.Properties(batch)
+        if not len(properties.places(props.MULTI_DISPATCH)[0]):
             return
         if self._generation >= 5:
             left_out = [topic.startswith(NOT_DISPATCHED) for topic in self._numbers.topics]
             rowed = rowed & ~np.array(left_out, bool)[topic]
-        row, names, offsets = dispatched_rows(text.Properties(packed), rowed)
+        row, names, offsets = dispatched_rows(properties, rowed)
         if len(row):
             to = self._numbers.topic(names)
             codes = self._numbers.of(to, self._light.ids(self._numbers.topics, to, queue_id[row]))
