@@ -21,7 +21,6 @@ from rmqctl.scan.frames import Array, Batch, gather
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
-_WORD = 8
 _MAX_POWER = 1 << 15
 _HIGH = 0x80
 _SPACE = 0x20
@@ -59,37 +58,28 @@ class Texts:
             same[rows] = gather(self.data, self.start[rows], len(raw)) == np.void(raw)
         return same
 
-    def packed(self) -> Packed:
-        """A copy with nothing else around the texts."""
-        count, total = len(self.start), int(self.length.sum())
+    def packed(self) -> Texts:
+        """A copy in data of its own: nothing but the texts in order, a zero behind each."""
+        count = len(self.start)
         kernel = active()
         if kernel is not None:
-            data = np.empty(total + count + 2 * _WORD, np.uint8)
-            data[total + count:] = 0
-            start = np.empty(count, np.int64)
+            data, start = np.empty(int(self.length.sum()) + count, np.uint8), np.empty(
+                count, np.int64)
             kernel.pack(self.data, *contiguous(self.start, self.length), data, 0, start)
-            return Packed(data, start, self.length)
-        data = np.frombuffer(b"\0".join([*self.tolist(), b"\0" * 2 * _WORD]), np.uint8).copy()
-        start = np.zeros(count, np.int64)
-        np.cumsum(self.length[:-1] + 1, out=start[1:])
-        return Packed(data, start, self.length)
+            return Texts(data, start, self.length)
+        data = np.frombuffer(b"".join([raw + b"\0" for raw in self.tolist()]), np.uint8)
+        return Texts(data, np.cumsum(self.length + 1) - self.length - 1, self.length)
 
 
-class Packed(Texts):
-    """Texts in data of their own, in order: zeros between them, and at least two words behind."""
-
-    __slots__ = ()
-
-
-def joined(parts: Sequence[Packed]) -> Packed:
-    """The texts of all parts, in order."""
+def joined(parts: Sequence[Texts]) -> Texts:
+    """The packed texts of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
-    return Packed(np.concatenate([part.data for part in parts]),
-                  np.concatenate([part.start + start_of_part
-                                  for part, start_of_part in zip(parts, base, strict=True)]),
-                  np.concatenate([part.length for part in parts]))
+    return Texts(np.concatenate([part.data for part in parts]),
+                 np.concatenate([part.start + start_of_part
+                                 for part, start_of_part in zip(parts, base, strict=True)]),
+                 np.concatenate([part.length for part in parts]))
 
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
