@@ -238,31 +238,11 @@ class _Reached:
     def __init__(self, entries: int) -> None:
         self.seen: Array = np.zeros(entries + 1, np.uint8)
         self.again: list[Array] = []
-        self._count = 0
 
     def add(self, targets: Array) -> None:
-        known = self.seen[targets] != 0
-        if known.any():
-            self.again.append(targets[known])
-        self.seen[targets] = 1
-        self._count += len(targets)
-
-    def unclear(self) -> bool:
-        """Whether two targets of one page were the same, which marks alone do not show."""
-        met = self._count - sum(map(len, self.again))
-        return met != int(np.count_nonzero(self.seen))
-
-
-def _repeats(index: IndexFile, entries: int) -> Array:
-    """Entries that two links of one page lead to: the slow look, only where there are some."""
-    repeats = []
-    for start in range(1, entries + 1, _PAGE):
-        page = _page(index.source, index.shape, start, min(_PAGE, entries + 1 - start))
-        links = np.sort(page["previous"][page["previous"] > 0].astype(np.int64))
-        repeats.append(links[1:][links[1:] == links[:-1]])
-    slots = np.sort(read_slots(index.source, index.shape).astype(np.int64))
-    slots = slots[(slots > 0) & (slots <= entries)]
-    return np.concatenate([*repeats, slots[1:][slots[1:] == slots[:-1]]])
+        distinct, count = np.unique(targets, return_counts=True)
+        self.again.append(distinct[(count > 1) | (self.seen[distinct] != 0)])
+        self.seen[distinct] = 1
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
@@ -396,10 +376,7 @@ def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
 
 def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
              broken: bool) -> Iterator[Finding]:
-    again = list(reached.again)
-    if reached.unclear():
-        again.append(_repeats(index, len(reached.seen) - 1))
-    twice = np.unique(np.concatenate(again)) if again else np.zeros(0, np.int64)
+    twice = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]))
     for number in twice[:SINGLE_IN_FILE].tolist():
         yield _entry_finding(index, "index-chain", number, "previous",
                      "the entry is reached from more than one place")
