@@ -376,7 +376,9 @@ def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
 
 def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
              broken: bool) -> Iterator[Finding]:
-    twice = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]))
+    # With counts, or numpy would load its masked arrays for this.
+    twice, _ = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]),
+                         return_counts=True)
     for number in twice[:SINGLE_IN_FILE].tolist():
         yield _entry_finding(index, "index-chain", number, "previous",
                      "the entry is reached from more than one place")
