@@ -21,6 +21,7 @@ from rmqctl.scan.frames import Array, Batch, gather
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
+_WORD = 8
 _MAX_POWER = 1 << 15
 _HIGH = 0x80
 _SPACE = 0x20
