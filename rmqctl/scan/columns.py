@@ -12,7 +12,7 @@ where the key stood first. Keys are decoded before they are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -23,8 +23,6 @@ import pyarrow as pa
 from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
-    HOST_BITS,
-    MAGIC_V1,
     VERSIONS,
     HostV4,
     HostV6,
@@ -33,14 +31,13 @@ from rmqctl.formats.local.message import (
     host_text,
 )
 from rmqctl.scan import text
-from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather, shape
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.text import KnownTexts, Properties, Texts
 
 MAP = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
 LIST = pa.list_(pa.field("element", pa.string()))
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()[0]
 _DENSE = 1 << 22
-_ADDRESS, _PORT = ".address", ".port"
 _IDS = {layout.size_of(HostV4): layout.dtype(MessageId4),
         layout.size_of(HostV6): layout.dtype(MessageId6)}
 _HOSTS = {layout.size_of(host): layout.reader(host) for host in (HostV4, HostV6)}
@@ -349,7 +346,7 @@ def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Ar
 def hosts(batch: Batch, name: str) -> pa.StringArray:
     """``born_host`` or ``store_host`` of each message, as `host_text` writes them."""
     parts = []
-    for rows, raw in _stored(batch, name):
+    for rows, raw in batch.hosts(name):
         width = raw.dtype.itemsize
         coded = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(width), len(raw), [None, pa.py_buffer(raw)]).dictionary_encode()
@@ -361,7 +358,7 @@ def hosts(batch: Batch, name: str) -> pa.StringArray:
 def message_ids(batch: Batch) -> pa.StringArray:
     """The offset message id of each message: upper-case hex of store host and physical offset."""
     parts = []
-    for rows, raw in _stored(batch, "store_host"):
+    for rows, raw in batch.hosts("store_host"):
         id_type = _IDS[raw.dtype.itemsize]
         ids = np.empty(len(raw), id_type)
         host = raw.view(layout.dtype(HostV4 if id_type is _IDS[min(_IDS)] else HostV6))
@@ -372,19 +369,6 @@ def message_ids(batch: Batch) -> pa.StringArray:
         parts.append((rows, pa.StringArray.from_buffers(
             len(raw), pa.py_buffer(edges), pa.py_buffer(digits))))
     return _in_order(parts, len(batch))
-
-
-def _stored(batch: Batch, name: str) -> Iterator[tuple[Any, Array]]:
-    """(rows, their hosts as stored, void items) for each of the shapes in a batch."""
-    bits = batch.column("sys_flag") & HOST_BITS
-    alike = len(bits) > 0 and bool((bits == bits[0]).all())
-    for host_bits in [int(bits[0])] if alike else np.unique(bits).tolist():
-        rows: Any = slice(None) if alike else np.flatnonzero(bits == host_bits)
-        shaped = shape(host_bits, MAGIC_V1)
-        address_at = shaped.field(name + _ADDRESS)[1]
-        port, port_at = shaped.field(name + _PORT)
-        yield rows, gather(batch.data, batch.start[rows] + address_at,
-                           port_at + port.itemsize - address_at)
 
 
 @lru_cache(maxsize=1 << 16)

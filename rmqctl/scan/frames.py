@@ -6,6 +6,7 @@ over the bytes is done by the compiled kernel where there is one, and else by co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -200,6 +201,15 @@ class Batch:
                 out[rows] = found
         self._columns[name] = out
         return out
+
+    def hosts(self, name: str) -> Iterator[tuple[Any, Array]]:
+        """(rows, their ``born_host`` or ``store_host`` as stored, void items: address and port) for
+        each of the shapes in the batch.
+        """
+        for rows, shaped in self._groups:
+            first = shaped.field(f"{name}.address")[1]
+            port, last = shaped.field(f"{name}.port")
+            yield rows, gather(self.data, self.start[rows] + first, last + port.itemsize - first)
 
     def store_hosts(self) -> Array:
         """A number (int64) for each store host, the same for the same address and port; it is odd

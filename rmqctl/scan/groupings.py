@@ -13,9 +13,8 @@ import numpy as np
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1
 from rmqctl.kernel import active
-from rmqctl.scan.frames import Array, Batch, gather, shape
+from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.text import (
     Dictionary,
     FixedTexts,
@@ -212,14 +211,9 @@ def _minute(keys: Keys, batch: Batch) -> Codes:
 
 
 def _store_host(keys: Keys, batch: Batch) -> Codes:
-    bits = batch.column("sys_flag") & HOST_BITS
     codes: Array = np.empty(len(batch), np.int64)
-    for host_bits in np.unique(bits).tolist():
-        shaped = shape(host_bits, MAGIC_V1)
-        address_at = shaped.field("store_host.address")[1]
-        width = shaped.field("store_host.port")[1] + 4 - address_at
-        rows: Any = slice(None) if (bits == host_bits).all() else np.flatnonzero(bits == host_bits)
-        hosts = gather(batch.data, batch.start[rows] + address_at, width)
+    for rows, hosts in batch.hosts("store_host"):
+        width = hosts.dtype.itemsize
         # Hosts are few: sorting them as texts of fixed width is good enough.
         distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
         texts = texts_of([host.ljust(width, b"\0") for host in distinct.tolist()])
