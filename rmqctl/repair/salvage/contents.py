@@ -24,6 +24,8 @@ ZLIB_CHANCE = 2.0 ** -32
 _LONG_CODE = 4
 """The most bytes of a character in UTF-8."""
 _CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
+_CONTROL = re.compile(f"[{_CONTROLS}]".encode())
+_MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _MOST_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
@@ -66,18 +68,26 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
     """The bytes for which this is no text; None where it is.
 
     Text is UTF-8 without control characters but tabs and ends of lines; in ``properties``
-    their separators are text, too.
+    their separators are text, too. Where control characters alone reach over many bytes, these are
+    told: that is no text, and to decode it takes long.
     """
+    control = _CONTROL.search(content)
+    if control is not None:
+        last_control = _CONTROL.search(content[::-1])
+        assert last_control is not None
+        start, end = control.start(), len(content) - last_control.start()
+        if end - start > _MANY and not properties:
+            return Odd(start, end, zero=False)
     pattern = _ODD_IN_PROPERTIES if properties else _ODD
     text = content.decode("utf-8", "surrogateescape")
     first = pattern.search(text)
     if first is None:
         return None
-    last = first
-    for last in pattern.finditer(text, first.end()):  # noqa: B007 - the last is wanted
-        pass
+    # From the end: other bodies may have millions of them.
+    last = pattern.search(text[::-1])
+    assert last is not None
     start = len(text[:first.start()].encode("utf-8", "surrogateescape"))
-    end = len(content) - len(text[last.end():].encode("utf-8", "surrogateescape"))
+    end = len(content) - len(text[len(text) - last.start():].encode("utf-8", "surrogateescape"))
     return Odd(start, end, not any(content[start:end]))
 
 
