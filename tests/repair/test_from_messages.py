@@ -88,6 +88,12 @@ def of_parquet(root: Path, folder: Path) -> Path:
     return as_export(root, folder / "export")
 
 
+def of_one_file(root: Path, folder: Path) -> Path:
+    """Times are times there."""
+    run("export", root, "--out", folder / "all.parquet").expect(0, 1)
+    return folder / "all.parquet"
+
+
 def of_records(root: Path, folder: Path) -> Path:
     return as_export(root, folder / "export", ("record",), by_topic=False)
 
@@ -103,7 +109,8 @@ def of_log_files(root: Path, folder: Path) -> Path:
 FINDS_LESS = {("5.3.3/v2topic/store", last_files_gone), ("5.3.3/multipath/store", torn_tail)}
 """The first has no such files; in the second a folder with a file that is too short is none of the
 log, unless it is named."""
-FORMS = [of_lines, of_base64, of_carving, of_parquet, of_records, of_log_files]
+FORMS = [of_lines, of_base64, of_carving, of_parquet, of_one_file, of_records,
+         of_log_files]
 
 
 @pytest.mark.parametrize(("name", "form", "kind"), sample(

@@ -27,6 +27,7 @@ _NUMBERS = ("total_size", "body_crc", "queue_id", "flag", "queue_offset", "physi
 _TEXTS = ("magic", "born_host", "store_host", "topic", "properties_raw")
 NEEDED = (*_NUMBERS, *_TEXTS, "body")
 _RECORD, _TOPIC = "record", "topic"
+_TIMES = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 _ROWS = 256
 _LOST = "\ufffd"
 _FOLDER = re.compile(r"topic=(.*)", re.DOTALL)
@@ -45,7 +46,7 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
             make, columns = _reader(path, file.schema_arrow, topic)
             row = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
-                for values in batch.to_pylist():
+                for values in _with_numbers(batch).to_pylist():
                     where = f"{path} row {row}"
                     row += 1
                     try:
@@ -77,7 +78,7 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         raise NotAStoreError(f"{path}: has no column {', '.join(missing)}: without it no record "
                              "can be made again")
     kinds: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
-        (_NUMBERS, pa.types.is_integer, "whole numbers"),
+        (_NUMBERS, lambda kind: pa.types.is_integer(kind) or kind in _TIMES, "whole numbers"),
         (_TEXTS, lambda kind: pa.types.is_string(kind) or pa.types.is_dictionary(kind), "text"),
         (("body",), pa.types.is_binary, "bytes")]
     for some, fits, words in kinds:
@@ -90,6 +91,13 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         return encoded(_of(values, topic))
 
     return make, columns
+
+
+def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times as epoch ms: `rmqctl export` writes them as times."""
+    return pa.RecordBatch.from_arrays(
+        [column.cast(pa.int64()) if column.type in _TIMES else column for column in batch.columns],
+        names=batch.schema.names)
 
 
 def _record(values: Mapping[str, Any]) -> bytes:
