@@ -8,6 +8,7 @@ verify's time. Elsewhere than on glibc `keep_freed_memory` does nothing.
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from functools import cache
 
 # From <malloc.h>; the trim threshold must be set with the other one, or glibc still trims.
@@ -27,6 +28,14 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(done)
+
+
+def give_back() -> None:
+    """Returns freed memory to the system, before other work that needs much of it begins."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache

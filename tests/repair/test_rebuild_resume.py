@@ -32,7 +32,6 @@ HEAD = 1
 def small_stretches(monkeypatch):
     """Many stretches in a small log."""
     monkeypatch.setattr(derived_range, "RANGE_SIZE", 6000)
-    monkeypatch.setattr(rebuild_state, "_LONGER", 1)
 
 
 @pytest.fixture

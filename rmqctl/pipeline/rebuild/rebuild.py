@@ -27,7 +27,7 @@ from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
 from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan, Watch
-from rmqctl.repair.rebuild import derived_range, index, seed
+from rmqctl.repair.rebuild import index, seed
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import (
     BOTH,
@@ -48,6 +48,7 @@ from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
 """The folder in the scratch folder for spools and what tasks make."""
+_STEP = 8 << 20
 _SMALLEST, _LARGEST = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MOST_GROUPS = 1024
@@ -96,7 +97,7 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
-    step = derived_range.RANGE_SIZE
+    step = _STEP
     return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
 
 

@@ -15,7 +15,8 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.tolerant import Unread
 from rmqctl.store.log.ranges import Range
 
-RANGE_SIZE = 8 << 20
+RANGE_SIZE = 32 << 20
+"""Bytes of log whose rows are made at a time. A quarter of it takes an eighth more CPU or so."""
 MOST_SPANS = 100
 """Damaged spans that are kept one by one; of the others only number and length."""
 _BAD_BODY = "the body does not match its CRC"

@@ -57,7 +57,6 @@ from rmqctl.store.store import Store
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MOST_PENDING = 1 << 25
-_LONGER = 4
 SAVE_EVERY = 5.0
 """Seconds after which a run that is killed has to be done again, at most."""
 NAME = "rebuild.json"
@@ -300,9 +299,8 @@ class _Job:
 
     def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
-        # Rows of many messages make long writes; results of threads lie in memory, many at a time.
-        size = derived_range.RANGE_SIZE * (_LONGER if jobs <= 1 else 1)
-        parts = ranges.split(self._parts, size, done, self._log_end)
+        # Rows of many messages make long writes.
+        parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
         return ranges.in_order(work, parts, jobs)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from rmqctl.errors import UsageError
 from rmqctl.files.durable import make_folders
 from rmqctl.formats.local import message
+from rmqctl.scan import malloc_tuning
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.dispatch import Dispatch, DispatchOptions
@@ -152,6 +153,7 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
         paths = writer.full_files()
         if request.seal_index and not run.stopped:
             paths.append(writer.open_file)
+    malloc_tuning.give_back()
     result.index_files += folder.upload(paths)
 
 

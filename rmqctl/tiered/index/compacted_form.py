@@ -26,8 +26,8 @@ from rmqctl.scan.source import FileSource
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile, examine
 from rmqctl.tiered.index.open_file import link, raw, slots_of
 
-PART_ITEMS = 3_600_000
-"""Items of the result that are in memory at once, 96 MiB; the file is read once for each part."""
+PART_ITEMS = 2_700_000
+"""Items of the result that are in memory at once, 72 MiB; the file is read once for each part."""
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17

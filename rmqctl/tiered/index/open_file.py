@@ -263,6 +263,7 @@ class OpenIndexFile:
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
+            self._heads = self._heads[:0].copy()  # 4 bytes a slot that nobody needs any more
 
 
 def raw(rows: Array) -> memoryview:
