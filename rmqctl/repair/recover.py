@@ -277,6 +277,7 @@ class _Planner:
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
+        rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(
             rebuilt, lambda: whole and index_is_right(self._store))

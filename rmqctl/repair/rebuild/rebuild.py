@@ -75,6 +75,7 @@ class Rebuilt:
     full index file; 0 where there is none. ``next_offsets``: the next queue offset of every queue
     the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused`` and
     ``unplaceable`` count rows as `Dispatcher` does. ``damage`` is what was passed over.
+    ``void_from``: from where on the log is another store's than the one that wrote the rows.
     """
 
     root: str
@@ -96,6 +97,14 @@ class Rebuilt:
     damage: Damage
     next_offsets: dict[QueueKey, int]
     expired: Expired
+    void_from: int | None = None
+
+    @property
+    def rows_end(self) -> int:
+        """Rows that lead there or further, of a queue without any message in the log, lead to
+        nothing.
+        """
+        return self.log_end if self.void_from is None else min(self.log_end, self.void_from)
 
     @classmethod
     def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,

@@ -86,7 +86,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     for key, queue in queues_of(rebuilt.root, rebuilt.settings.consumequeue_file_size).items():
         if key not in rebuilt_ends:
             with closing(queue):
-                cut = _first_behind(queue, rebuilt.log_end) if rebuilt.wants(key) else None
+                cut = _first_behind(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
     for key, batches in batches_of(rebuilt.root).items():
         if key not in rebuilt_ends:
@@ -196,7 +196,7 @@ class _Plain(_Queue):
         if built is None or not built.files:
             assert present is not None
             with closing(present):
-                end = _first_behind(present, self.rebuilt.log_end)
+                end = _first_behind(present, self.rebuilt.rows_end)
             if end is None or before is None:
                 return [], []
             steps = self.cut(present.files, consume_queue.byte_offset(end))

@@ -52,7 +52,8 @@ _NEAR = 64 << 10
 class Copied:
     """What came of the sources. ``parts`` are the files of the log with what was copied; ``files``
     (by the file's first physical offset) is the whole content of some. ``places``: of copied
-    bytes, ``[start, end)``. ``conflicts``: how many nobody has decided.
+    bytes, ``[start, end)``; ``yielded``: of ours that gave way to a preferred source.
+    ``conflicts``: how many nobody has decided.
     """
 
     parts: list[LogPart]
@@ -60,8 +61,15 @@ class Copied:
     actions: list[Action] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
+    yielded: list[tuple[int, int]] = field(default_factory=list)
     messages: int = 0
     conflicts: int = 0
+
+    @property
+    def void_from(self) -> int | None:
+        """From where on all of ours gave way: rows that lead there are of no message."""
+        end = self.parts[-1].end
+        return min((low for low, high in self.yielded if high >= end), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +182,7 @@ class Copier:
 
     def _give_way(self, result: Copied, spans: Sequence[tuple[int, int]]) -> Survey:
         """Takes what is ours out of conflicts."""
+        result.yielded += spans
         pieces: dict[int, list[Piece]] = {}
         for low, high in spans:
             for number, start, end in _by_part(result.parts, low, high):
@@ -192,6 +201,7 @@ class Copier:
             stretch.start, stretch.end) else "not all of it is proven"
         if source.preferred and not is_head and why:
             proven = _Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
+            result.yielded.append((stretch.start, stretch.end))
         if isinstance(proven, str):
             items = list(found.offered.within(stretch.start, stretch.end))
             result.notes.append(

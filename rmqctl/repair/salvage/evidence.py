@@ -157,11 +157,14 @@ def holes(runs: Sequence[Run]) -> list[Hole]:
 class Gatherer:
     """Reads the rows of the holes of all queues of a store.
 
-    ``by_column``: regions whose rows are kept by column if they are very many.
+    ``by_column``: regions whose rows are kept by column if they are very many. ``yielded``: parts
+    of the log, ``[start, end)``, in which another store's is right, whatever rows say.
     """
 
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
-                 by_column: Sequence[Region] = ()) -> None:
+                 by_column: Sequence[Region] = (),
+                 yielded: Sequence[tuple[int, int]] = ()) -> None:
+        self._yielded = yielded
         self._store, self._runs, self._end = store, runs, log_end
         self._starts = [region.start for region in regions]
         self._ends = [region.end for region in regions]
@@ -210,6 +213,8 @@ class Gatherer:
                 good = valid(rows) & (rows != filler) & (physical >= self._low)
                 # Its neighbours' own places too: a neighbour may be the one that is wrong.
                 good &= (physical >= hole.low) & (physical <= hole.high)
+                for low, high in self._yielded:
+                    good &= (physical < low) | (physical >= high)
                 for row in np.flatnonzero(good & (physical == hole.high)).tolist():
                     good[row] = hole.high not in behind or not _stands_early(
                         queue, *behind[hole.high], page_start + row, bool(early))
@@ -248,6 +253,8 @@ class Gatherer:
             inside = (base >= hole.first) & (end <= hole.end) & (physical > hole.low)
             # The message before the hole may have lost the number of its queue offsets.
             inside |= (base < hole.first) & (end > hole.first) & (physical == hole.low)
+            for low, high in self._yielded:
+                inside &= (physical < low) | (physical >= high)
             rows_inside = np.flatnonzero(inside & (physical < hole.high) & (physical >= self._low))
             for row in rows_inside[ascending(physical[rows_inside])].tolist():
                 yield FoundRow(key, int(base[row]), int(physical[row]), int(rows["size"][row]),

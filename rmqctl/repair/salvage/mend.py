@@ -236,8 +236,11 @@ class _Round:
                 source, start, room, rows)
         for raw in self._candidates(source, position, head, room, sizes):
             record = whole_record(raw, start, self._survey.has_crcs)
-            if record is None or not self._supported(
-                    record, rows, is_foreign_place(field_of(head, "physical_offset"), start, size)):
+            if record is None:
+                continue
+            said = field_of(head, "physical_offset")
+            if not self._supported(record, rows, is_foreign_place(said, start, size),
+                                   moved=self._parts[0].base <= said < self._parts[-1].end):
                 continue
             self._confirmed[start] = len(raw)
             if source.read(position, len(raw)) != raw:
@@ -301,11 +304,13 @@ class _Round:
             self._corrections[place] = correction
             self._records.replace(place, correction.after)
 
-    def _supported(self, record: Record, rows: list[FoundRow], foreign: bool) -> bool:
+    def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
+                   moved: bool = False) -> bool:
         """Whether rows agree with a record, or nothing speaks against it but its head was hit.
 
         ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
-        lack just such a message between two others of its queue.
+        lack just such a message between two others of its queue. ``moved``: that other place is one
+        of this log, so the message may have been there, and only the index tells otherwise.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -316,9 +321,10 @@ class _Round:
             return False
         if foreign:
             return is_indexed(self._parts, record) or (
-                sysflag.has_consume_queue_row(record.sys_flag) and self._fits(record, inner=True))
+                not moved and sysflag.has_consume_queue_row(record.sys_flag)
+                and self._fits(record, inner=True))
         if record.body:
-            return len(record.topic) > 0
+            return len(record.topic) > 0 and b"\0" not in record.topic
         # Without a body nothing proves the rest of it, but that its lengths make its size.
         return self._fits(record)
 
@@ -377,9 +383,13 @@ def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int
             continue
         part = parts[region.file]
         with part.open() as source:
+            chained = 0
             for place, record in misplaced(source, region.start - part.base,
                                             region.end - part.base):
-                _put_back(parts, regions, starts, source, place, record, pieces, done, moves)
+                if place == chained and not isinstance(record, int):
+                    chained += record.total_size
+                _put_back(parts, regions, starts, source, place, record, pieces, done, moves,
+                          known=place < chained)
     # What lay at a page's right place belongs, if two were swapped, where the page was found.
     for (start, page), came_from in moves.items():
         if (came_from, page) not in moves:
@@ -437,11 +447,14 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
 def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
               source: Source, position: int, record: Record | int,
               pieces: dict[int, list[Piece]], done: set[tuple[int, int]],
-              moves: dict[tuple[int, int], int]) -> None:
+              moves: dict[tuple[int, int], int], *, known: bool) -> None:
+    """``known``: from the start of its file on records follow each other up to this one, so it lies
+    in nobody's body.
+    """
     target = record if isinstance(record, int) else record.physical_offset
     number = bisect_right(starts, target) - 1
-    if number < 0 or target >= regions[number].end or not _is_known(parts, source, position,
-                                                                    record):
+    if number < 0 or target >= regions[number].end or not (
+            known or _is_known(parts, source, position, record)):
         return
     region = regions[number]  # where it belongs
     delta = target - (source.base + position)

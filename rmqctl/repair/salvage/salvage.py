@@ -28,6 +28,7 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
+from rmqctl.repair.salvage.stale import stale_records
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
@@ -58,7 +59,8 @@ class Salvage:
     they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
     many are intact. ``conflicts``: places where a source has other intact messages, and nobody has
     said which are right.
-    ``kept_damaged``: messages that are delivered with the damage of their bodies.
+    ``kept_damaged``: messages that are delivered with the damage of their bodies. ``void_from``:
+    from where on a preferred source's log stands for all of ours.
     """
 
     parts: tuple[LogPart, ...]
@@ -74,6 +76,7 @@ class Salvage:
     messages: int = 0
     kept_damaged: int = 0
     conflicts: int = 0
+    void_from: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -153,17 +156,16 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
+        stale = stale_records(parts, survey)
+        if stale:
+            self.rejected |= stale
+            survey = self._survey(parts)
         if self.sources:
             parts, survey = self._copy(survey, parts)
             restored = self.copied.messages
-        unclear = [span for region in survey.regions for span in region.doubtful]
-        if unclear and self.ambiguous == "keep":
+        if self.ambiguous == "keep" and (unclear := survey.unclear):
             self.confirmed.update(unclear)
             survey = self._survey(parts)
-        elif unclear:
-            self.left_out = len(unclear)
-            self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
-                              "is given")
         for rounds in count():
             # What contradicts the store's appended CRCs counts as damaged from now on.
             doubtful = survey.doubtful() - self.rejected
@@ -172,7 +174,7 @@ class _Job:
                 survey = self._survey(parts)
             # What queues know of the damaged bytes, and what of these can be brought back by it.
             gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
-                                self._by_column(parts, survey))
+                                self._by_column(parts, survey), self.copied.yielded)
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
@@ -201,6 +203,10 @@ class _Job:
             survey = seen
             restored += mending.messages
             self.actions += mending.actions
+        if self.ambiguous != "keep" and (unclear := survey.unclear):
+            self.left_out = len(unclear)
+            self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
+                              "is given")
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
@@ -399,7 +405,8 @@ class _Job:
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
-                       self.kept, self.copied.conflicts)
+                       self.kept, self.copied.conflicts,
+                       self.copied.void_from if self.copied.parts else None)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

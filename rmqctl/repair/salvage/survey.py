@@ -191,6 +191,11 @@ class Survey:
         """Whether the store's messages carry appended CRCs: most of them do."""
         return 2 * self.with_crc > self.messages
 
+    @property
+    def unclear(self) -> list[tuple[int, int]]:
+        """(physical offset, size) of whole records in damage that may be messages."""
+        return [span for region in self.regions for span in region.doubtful]
+
     def doubtful(self) -> set[int]:
         """Messages that the store's appended CRCs prove damaged; empty where it has none.
 
@@ -252,10 +257,13 @@ class Surveyor:
             for batch in Walk(source):
                 self._messages(number, batch)
                 for span in batch.spans:
-                    if span.kind == BLANK:
+                    if span.kind != BLANK:
+                        self._span(number, source, span)
+                    elif self._goes_on(number, span.offset):
+                        # It does not say where it belongs: it may be that of another file.
+                        self._damage(Region(number, span.offset, span.end, dirty=True))
+                    else:
                         survey.closed.add(number)
-                        continue
-                    self._span(number, source, span)
 
     def _span(self, number: int, source: Source, span: Span) -> None:
         """A damaged span, cut where records in it are vouched for."""
@@ -277,12 +285,17 @@ class Surveyor:
                                 extents=[(span.offset, span.length)] if complete else [],
                                 doubtful=[span for span in span.doubtful if span[0] >= position]))
 
+    def _goes_on(self, number: int, position: int) -> bool:
+        """Whether the last damaged region ends at a place in a file."""
+        last = self.survey.regions[-1] if self.survey.regions else None
+        return last is not None and last.file == number and last.end == position
+
     def _damage(self, region: Region) -> None:
         region.before = self._time
         if self._previous[1] == region.start:
             region.previous = self._previous[0]
-        last = self.survey.regions[-1] if self.survey.regions else None
-        if last is not None and last.file == region.file and last.end == region.start:
+        if self._goes_on(region.file, region.start):
+            last = self.survey.regions[-1]
             last.end, last.dirty = region.end, last.dirty or region.dirty
             last.extents += region.extents
             last.starts.append(region.start)

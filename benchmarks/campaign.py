@@ -1,0 +1,175 @@
+"""What `recover` brings back of stores that are damaged at random, with a replica and without.
+
+``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs docs/campaign.md`` damages
+copies of stores which brokers wrote, and of made ones, in ten ways, recovers each, and compares
+every message with what it was (tests/repair/campaign). A wrong one is shown: exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmqctl import __version__
+from tests.repair.campaign import damages, trial
+from tests.support import golden
+
+COLUMNS = ("damaged", "corrected", "copied", "mended", "filled", "kept", "unseen", "near", "lost")
+WITHOUT, REPLICA, SPLIT = "none", "replica", "split brain"
+LIMIT = 120
+"""Seconds that no store takes."""
+COMMAND_EACH = 25
+"""Each how many-th store the command does, too."""
+PAGE = """# What `recover` brings back
+
+Stores damaged at random, recovered, and compared message by message with what they were. Written
+by rmqctl {version} itself:
+
+    {command}
+
+Each store is a copy of one that a broker of 4.9.3 or 5.3.3 wrote, or of a made one (text, JSON,
+binary and packed bodies, keys, tags, light queues, delays, transactions, IPv6, appended CRCs;
+several small files of the log). Damage of one kind, or of several, is done to its log; in some its
+consumequeues and index are damaged or gone as well. Then it is recovered with `--correct` bit,
+byte or off, in some with `--keep-damaged`, and without a source, or with `--from` a replica (whole,
+lagging behind, or damaged in its own way) or a store that went another way from some message on
+(split brain; without `--prefer`, and with either side preferred).
+
+| damage | source | stores | {heads} |
+|---|---|---:|{lines}
+{rows}
+
+*damaged*: messages of whose bytes any are changed or gone. Of these are afterwards *corrected*,
+*copied*, *mended*: the very bytes again, by `--correct`, from the source, or by what rows, index
+and the rest of the log know; *filled*: a filler stands at their queue offset; *kept*: delivered
+with the damage, and marked; *unseen*: damaged in bytes that no checksum covers (flags, times,
+hosts, properties; topic and queue where no rows are left), which stay as they are; *near*: such a
+field was seen to be damaged, and has a value that does no harm; *lost*: nothing tells of them any
+more (the head or the end of the log, queues that are gone). {others}
+
+*wrong* are stores with a message presented as a good one with other bytes, or that never was
+there; a row or an index entry that leads to a wrong message; an intact message that is gone,
+changed, or not to be had by its row; an error that `verify` finds afterwards; a second plan that
+has anything left to do; a source, or a store after `undo`, that is not as it was to the byte.
+**{wrong}** of {stores} stores.
+"""
+
+
+@dataclass
+class Sums:
+    """By kind of damage and of source: how many stores, and messages of each fate."""
+
+    stores: Counter[tuple[str, str]] = field(default_factory=Counter)
+    fates: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+
+    def add(self, outcome: trial.Outcome) -> None:
+        key = outcome.case.kind, group(outcome.case.source)
+        self.stores[key] += 1
+        self.fates.setdefault(key, Counter()).update(outcome.verdict.fates)
+        if outcome.refused:
+            self.refused[key[1]] += 1
+        if outcome.verdict.wrong:
+            self.wrong[key] += 1
+            self.fail(outcome.describe())
+
+    def fail(self, text: str) -> None:
+        """Shown at once: the run may take hours."""
+        self.bad.append(text)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def rows(self) -> Iterator[str]:
+        kinds = [*damages.KINDS, damages.MIXED]
+        for source in (WITHOUT, REPLICA, SPLIT):
+            for kind in kinds:
+                if self.stores[kind, source]:
+                    yield self._row(kind, source, [(kind, source)])
+            if any(self.stores[kind, source] for kind in kinds):
+                yield self._row("**all**", source, [(kind, source) for kind in kinds])
+
+    def _row(self, kind: str, source: str, keys: list[tuple[str, str]]) -> str:
+        total = sum((self.fates.get(key, Counter()) for key in keys), Counter())
+        stores, wrong = (sum(some[key] for key in keys) for some in (self.stores, self.wrong))
+        return f"| {kind} | {source} | {stores:,} | " + " | ".join(
+            f"{total[name]:,}" for name in COLUMNS) + f" | {wrong:,} |"
+
+    def others(self) -> str:
+        """What has no column of its own, in words."""
+        total = sum(self.fates.values(), Counter())
+        return (f"Besides, {total['theirs']:,} damaged messages gave way to those of a preferred "
+                f"source, {total['refused']:,} are in the {self.refused.total()} stores in which "
+                "nothing was done, since no message of the source is one of theirs, and "
+                f"{total['left out']:,} intact ones were left out, and said to be, because nothing "
+                "tells them from records in a body; "
+                f"{total['misplaced']:,} intact ones stand behind a gap in their queue, of which "
+                "the plan warns.")
+
+
+def group(source: str) -> str:
+    """What the table calls a source."""
+    return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS else REPLICA)
+
+
+def run(stores: int, seed: int, base: Path, kind: str | None = None,
+        source: str | None = None) -> Sums:
+    """The cases ``seed``, ``seed + 1`` …, one after the other, in folders below ``base``."""
+    sums = Sums()
+    for number in range(seed, seed + stores):
+        one = trial.case(number, kind, source)
+        store = trial.base_of(one, base / "made", lambda name: golden.unpack(
+            golden.split(name)[0], base / "golden"))
+        signal.alarm(LIMIT)
+        try:
+            sums.add(trial.try_one(one, store, base / "one",
+                                   by_command=number % COMMAND_EACH == 0))
+        except Exception:  # noqa: BLE001 - whatever it is, it is to be shown with its case
+            sums.fail(f"{one.name}\n{traceback.format_exc(limit=-8)}")
+        finally:
+            signal.alarm(0)
+    return sums
+
+
+def page(sums: Sums, command: str) -> str:
+    """The page of docs."""
+    return PAGE.format(
+        version=__version__, command=command, heads=" | ".join((*COLUMNS, "wrong")),
+        lines="---:|" * (len(COLUMNS) + 1), rows="\n".join(sums.rows()), others=sums.others(),
+        wrong=len(sums.bad), stores=f"{sums.stores.total():,}")
+
+
+def _too_long(_number: int, _frame: object) -> None:
+    raise TimeoutError(f"more than {LIMIT} s")
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command line; 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--stores", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="the first case's number")
+    parser.add_argument("--kind", choices=[*damages.KINDS, damages.MIXED])
+    parser.add_argument("--source", choices=sorted({*trial.SOURCES}))
+    parser.add_argument("--write-docs", type=Path, metavar="PAGE")
+    given = parser.parse_args(words)
+    signal.signal(signal.SIGALRM, _too_long)
+    with tempfile.TemporaryDirectory() as folder:
+        sums = run(given.stores, given.seed, Path(folder), given.kind, given.source)
+    command = f"python -m benchmarks.campaign --stores {given.stores} --seed {given.seed}"
+    text = page(sums, command + (f" --write-docs {given.write_docs}" if given.write_docs else ""))
+    if given.write_docs:
+        given.write_docs.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    return 1 if sums.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Whole records beside damage that are of an earlier life of their file.
+
+A page that never reached the disk shows what was there before: where the log was cut off once and
+written anew, whole records at their own places, every CRC right, of messages that are gone. Rows
+and index lead elsewhere, or to other messages at the same place.
+
+They count as damaged where no row and no entry of the index leads to any of them, and at least
+every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it, or
+the index knows another key for its place.
+Only a few records right before or behind damage, or at the border of a file, can be of one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Message, Record, decode, is_magic
+from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import Source, Witness
+
+_MOST = 64
+"""Records of a page: 4 KiB hold fewer."""
+_MOST_READ = 1000
+_HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
+
+
+def stale_records(parts: Sequence[LogPart], survey: Survey) -> set[int]:
+    """Physical offsets of records that are of an earlier life. StoreIOError."""
+    found: set[int] = set()
+    for number, regions in groupby(survey.regions, lambda region: region.file):
+        part = parts[number]
+        if part.witness is None or (part.path is None and not part.pieces):
+            continue
+        with part.open() as source:
+            for start, end in _between(part, list(regions)):
+                records = _records(source, start, end)
+                known = _Known(part.witness, records)
+                for some in known.at_borders():
+                    if some and len(some) <= _MOST and known.contradicts(some):
+                        found.update(record.physical_offset for record in some)
+    return found
+
+
+def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
+    """What lies before, between and behind the damaged regions of a file."""
+    start = part.base
+    for region in regions:
+        yield start, region.start
+        start = region.end
+    yield start, part.end
+
+
+def _records(source: Source, start: int, end: int) -> list[Record]:
+    """The records from a place on; none where there are very many."""
+    found: list[Record] = []
+    while start + MIN_SIZE <= end:
+        head = source.read(start - source.base, START_SIZE)
+        size, magic, physical = _HEAD.unpack_from(head)
+        if not is_magic(magic) or physical != start or not MIN_SIZE <= size <= end - start:
+            break
+        if len(found) == _MOST_READ:
+            return []
+        found.append(decode(source.read(start - source.base, size)))
+        start += size
+    return found
+
+
+class _Known:
+    """What rows and index know of records that follow each other."""
+
+    def __init__(self, witness: Witness, records: Sequence[Record]) -> None:
+        self._witness, self._records = witness, records
+        self._rows: set[tuple[int, int]] = set()
+        self._keys: dict[int, set[int]] = {}
+        if records:
+            span = records[0].physical_offset, records[-1].physical_offset + records[-1].total_size
+            places, sizes = witness.rows(*span)
+            self._rows = {*zip(places.tolist(), sizes.tolist(), strict=True)}
+            places, hashes = witness.keys(*span)
+            for place, key in zip(places.tolist(), hashes.tolist(), strict=True):
+                self._keys.setdefault(place, set()).add(key)
+        self._places = {*self._keys, *(place for place, _ in self._rows)}
+
+    def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
+        """The records before the first and behind the last to which anything leads."""
+        led = [number for number, record in enumerate(self._records) if self._leads(record)]
+        if not led:
+            return self._records, ()
+        return self._records[:led[0]], self._records[led[-1] + 1:]
+
+    def _leads(self, record: Record) -> bool:
+        return bool(self._witness.confirms(record)) or bool(
+            self._keys.get(record.physical_offset, set()) & key_hashes(record))
+
+    def contradicts(self, records: Sequence[Record]) -> bool:
+        """Whether enough speaks against records to which nothing leads: one damaged row does not,
+        nor one record whose keys were hit.
+        """
+        against = [self._against(record) for record in records]
+        return sum(against) > 1 and 4 * sum(map(bool, against)) >= len(records)
+
+    def _against(self, record: Record) -> int:
+        """How much: its queue offset is another's, another record begins here or within it."""
+        place, size = record.physical_offset, record.total_size
+        sizes = [other for start, other in self._rows if start == place]
+        alike = any((other ^ size).bit_count() <= 1 for other in sizes)
+        own = key_hashes(record)
+        return ((not alike and self._witness.confirms(record) is False)
+                + (bool(sizes) and not alike)
+                + any(place < one < place + size for one in self._places)
+                + bool(own and place in self._keys))
