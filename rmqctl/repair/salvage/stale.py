@@ -5,8 +5,8 @@ written anew, whole records at their own places, every CRC right, of messages th
 and index lead elsewhere, or to other messages at the same place.
 
 They count as damaged where no row and no entry of the index leads to any of them, and at least
-every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it, or
-the index knows another key for its place.
+every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it,
+or the index knows another key for its place.
 Only a few records right before or behind damage, or at the border of a file, can be of one page.
 """
 

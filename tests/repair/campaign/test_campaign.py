@@ -1,40 +1,43 @@
 """Stores damaged at random: what `recover` presents as a good message is what was sent.
 
-Counts over thousands of stores: docs/campaign.md, made by `python -m benchmarks.campaign`. A case
-is told by its seed: `python -m benchmarks.campaign --stores 1 --seed N`.
+Each day some of the cases of docs/campaign.md, which `python -m benchmarks.campaign` writes; with
+all others, an exhaustive run. A case is told by its seed: `python -m benchmarks.campaign --stores 1
+--seed N`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import GoldenFolder
-from tests.repair.campaign import damages
-from tests.repair.campaign.trial import NONE, base_of, case, try_one
+from tests.repair.campaign.trial import base_of, case, try_one
 from tests.support.share import RUN
 
-KINDS = [*damages.KINDS, damages.MIXED]
-PARTS, SHARE = 24, 25
+STORES = 600
+"""Those of docs/campaign.md."""
+PARTS, SHARE, LONG = 10, 6, 50
 
 
-def campaign(golden: GoldenFolder, folder: Path, first: int, count: int, *,
-             kind: str | None = None, source: str | None = None) -> None:
-    for number in range(first, first + count):
-        one = case(number, kind, source)
+def campaign(golden: GoldenFolder, folder: Path, seeds: Iterable[int]) -> None:
+    for number in seeds:
+        one = case(number)
         outcome = try_one(one, base_of(one, folder / "made", golden), folder / "one",
                           by_command=number % 20 == 0)
         assert not outcome.verdict.wrong, outcome.describe()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_share_of_the_campaign(golden: GoldenFolder, tmp_path: Path, kind: str) -> None:
-    """Other stores each day."""
-    campaign(golden, tmp_path, 100 * RUN.seed, 6, kind=kind, source=NONE)
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_share_of_the_campaign(golden: GoldenFolder, tmp_path: Path, part: int) -> None:
+    first = (RUN.seed * PARTS + part) * SHARE
+    campaign(golden, tmp_path, (1 + one % STORES for one in range(first, first + SHARE)))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(20))
 def test_a_long_campaign(golden: GoldenFolder, tmp_path: Path, part: int) -> None:
-    campaign(golden, tmp_path, 1000 * RUN.seed + SHARE * part, SHARE)
+    first = STORES + 1 + 1000 * RUN.seed + LONG * part
+    campaign(golden, tmp_path, range(first, first + LONG))

@@ -31,6 +31,8 @@ SPLITS = (SPLIT, SPLIT_OURS, SPLIT_THEIRS)
 """A source that went its own way from some message on, and what `--prefer` says then."""
 SOURCES = (NONE, NONE, NONE, *REPLICAS, *SPLITS)
 CORRECT = ("bit", "bit", "byte", "off")
+_WITHOUT_ROWS = ("no rows", "nothing")
+"""There nothing proves that whole records of an earlier life are not of the log."""
 _MADE = 40
 """How many stores there are of each kind that is made."""
 
@@ -191,7 +193,8 @@ def _damaged(case: Case, base: Base, folder: Path) -> tuple[Path, Path | None, l
     """The damaged store, its source if it has one, and what was done to both."""
     luck = random.Random(case.seed)
     root = base.copy(folder / "store")
-    older = _older(base, folder / "older", luck) if case.state != "nothing" else None
+    older = _older(base, folder / "older", luck) if (
+        case.state not in _WITHOUT_ROWS) else None
     target = damages.Target(base, root, luck, older)
     done = damages.do(target, case.kind)
     done.append("rows and index: " + damages.do_derived(target, case.state))
