@@ -542,6 +542,22 @@ def test_what_may_be_ours_is_not_written_over(tmp_path: Path) -> None:
         run("undo", store, "--yes").expect(0)
 
 
+def test_damage_of_the_source_does_not_replace_what_is_ours(tmp_path: Path) -> None:
+    """Without rows and keys nothing proves our message behind damage, until what is around it was
+    copied. In the source bytes of it are damaged that no CRC covers.
+    """
+    writer = filled()
+    store, source = writer.write(tmp_path / "ours"), writer.write(tmp_path / "source")
+    whole = log_of(store)
+    for parts in ("consumequeue", "index"):
+        shutil.rmtree(store / parts)
+    hurt(store, writer.puts[20].physical, 200)
+    hurt(source, writer.puts[24].physical + 40, 8)
+    hurt(store, writer.puts[30].physical, 200)
+    recover(store, source, options=(*SIZES, "--consumequeue-file-size", "400", *APPLY))
+    assert log_of(store) == whole
+
+
 def test_no_message_comes_from_another_branch(tmp_path: Path, seed: int) -> None:
     """Random damage, and a source that went its own way: every message is ours or is lost."""
     luck = random.Random(seed)

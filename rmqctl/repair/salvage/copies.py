@@ -18,6 +18,7 @@ from typing import Any
 from rmqctl.checks.verify.common import plural
 from rmqctl.files.durable import failed, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
+from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
 from rmqctl.repair.salvage.comparison import (
     ENDLESS,
@@ -215,6 +216,8 @@ class Copier:
                                 "are not copied: nothing of ours proves that it went on that way")
         ranges = [one for item in found.offered.within(proven.start, proven.end)
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
+        if not source.preferred:
+            ranges = _without(source, ranges, stretch)
         ranges, refused = _near(source, ranges, result.parts)
         if refused:
             result.notes.append(f"{source.name}: not all of it is copied: {refused}")
@@ -493,6 +496,24 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
         messages += sum(len(batch) for batch in walk)
         position = file.base + max(walk.position, at + 1)
     return Range(low, high, messages)
+
+
+def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[Range]:
+    """The ranges without places where what may be our own record is another one: what is copied
+    around it proves it, and else the source's would take its place.
+    """
+    left, against = list(ranges), {*stretch.against}
+    for place, size in stretch.doubtful:
+        end = place + size
+        here = next((item for item in left if item.start <= place < item.end), None)
+        there = source.store.log.locate(place)
+        if here is None or there is None or (place, end) not in against or (
+                total_size_at(there[0].read(there[1], START_SIZE)) != size):
+            continue
+        left[left.index(here):left.index(here) + 1] = [part for part in (
+            _clipped(source, here, here.start, place), _clipped(source, here, end, here.end))
+            if part is not None]
+    return left
 
 
 def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
