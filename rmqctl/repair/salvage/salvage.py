@@ -156,7 +156,7 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        stale = stale_records(parts, survey)
+        stale = stale_records(self.store, parts, survey)
         if stale:
             self.rejected |= stale
             survey = self._survey(parts)

@@ -12,15 +12,20 @@ Only a few records right before or behind damage, or at the border of a file, ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 
+from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Message, Record, decode, is_magic
+from rmqctl.repair.salvage.records import MOST_BODY
 from rmqctl.repair.salvage.survey import Region, Survey
 from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source, Witness
+from rmqctl.store.store import Store
 
 _MOST = 64
 """Records of a page: 4 KiB hold fewer."""
@@ -28,7 +33,7 @@ _MOST_READ = 1000
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 
 
-def stale_records(parts: Sequence[LogPart], survey: Survey) -> set[int]:
+def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Physical offsets of records that are of an earlier life. StoreIOError."""
     found: set[int] = set()
     for number, regions in groupby(survey.regions, lambda region: region.file):
@@ -38,7 +43,7 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> set[int]:
         with part.open() as source:
             for start, end in _between(part, list(regions)):
                 records = _records(source, start, end)
-                known = _Known(part.witness, records)
+                known = _Known(store, part.witness, records)
                 for some in known.at_borders():
                     if some and len(some) <= _MOST and known.contradicts(some):
                         found.update(record.physical_offset for record in some)
@@ -72,8 +77,8 @@ def _records(source: Source, start: int, end: int) -> list[Record]:
 class _Known:
     """What rows and index know of records that follow each other."""
 
-    def __init__(self, witness: Witness, records: Sequence[Record]) -> None:
-        self._witness, self._records = witness, records
+    def __init__(self, store: Store, witness: Witness, records: Sequence[Record]) -> None:
+        self._store, self._witness, self._records = store, witness, records
         self._rows: set[tuple[int, int]] = set()
         self._keys: dict[int, set[int]] = {}
         if records:
@@ -109,7 +114,26 @@ class _Known:
         sizes = [other for start, other in self._rows if start == place]
         alike = any((other ^ size).bit_count() <= 1 for other in sizes)
         own = key_hashes(record)
-        return ((not alike and self._witness.confirms(record) is False)
+        elsewhere = not alike and self._witness.confirms(record) is False
+        return (elsewhere + (elsewhere and self._has_twin(record))
                 + (bool(sizes) and not alike)
                 + any(place < one < place + size for one in self._places)
                 + bool(own and place in self._keys))
+
+    def _has_twin(self, record: Record) -> bool:
+        """Whether its queue offset's row leads to a record that says itself to be there."""
+        queue = self._store.queues.get((os.fsdecode(record.topic), record.queue_id))
+        if queue is None:
+            return False
+        with closing(queue):
+            unit = queue.unit(record.queue_offset)
+        there = None if unit is None else self._store.log.locate(unit.physical_offset)
+        if unit is None or there is None or unit.size < MIN_SIZE:
+            return False
+        try:
+            other = decode(there[0].read(there[1], min(unit.size, MOST_BODY)))
+        except FormatError:
+            return False
+        return other.crc_ok and (
+            other.topic, other.queue_id, other.queue_offset, other.physical_offset) == (
+            record.topic, record.queue_id, record.queue_offset, unit.physical_offset)
