@@ -40,7 +40,8 @@ several small files of the log). Damage of one kind, or of several, is done to i
 consumequeues and index are damaged or gone as well. Then it is recovered with `--correct` bit,
 byte or off, in some with `--keep-damaged`, and without a source, or with `--from` a replica (whole,
 lagging behind, or damaged in its own way) or a store that went another way from some message on
-(split brain; without `--prefer`, and with either side preferred). Pages of an earlier life of a
+(split brain; without `--prefer`, and with either side preferred), and told the sizes of its files
+and that light queues are on. Pages of an earlier life of a
 file are only among the damage where there are rows: they hold whole records at their own places,
 and without rows `recover` may take them for messages.
 

@@ -100,7 +100,8 @@ def options_of(base: Base, case: Case, source: Path | None) -> RecoverOptions:
     sizes = base.sizes
     given = {"commitlog_file_size": sizes.commitlog_file,
              "consumequeue_file_size": sizes.consumequeue_file,
-             "index_slots": sizes.index_slots, "index_max": sizes.index_max}
+             "index_slots": sizes.index_slots, "index_max": sizes.index_max,
+             "lmq": True, "multi_dispatch": True}
     prefer = {SPLIT_OURS: "ours", SPLIT_THEIRS: str(source)}.get(case.source)
     return RecoverOptions(
         jobs=1, commitlog_dirs=base.dirs, sizes=sizes, given=given,
@@ -110,8 +111,9 @@ def options_of(base: Base, case: Case, source: Path | None) -> RecoverOptions:
 
 def words_of(root: Path, options: RecoverOptions) -> list[str]:
     """The same for the command line."""
-    named = [("--commitlog-dir", name) for name in options.commitlog_dirs]
-    named += [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.given.items()]
+    named: list[tuple[str, ...]] = [("--commitlog-dir", name) for name in options.commitlog_dirs]
+    named += [(f"--{name.replace('_', '-')}", *[str(value)] * (value is not True))
+              for name, value in options.given.items()]
     named += [("--from", name) for name in options.sources]
     named += [("--prefer", options.prefer)] if options.prefer else []
     return ["recover", str(root), *(word for pair in named for word in pair), "--jobs", "1",
