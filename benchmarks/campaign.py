@@ -41,9 +41,9 @@ consumequeues and index are damaged or gone as well. Then it is recovered with `
 byte or off, in some with `--keep-damaged`, and without a source, or with `--from` a replica (whole,
 lagging behind, or damaged in its own way) or a store that went another way from some message on
 (split brain; without `--prefer`, and with either side preferred), and told the sizes of its files
-and that light queues are on. Pages of an earlier life of a
-file are only among the damage where there are rows: they hold whole records at their own places,
-and without rows `recover` may take them for messages.
+and that light queues are on. Pages of an earlier life of a file are only among the damage where
+there are rows: they hold whole records at their own places, and without rows `recover` may take
+them for messages.
 
 | damage | source | stores | {heads} |
 |---|---|---:|{lines}
@@ -60,7 +60,10 @@ more (the head or the end of the log, queues that are gone). {others}
 *wrong* are stores with a message presented as a good one with other bytes, or that never was
 there; a row or an index entry that leads to a wrong message; an intact message that is gone,
 changed, or not to be had by its row; an error that `verify` finds afterwards; a second plan that
-has anything left to do; a source, or a store after `undo`, that is not as it was to the byte.
+has anything left to do; a source, or a store after `undo`, that is not as it was to the byte. Not
+counted as wrong: rows behind a gap, and what `verify` and a second plan say of them, where the
+first plan has warned of the gap; what `verify` says of a message with *unseen* damage; a second
+plan with a source that only copies more, which is proven once ours is whole ({later} stores).
 **{wrong}** of {stores} stores.
 """
 
@@ -147,6 +150,7 @@ def page(sums: Sums, command: str) -> str:
     return PAGE.format(
         version=__version__, command=command, heads=" | ".join((*COLUMNS, "wrong")),
         lines="---:|" * (len(COLUMNS) + 1), rows="\n".join(sums.rows()), others=sums.others(),
+        later=sum(some["copied later"] for some in sums.fates.values()),
         wrong=len(sums.bad), stores=f"{sums.stores.total():,}")
 
 

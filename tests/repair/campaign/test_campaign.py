@@ -16,7 +16,7 @@ from tests.conftest import GoldenFolder
 from tests.repair.campaign.trial import base_of, case, try_one
 from tests.support.share import RUN
 
-STORES = 450
+STORES = 700
 """Those of docs/campaign.md."""
 PARTS, SHARE, LONG = 10, 6, 50
 
