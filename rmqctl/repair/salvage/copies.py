@@ -506,7 +506,7 @@ def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[
     for place, size in stretch.doubtful:
         end = place + size
         here = next((item for item in left if item.start <= place < item.end), None)
-        there = source.store.log.locate(place)
+        there = source.log.locate(place)
         if here is None or there is None or (place, end) not in against or (
                 total_size_at(there[0].read(there[1], START_SIZE)) != size):
             continue
