@@ -3,8 +3,9 @@
 A multi-path log (spec: commitlog.md §1) lies in folders of any name: beside each other in the
 store root, beside the root, or where a broker.conf says. A folder is taken for a part of the log
 when its files have the size of the others, no name twice, records that say the offset of their
-file's name, and a place that the log needs: a hole or an end that consumequeue rows lead into.
-Everything else is left alone, `--commitlog-dir` names it. Nothing is read but heads of files.
+file's name (damage to some of them excepted), and a place that the log needs: a hole or an end that
+consumequeue rows lead into. Everything else is left alone, `--commitlog-dir` names it. Nothing is
+read but heads of files.
 """
 
 from __future__ import annotations
@@ -203,18 +204,24 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Whether all files have the size, names that fit it, and records of their own offsets."""
-    if any(file.size != size or file.base % size for file in folder.files):
+    """Whether names fit the size of the log's files, and records say their own offsets.
+
+    Damage to some of its files makes it no less a part of the log: more files must say their own
+    offset than are at fault, and at most half of them, or one, may be shorter than they should be.
+    """
+    files = folder.files
+    if len(folder.bases) != len(files) or any(file.size > size for file in files):
         return False
-    if len(folder.bases) != len(folder.files):
+    short = sum(file.size < size for file in files)
+    if short > max(1, len(files) // 2):
         return False
-    proven = 0
-    for file in folder.files:
+    proven = at_fault = 0
+    for file in files:
         said = _offset_of_first(file.path)
-        if said is not None and said != file.base:
-            return False
-        proven += said is not None
-    return proven > 0
+        right = said == file.base and not file.base % size
+        proven += right
+        at_fault += not right and (said is not None or file.base % size != 0)
+    return proven > at_fault
 
 
 def _offset_of_first(path: str) -> int | None:
