@@ -108,9 +108,11 @@ class Verdict(Generic[C]):
                 topics[finding.topic] += finding.count
         covered = self.coverage.as_dict()
         broken = _count(troubles, _BROKEN)
-        own = Impact(_count(troubles, _WITHOUT_ROW) + broken,
-                     int(covered.get("messages") or 0) + broken, topics, self.damaged_from,
-                     self.damaged_to, self.total == len(self.findings))
+        intact = int(covered.get("messages") or 0)
+        # A message may lack its rows in several light queues.
+        own = Impact(min(_count(troubles, _WITHOUT_ROW), intact) + broken, intact + broken,
+                     topics, self.damaged_from, self.damaged_to,
+                     self.total == len(self.findings))
         return {**own.as_dict(), "rows": _count(self._rows_lost, _WITHOUT_MESSAGE),
                 "bytes": covered.get("bytes_damaged") or 0}
 
@@ -124,7 +126,9 @@ class Verdict(Generic[C]):
         parts = []
         messages = self.coverage.as_dict().get("messages")
         rowless = _count(troubles, _WITHOUT_ROW)
-        if rowless:
+        if rowless > (messages or 0):  # light queues: a message has a row in each of its queues
+            parts.append(f"{rowless:,} rows of {messages or 0:,} messages are missing")
+        elif rowless:
             parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
         bodies = _count(troubles, _BODIES)
         if bodies:
