@@ -274,7 +274,7 @@ def compact(where: Where, items: int) -> Run:
     import numpy as np
 
     from rmqctl.formats.tiered.index import DEFAULT_SHAPE
-    from rmqctl.tiered.index import compaction
+    from rmqctl.tiered.index import compacted_form
     from rmqctl.tiered.index.keys import Keys
     from rmqctl.tiered.index.writer import IndexWriter
 
@@ -293,9 +293,9 @@ def compact(where: Where, items: int) -> Run:
     malloc_tuning.keep_freed_memory()
 
     def run() -> Done:
-        with compaction.opened(path) as one:
-            found = compaction.compact(one)
-            compaction.write(found, str(folder / "compacted"))
+        with compacted_form.opened(path) as one:
+            found = compacted_form.compact(one)
+            compacted_form.write(found, str(folder / "compacted"))
         assert found.sound
         return Done(items, found.size)
 
