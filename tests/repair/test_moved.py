@@ -104,3 +104,28 @@ def test_fillers_stay_where_no_source_has_what_was_lost(options: tuple[str, ...]
     assert recover(store, source, options=(*words, *APPLY)).expect(1).json()["messages_lost"]
     again = recover(store, source, options=(*words, *JSON)).expect(0).json()
     assert {action["action"] for action in again["actions"]} == {"conflict"}
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_rows_that_lead_elsewhere_make_no_message_old(index: bool, tmp_path: Path) -> None:
+    """A damaged page of the queues beside damage of the log: messages that nothing knows are
+    there, and nothing knows of others in their place.
+    """
+    writer = filled()
+    lost = 30
+    neighbours = [put for number, put in enumerate(writer.puts) if lost < number <= lost + 6]
+    far = writer.puts[80]
+    for put in neighbours:
+        topic, queue_id, queue_offset = put.rows[0]
+        row = writer.rows[topic, queue_id][queue_offset]
+        writer.rows[topic, queue_id][queue_offset] = (
+            far.physical.to_bytes(8, "big") + row[8:])
+    store = writer.write(tmp_path / "store")
+    victim = writer.puts[lost]
+    base = max(one for one in writer.log if one <= victim.physical)
+    damage.write(store, f"commitlog/{base:020d}", victim.physical - base, bytes(40))
+    if not index:
+        shutil.rmtree(store / "index")
+    recover(store, options=(*SIZES, "--consumequeue-file-size", "400", *APPLY))
+    content = b"".join(log_of(store).values())
+    assert all(put.raw in content for put in neighbours)

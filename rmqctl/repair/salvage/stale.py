@@ -103,22 +103,26 @@ class _Known:
 
     def contradicts(self, records: Sequence[Record]) -> bool:
         """Whether enough speaks against records to which nothing leads: one damaged row does not,
-        nor one record whose keys were hit.
+        nor one record whose keys were hit; nor do any number of rows that lead elsewhere, which a
+        damaged page of a consumequeue holds, as long as nothing knows of what else is here.
         """
         against = [self._against(record) for record in records]
-        return sum(against) > 1 and 4 * sum(map(bool, against)) >= len(records)
+        return (sum(map(sum, against)) > 1 and any(here for _, here in against)
+                and 4 * sum(map(any, against)) >= len(records))
 
-    def _against(self, record: Record) -> int:
-        """How much: its queue offset is another's, another record begins here or within it."""
+    def _against(self, record: Record) -> tuple[int, int]:
+        """How much: (its queue offset's row leads elsewhere; another record has its queue offset,
+        begins here or within it).
+        """
         place, size = record.physical_offset, record.total_size
         sizes = [other for start, other in self._rows if start == place]
         alike = any((other ^ size).bit_count() <= 1 for other in sizes)
         own = key_hashes(record)
         elsewhere = not alike and self._witness.confirms(record) is False
-        return (elsewhere + (elsewhere and self._has_twin(record))
-                + (bool(sizes) and not alike)
-                + any(place < one < place + size for one in self._places)
-                + bool(own and place in self._keys))
+        return int(elsewhere), (
+            (elsewhere and self._has_twin(record)) + (bool(sizes) and not alike)
+            + any(place < one < place + size for one in self._places)
+            + bool(own and place in self._keys))
 
     def _has_twin(self, record: Record) -> bool:
         """Whether its queue offset's row leads to a record that says itself to be there."""
