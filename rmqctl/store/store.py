@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,9 @@ _FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/time
 MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
 """Entries of a folder among which a store is looked for, and how many are named."""
+_TRIES, _PAUSE = 3, 0.05
+"""How often a store that is written to is looked at anew where a file cannot be read, and the
+seconds between."""
 _INDEX_VOTERS = 3
 """Index files of a size that are asked for the shape which all of that size have."""
 
@@ -181,11 +185,11 @@ class Store(Closing):
         holder = self.lock
         if not holder.held or holder.pid == os.getpid() or not self._log_is_plain:
             return None
-        try:
-            with self._as_now() as now:
+        for _ in range(_TRIES):  # a file may just be begun, or renamed
+            with suppress(StoreIOError), self._as_now() as now:
                 return live.take(now)
-        except StoreIOError:  # said by whoever reads that file
-            return None
+            time.sleep(_PAUSE)
+        return None  # said by whoever reads that file
 
     @cached_property
     def cut_off(self) -> CutOff | None:

@@ -62,7 +62,7 @@ def test_all_columns_are_those_of_read(golden: GoldenFolder, rmqctl: Runner) -> 
 def test_conditions_that_the_reading_applies_change_no_answer(
         where: str, golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     store = golden(BASIC)
-    text = f"select physical_offset from messages where {where}"
+    text = f"select physical_offset from messages where {where} order by all"
     pushed = asked(store, text)
     monkeypatch.setattr(local_sql, "_filters", lambda *_: Filters())
     assert pushed == asked(store, text)
