@@ -102,9 +102,14 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
     """
-    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+    with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
+            opened.before_unfinished() as store:
         known = configured(store, options.given)
-        return _Planner(root, store, known, scratch, options, watch, make).plan()
+        planner = _Planner(root, store, known, scratch, options, watch, make)
+        if store is not opened and store.snapshot is not None:
+            planner.note(f"the record at {store.snapshot.log_end} is being written by the process "
+                         "that holds the store: it is left alone")
+        return planner.plan()
 
 
 class _Planner:
@@ -119,6 +124,10 @@ class _Planner:
         self._steps: list[Step] = []
         self._notes: list[str] = []
         self._untold_queues: set[tuple[str, int]] = set()
+
+    def note(self, text: str) -> None:
+        """Something to be said with the plan."""
+        self._notes.append(text)
 
     def plan(self) -> Plan:
         if self._options.only != {TABLE}:
@@ -372,5 +381,5 @@ def index_is_right(store: Store) -> bool:
 
 def log_as_it_is(store: Store) -> list[LogPart]:
     """The files of the log without any change."""
-    return [LogPart(file.base, file.size, file.path, witness=file.witness)
+    return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit)
             for file in store.log.files if file.size]

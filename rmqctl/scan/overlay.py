@@ -51,7 +51,8 @@ class LogPart:
 
     ``path`` is the file beneath, None where there is none (a missing file); what neither the
     file nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. ``witness``:
-    see `rmqctl.scan.source.Source`. Picklable.
+    see `rmqctl.scan.source.Source`. What lies in the file behind ``limit`` bytes came later than
+    what is looked at, and reads as zero (`StoreFile.limit`). Picklable.
     """
 
     base: int
@@ -59,6 +60,7 @@ class LogPart:
     path: str | None
     pieces: tuple[Piece, ...] = ()
     witness: Witness | None = field(default=None, compare=False, repr=False)
+    limit: int | None = None
 
     @property
     def end(self) -> int:
@@ -70,7 +72,7 @@ class LogPart:
         if self.path is None:
             yield OverlaidSource(self, None)
             return
-        with FileSource(self.path, self.base, witness=self.witness) as below:
+        with FileSource(self.path, self.base, limit=self.limit, witness=self.witness) as below:
             if not self.pieces and below.size == self.size:
                 yield below
             else:

@@ -55,11 +55,14 @@ class Snapshot:
 
     ``log_end``: physical offset; what lies beyond it came later. ``index_names`` are the index
     files there were, ``index_headers`` the headers of those that may still change, by name.
+    ``whole_end``: behind the last message that was whole; before ``log_end`` where a broker had
+    not gone on with a record for a while.
     """
 
     log_end: int
     index_names: frozenset[str] = frozenset()
     index_headers: dict[str, bytes] = field(default_factory=dict)
+    whole_end: int | None = None
 
 
 def take(store: Held) -> Snapshot:
@@ -70,7 +73,8 @@ def take(store: Held) -> Snapshot:
         header = _steady_header(file)
         if header is not None:
             headers[file.name] = header
-    return Snapshot(_log_end(store), frozenset(file.name for file in files), headers)
+    end, whole = _log_end(store)
+    return Snapshot(end, frozenset(file.name for file in files), headers, whole)
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
@@ -114,10 +118,12 @@ def _steady_header(file: StoreFile) -> bytes | None:
         return None
 
 
-def _log_end(store: Held) -> int:
-    """Behind the last message that is whole; behind all bytes where something else stays there."""
+def _log_end(store: Held) -> tuple[int, int]:
+    """(behind the last message that is whole, or behind all bytes where something else stays
+    there; behind the last whole one in any case).
+    """
     if not store.log.files:
-        return 0
+        return 0, 0
     from rmqctl.store.log.growth import GrowingLog
 
     log = GrowingLog(store.log_folders, lambda _: None)
@@ -127,12 +133,12 @@ def _log_end(store: Held) -> int:
     while log.torn:
         # A record that is being written becomes whole within moments; damage does not.
         if time.monotonic() > due:
-            return _all_bytes(store, end)
+            return _all_bytes(store, end), end
         time.sleep(_LOOK)
         later = log.advance(end)
         if later > end:
-            return later
-    return end
+            return later, later
+    return end, end
 
 
 def _all_bytes(store: Held, end: int) -> int:

@@ -205,6 +205,17 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, Snapshot(
             end, frozenset(file.name for file in self.index_listing.files)))
 
+    def before_unfinished(self) -> Store:
+        """This store up to the record that a broker has begun and not gone on with; itself where
+        there is none, or intact messages lie behind.
+        """
+        held = self.snapshot
+        if held is None or held.whole_end is None or held.whole_end == held.log_end or any(
+                len(batch) for batch in self.log.walk(held.whole_end)):
+            return self
+        return Store(self.root, self.log_folders, self.sizes,
+                     replace(held, log_end=held.whole_end))
+
     def _as_now(self) -> Store:
         return Store(self.root, self.log_folders, self.sizes, current=True)
 

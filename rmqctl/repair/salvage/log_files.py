@@ -75,7 +75,7 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
         while base < file.base:
             parts.append(LogPart(base, size, None, witness=file.witness))
             base += size
-        parts.append(LogPart(file.base, size, file.path, witness=file.witness))
+        parts.append(LogPart(file.base, size, file.path, witness=file.witness, limit=file.limit))
     return parts
 
 
