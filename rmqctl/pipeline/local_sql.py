@@ -8,13 +8,12 @@ table. Both leave in too much rather than too little, and DuckDB applies all con
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from rmqctl.broker.view import view_of
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import RmqctlError, UsageError
+from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
@@ -117,7 +117,7 @@ class Session:
             reader = relation.to_arrow_reader(_ROWS)
         except duckdb.Error as error:
             raise self._said(error) from None
-        names = _distinct(list(relation.columns))
+        names = distinct(list(relation.columns))
         changes = [_change(kind) for kind in reader.schema.types]
         return Answer(names, self._rows(reader, names, changes))
 
@@ -351,18 +351,6 @@ def _limits(name: str, sign: str, values: Sequence[Any]) -> Filters:
 # -- values as JSON knows them --------------------------------------------------------------------
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """Names that are each there once."""
-    taken: dict[str, None] = {}
-    for name in names:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken[candidate] = None
-    return list(taken)
-
-
 def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """What makes a value of a type JSON-ready; None where it is already."""
     if pa.types.is_map(kind):
@@ -377,27 +365,19 @@ def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 def _ready(value: Any) -> Any:
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
+        return binary_text(value)
     if isinstance(value, datetime):
-        return _moment(value)
+        return value.isoformat() if value.tzinfo is None else moment_text(value)
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, timedelta):
         return str(value)
     if isinstance(value, Decimal):
-        whole = value.to_integral_value()
-        return int(whole) if whole == value else str(value)
-    if isinstance(value, float) and math.isnan(value):  # which JSON does not know
+        return number_of(value)
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not know
         return None
     if isinstance(value, Mapping):
         return {str(key): _ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_ready(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _moment(value: datetime) -> str:
-    if value.tzinfo is None:
-        return value.isoformat()
-    return value.astimezone(UTC).isoformat(timespec="microseconds" if value.microsecond % 1000
-                                           else "milliseconds").replace("+00:00", "Z")

@@ -9,19 +9,18 @@ nothing sees other columns. What that projection, and conditions below it, name 
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
 import rmqctl.errors
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.pipeline import register
+from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.pipeline.pool import failure
 from rmqctl.pipeline.session import log_of
 from rmqctl.pipeline.source import schema
@@ -207,7 +206,7 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 
     Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
     """
-    names = _distinct(frame.columns)
+    names = distinct(frame.columns)
     changes = [converter(field.dataType) for field in frame.schema.fields]
     with spark_errors(frame.sparkSession):
         for row in frame.toLocalIterator(prefetchPartitions=True):
@@ -217,18 +216,7 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 
 def columns(frame: DataFrame) -> list[str]:
     """The columns of `rows`."""
-    return _distinct(frame.columns)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    distinct: dict[str, None] = {}
-    for name in names:
-        candidate, number = name, 1
-        while candidate in distinct:
-            number += 1
-            candidate = f"{name}_{number}"
-        distinct[candidate] = None
-    return list(distinct)
+    return distinct(frame.columns)
 
 
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
@@ -284,13 +272,13 @@ def converter(kind: DataType) -> Convert | None:
     from pyspark.sql import types
 
     if isinstance(kind, types.BinaryType):
-        return _base64
+        return binary_text
     if isinstance(kind, types.TimestampType):
-        return _moment
+        return moment_text
     if isinstance(kind, types.TimestampNTZType | types.DateType):
         return _iso
     if isinstance(kind, types.DecimalType):
-        return _decimal
+        return number_of
     if isinstance(kind, types.ArrayType):
         convert = converter(kind.elementType)
         return None if convert is None else lambda values: [_apply(convert, value)
@@ -316,25 +304,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _base64(value: bytes | bytearray) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
 def _iso(value: date) -> str:
     return value.isoformat()
-
-
-def _moment(value: datetime) -> str:
-    """Spark hands over local time without a zone."""
-    moment = value.astimezone(UTC)
-    return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
-                            "milliseconds").replace("+00:00", "Z")
-
-
-def _decimal(value: Decimal) -> int | str:
-    """A whole number as such; any other as text, which keeps its digits."""
-    integral = value.to_integral_value()
-    return int(integral) if integral == value else str(value)
 
 
 # -- errors ---------------------------------------------------------------------------------------

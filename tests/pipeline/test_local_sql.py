@@ -174,7 +174,9 @@ def test_damage_costs_only_what_is_damaged(golden_copy: GoldenFolder, rmqctl: Ru
 def test_values_as_json_knows_them(golden: GoldenFolder, rmqctl: Runner) -> None:
     text = ("select 1.50::decimal(5,2) d, 'a'::blob b, map {'x': [1]} m, "
             "{'y': date '2024-02-03'} s, 'nan'::double f, "
-            "timestamptz '2024-02-03 04:05:06Z' t, interval 3 days i, 1 as d from messages limit 1")
+            "timestamptz '2024-02-03 04:05:06Z' t, interval 3 days i, 1 as d, "
+            "'-inf'::double inf from messages limit 1")
     rows = rmqctl("sql", golden(BASIC), text, "-o", "json").expect(0).json()
     assert rows == [{"d": "1.50", "b": "YQ==", "m": {"x": [1]}, "s": {"y": "2024-02-03"}, "f": None,
-                     "t": "2024-02-03T04:05:06.000Z", "i": "0 months 3 days 0 s", "d_1": 1}]
+                     "t": "2024-02-03T04:05:06.000Z", "i": "0 months 3 days 0 s", "d_2": 1,
+                     "inf": None}]

@@ -10,7 +10,12 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import LayoutOptions, Out
-from rmqctl.commands.shared.spark_options import named_stores, stores_and_query
+from rmqctl.commands.shared.spark_options import (
+    QueryFile,
+    StoresAndQuery,
+    named_stores,
+    stores_and_query,
+)
 from rmqctl.errors import require
 
 NAME = ("sql",)
@@ -19,11 +24,8 @@ EFFECT = "read-only"
 
 def command(
     *,
-    arguments: Annotated[list[str], typer.Argument(
-        metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the "
-        "query as one argument (in quotes); with --file store roots only.")],
-    file: Annotated[str | None, typer.Option(
-        "--file", metavar="FILE", help="Read the query from a file.")] = None,
+    arguments: StoresAndQuery,
+    file: QueryFile = None,
     limit: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most N rows.")] = None,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],

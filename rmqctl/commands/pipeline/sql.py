@@ -12,7 +12,9 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import (
+    QueryFile,
     SparkOptions,
+    StoresAndQuery,
     named_stores,
     stores_and_query,
     tasks_shown,
@@ -26,11 +28,8 @@ if TYPE_CHECKING:
 
 def command(
     *,
-    arguments: Annotated[list[str], typer.Argument(
-        metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the "
-        "query as one argument (in quotes); with --file store roots only.")],
-    file: Annotated[str | None, typer.Option(
-        "--file", metavar="FILE", help="Read the query from a file.")] = None,
+    arguments: StoresAndQuery,
+    file: QueryFile = None,
     out_path: Annotated[str | None, typer.Option(
         "--out", metavar="PATH", help="Write the rows into a new folder instead of showing them: "
         "whole, or not at all.")] = None,

@@ -36,6 +36,13 @@ Stores = Annotated[list[str] | None, typer.Argument(
     "RMQCTL_STORE.")]
 
 
+StoresAndQuery = Annotated[list[str], typer.Argument(
+    metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the query as "
+    "one argument (in quotes); with --file store roots only.")]
+QueryFile = Annotated[str | None, typer.Option(
+    "--file", metavar="FILE", help="Read the query from a file.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions(OptionGroup):
     """What does the work: threads of this process, or Spark."""

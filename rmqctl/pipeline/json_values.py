@@ -1,0 +1,38 @@
+"""Values of queries as JSON knows them, whichever engine answered."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names that are each there once: a second one is ``name_2``."""
+    taken: dict[str, None] = {}
+    for name in names:
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken[candidate] = None
+    return list(taken)
+
+
+def binary_text(value: bytes | bytearray) -> str:
+    """Base64."""
+    return base64.b64encode(value).decode("ascii")
+
+
+def moment_text(value: datetime) -> str:
+    """ISO-8601 in UTC; a time without a zone is taken for local time, as Spark hands it over."""
+    moment = value.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
+                            "milliseconds").replace("+00:00", "Z")
+
+
+def number_of(value: Decimal) -> int | str:
+    """A whole number as such; any other as text, which keeps its digits."""
+    integral = value.to_integral_value()
+    return int(integral) if integral == value else str(value)
