@@ -117,10 +117,10 @@ def command(
             result = with_tier(out, opened, result, max_findings, asked=only is not None,
                                known=known)
         fails = result.fails(cron.fail_on)
+        if baseline is not None:  # first: whoever reads what is shown may go away
+            cron.settle(out, baseline)
         if fails or result.not_judged or not cron.quiet_if_ok:
             show(out, result, covered)
-        if baseline is not None:
-            cron.settle(out, baseline)
         if since_last:
             states.save(place, opened.root, states.next_place(
                 before, result.findings, ok=run.settled, log_end=run.log_end,

@@ -22,6 +22,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.heads import kept_from
+from rmqctl.repair.salvage.lost import keys_of_places
 from rmqctl.repair.salvage.survey import Region, Survey, appended_crcs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.extents import key_hashes
@@ -39,6 +40,8 @@ from rmqctl.store.store import Store
 ENDLESS = (1 << 63) - 1
 _MOST_NAMED = 1000
 _MOST_AGAINST = 10_000
+_MOST_ASKED = 100
+"""Messages of which the index is asked when they were stored: each costs a look at all of it."""
 _KEYS_OF_BATCH = 64
 _TORN = 8
 """More than consumequeues and index can weigh."""
@@ -250,6 +253,7 @@ class _Pass(PhysicalPass):
                  witness: Witness | None, progress: Callable[[int], None] | None) -> None:
         super().__init__(a, b, Differences(0), progress)
         self._found, self._sealed, self._witness = found, sealed, witness
+        self._asked = 0
         last = a.store.checkpoint
         self._times = [] if last is None else [time for time in (
             last.physic_msg_timestamp, last.logics_msg_timestamp, last.index_msg_timestamp)
@@ -279,8 +283,9 @@ class _Pass(PhysicalPass):
             place = ours.physical_offset
             self._found.fields[place] = tuple(differences_of(ours, theirs))
             raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
-            self._found.verdicts[place] = self._known(theirs) - self._known(ours) + _TORN * (
-                _is_torn(raw, their_raw) - _is_torn(their_raw, raw))
+            self._found.verdicts[place] = (
+                self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
+                + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw)))
         self._kept(batch, rows, their_batch, other)
         self._ours(batch, rows)
         self._theirs(their_batch, other)
@@ -310,6 +315,15 @@ class _Pass(PhysicalPass):
         return (self._witness.confirms(record) is True) + (
             bool(hashes) and key_hashes(record).issuperset(hashes)) + (
             _has_its_tags(self.a.store, record))
+
+    def _timed(self, ours: Record, theirs: Record) -> int:
+        """Whose store time our index has: 1 the source's, -1 ours, 0 where it does not tell."""
+        if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MOST_ASKED:
+            return 0
+        self._asked += 1
+        keys = keys_of_places(self.a.store, [ours.physical_offset]).get(ours.physical_offset, [])
+        return (all(key.agrees(theirs.store_timestamp) for key in keys)
+                - all(key.agrees(ours.store_timestamp) for key in keys))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
         """(whether records lie in a stretch, number of the stretch)."""

@@ -289,6 +289,12 @@ class IndexedKey(NamedTuple):
     is_begin: bool = False
     exact: bool = False
 
+    def agrees(self, time: int) -> bool:
+        """Whether a broker writes such an entry for a message of this time: what is older than
+        the file's begin counts from it (index.md §6).
+        """
+        return self.time <= time < self.time + _SECOND or (self.is_begin and time < self.time)
+
 
 class LostMessages(NamedTuple):
     """``listed``: the first `MOST_LISTED`; ``total``: how many there are."""

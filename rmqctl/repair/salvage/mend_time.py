@@ -81,7 +81,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     if not impossible and any(time == stored for time, _ in exact):
         return None, ""
     if not impossible and keys and (any(key.time <= stored < key.time + _SECOND for key in keys)
-                                    or all(_agrees(key, stored) for key in keys)):
+                                    or all(key.agrees(stored) for key in keys)):
         return None, ""
     # Who wrote it down to the millisecond.
     for time, by in exact:
@@ -223,10 +223,3 @@ class Times:
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
         return tuple(time for time in times if time > self._survey.newest_before_last)
-
-
-def _agrees(key: IndexedKey, time: int) -> bool:
-    """Whether a broker writes such an entry for a message of this time: what is older than the
-    file's begin counts from it (index.md §6).
-    """
-    return key.time <= time < key.time + _SECOND or (key.is_begin and time < key.time)
