@@ -23,7 +23,7 @@ import pyarrow as pa
 from rmqctl.broker.view import view_of
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification
-from rmqctl.errors import RmqctlError, UsageError
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
@@ -136,6 +136,8 @@ class Session:
         if self._error is not None:
             return self._error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
+            return StoreIOError(f"SQL: {lines[0]}")
         place = next((line for line in lines if line.startswith("LINE ")), "")
         return UsageError(f"SQL: {lines[0]}" + (f" ({place})" if place else ""))
 
