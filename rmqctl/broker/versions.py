@@ -43,7 +43,6 @@ class BrokerVersion:
     multi_dispatch_any_queue: bool
     """Multi-dispatch also allots offsets to queues that are no LMQ."""
     page_cache_busy: str
-    create_file_failed: str
     abort_has_pid: bool
 
     # How it starts.
@@ -75,7 +74,7 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         name="4.9.3", generation=4, trailing_separator=False, map_capacity=16, message_v2=False,
         stores_wait=False, ensures_unique_key=False, body_room=0, timer=False,
         batch_queues=False, multi_dispatch_any_queue=True, page_cache_busy="OS_PAGECACHE_BUSY",
-        create_file_failed="CREATE_MAPEDFILE_FAILED", abort_has_pid=False, blank_must_fit=False,
+        abort_has_pid=False, blank_must_fit=False,
         skips_folders=False, deletes_empty_last=False, normal_by_queues=False,
         reput_from_queues=True, delay_levels_late=True, clamps_delay_offsets=True,
         keeps_confirm=False, empty_queue_file_fails=False, nearest_in_time=True),
@@ -83,7 +82,7 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         name="5.3.3", generation=5, trailing_separator=True, map_capacity=128, message_v2=True,
         stores_wait=True, ensures_unique_key=True, body_room=65_536, timer=True,
         batch_queues=True, multi_dispatch_any_queue=False, page_cache_busy="OS_PAGE_CACHE_BUSY",
-        create_file_failed="CREATE_MAPPED_FILE_FAILED", abort_has_pid=True, blank_must_fit=True,
+        abort_has_pid=True, blank_must_fit=True,
         skips_folders=True, deletes_empty_last=True, normal_by_queues=True,
         reput_from_queues=False, delay_levels_late=False, clamps_delay_offsets=True,
         keeps_confirm=True, empty_queue_file_fails=True, nearest_in_time=False),

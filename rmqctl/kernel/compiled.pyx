@@ -183,27 +183,6 @@ def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64
     return count
 
 
-def hop(const uint8_t[::1] data, int64_t at, int64_t end, int64_t[::1] starts):
-    """Follows sizes from data[at:] on, whatever else is there, up to the first that is too small.
-
-    ``starts`` takes the positions, all of which leave room for a size before data[end], and ends
-    the walk when it is full. Gives how many.
-    """
-    cdef int64_t last = min(end, <int64_t>data.shape[0]) - TOTAL_SIZE_AT - 4
-    cdef const uint8_t *first = &data[0] if data.shape[0] else NULL
-    cdef Py_ssize_t count = 0, room = starts.shape[0]
-    cdef int32_t size
-    with nogil:
-        while count < room and 0 <= at <= last:
-            size = read_i32(first + at + TOTAL_SIZE_AT)
-            if size < MIN_SIZE:
-                break
-            starts[count] = at
-            count += 1
-            at += size
-    return count
-
-
 def examine(const uint8_t[::1] data, const int64_t[::1] base, const int64_t[::1] start,
             int64_t[:, ::1] columns, uint8_t[::1] ok):
     """Which of the candidates at data[start:] are records; their columns as `follow` has them.

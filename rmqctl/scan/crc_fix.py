@@ -9,7 +9,7 @@ small primes (Pohlig and Hellman's way). A changed byte v is v times such a powe
 
 A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` gives both differences these leave.
 Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
-second follows from the first (`shifted`), and tells just that nothing else is damaged.
+second follows from the first, and tells just that nothing else is damaged.
 """
 
 from __future__ import annotations
@@ -44,11 +44,6 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
     if stored >= MASKED:
         return ()
     return (computed ^ stored) & ~MASKED, (computed ^ stored) | MASKED
-
-
-def shifted(syndrome: int, size: int) -> int:
-    """What a difference becomes when ``size`` more bytes follow."""
-    return _times(syndrome, _power_of_x(_BYTE * size))
 
 
 def one_bit(length: int, syndrome: int) -> list[Change]:
