@@ -47,11 +47,14 @@ def tree(pid: int) -> list[int]:
     while todo:
         pid = todo.pop()
         found.append(pid)
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                todo += map(int, children.read_text().split())
-            except OSError:  # the thread has ended
-                continue
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:  # it has ended
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError):  # the thread has ended
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                todo += map(int, children.split())
     return found
 
 
