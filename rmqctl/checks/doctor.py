@@ -20,6 +20,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
+from rmqctl.scan.profile import LogProfile
 from rmqctl.store.store import Store
 
 _ORDER = (ERROR, WARNING, INFO)
@@ -55,13 +56,14 @@ class Disk(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """``findings``: what a check of every byte came to; ``start``: what a broker's start does.
-    ``lock``: who holds the store.
+    ``lock``: who holds the store. ``profile``: what the log holds, where it was asked for.
     """
 
     findings: Verdict[Coverage]
     start: Prediction
     lock: LockState
     disk: Disk
+    profile: LogProfile | None = None
 
     @property
     def sound(self) -> bool:
@@ -185,12 +187,14 @@ class Diagnosis:
 
 
 def diagnose(store: Store, broker_version: str | None, jobs: int,
-             progress: Callable[[int], None] | None = None) -> Diagnosis:
+             progress: Callable[[int], None] | None = None, *,
+             profile: bool = False) -> Diagnosis:
     """Verifies all of a store and predicts a start on it. ``progress`` is told bytes of the log,
-    each of them twice. StoreIOError.
+    each of them twice. ``profile``: with one of the log, from the same pass. StoreIOError.
     """
-    found = verdict(Verification(store, VerifyOptions(None, jobs), progress), _KEPT)
+    run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress)
+    found = verdict(run, _KEPT)
     start = preflight(store, broker_version, full=True, progress=progress)
     room = os.statvfs(store.root)
     return Diagnosis(found, start, store.lock, Disk(
-        room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize))
+        room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize), run.profile)

@@ -16,6 +16,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Span
 from rmqctl.scan.headers import Headers
+from rmqctl.scan.profile import LogProfile
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
@@ -155,6 +156,8 @@ class RangeResult:
     fillers: dict[str, int] = field(default_factory=dict)
     """How many by topic."""
     first_filler: int | None = None
+    profile: LogProfile | None = None
+    """Where one was wanted."""
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""
@@ -185,14 +188,17 @@ class RangeResult:
             self.fillers[topic] = self.fillers.get(topic, 0) + count
         if self.first_filler is None:
             self.first_filler = other.first_filler
+        if self.profile is not None and other.profile is not None:
+            self.profile.merge(other.profile)
 
 
 @dataclass(slots=True)
 class Wanted:
-    """Which structures the pass compares the log with."""
+    """Which structures the pass compares the log with; ``profile``: whether it makes one."""
 
     queues: bool = True
     index: bool = True
+    profile: bool = False
 
 
 def known_topics(store: Store) -> frozenset[str] | None:

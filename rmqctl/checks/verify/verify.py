@@ -27,6 +27,7 @@ from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
+from rmqctl.scan.profile import LogProfile
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool
@@ -54,7 +55,7 @@ class VerifyOptions:
     ``ranges``: the number of pieces the log is cut into for them (None: as fits).
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
     this physical offset on, which must be a frame border. Either way rows and entries are only
-    held against what was read.
+    held against what was read. ``profile``: also what the log holds, by time and place.
     """
 
     only: frozenset[str] | None = None
@@ -64,6 +65,7 @@ class VerifyOptions:
     since: int | None = None
     seed: int = 0
     ranges: int | None = None
+    profile: bool = False
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -100,6 +102,7 @@ class Verification:
     ok: bool = True
     log_end: int = 0
     last_record: tuple[int, int] | None = None
+    profile: LogProfile | None = None
     parts: list[ranges.Range] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
@@ -157,7 +160,7 @@ class Verification:
         if any(self._judges(name) for name in _OVER_LOG):
             # Ends first: what a running broker dispatches from now on is in the log already.
             ends = self._ends()
-            wanted = Wanted(self._judges("consumequeue"), options.wants("index"))
+            wanted = Wanted(self._judges("consumequeue"), options.wants("index"), options.profile)
             try:
                 self.parts = self._parts()
                 if self.parts is None:
@@ -207,6 +210,7 @@ class Verification:
     def _context(self, result: RangeResult, live: bool) -> Context:
         store, cover = self.store, self.coverage
         self.log_end = self._end_of(result)
+        self.profile = result.profile
         if result.last_record_start is not None and result.last_record_end is not None:
             self.last_record = result.last_record_start, result.last_record_end
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",

@@ -26,6 +26,7 @@ from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.headers import bad_numbers
+from rmqctl.scan.profile import LogProfile
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
@@ -46,6 +47,8 @@ class LogPass:
         self.store, self.wanted = store, wanted
         self.result = RangeResult(start, start)
         self._progress = progress or (lambda _done: None)
+        if wanted.profile:
+            self.result.profile = LogProfile(store.log.min_offset, store.log.end)
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
@@ -81,6 +84,8 @@ class LogPass:
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         self.result.bytes_damaged += span.length
         self._keep_span(span)
+        if self.result.profile is not None:
+            self.result.profile.fill(DAMAGED, span.offset, span.end)
 
     def finish(self, *, last: bool) -> RangeResult:
         """Compares what is still pending. ``last``: nothing of the log comes behind."""
@@ -104,6 +109,8 @@ class LogPass:
                 result.bytes_damaged += span.length
                 self._keep_span(span)
         if not len(batch):
+            if result.profile is not None:
+                result.profile.add(batch, np.ones(0, bool))
             return
         # Both checksums, by column; a record that fails one counts as damage.
         size = batch.column("total_size")
@@ -114,6 +121,8 @@ class LogPass:
             result.bytes_damaged += int(size[~ok].sum())
         result.bytes_in_messages += int(size[ok].sum())
         result.messages += len(batch) - bad
+        if result.profile is not None:
+            result.profile.add(batch, ok)
         properties = text.Properties(batch)
         result.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
         # The newest time and the last record: where the log ends.

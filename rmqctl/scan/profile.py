@@ -1,0 +1,133 @@
+"""What a log holds, by time, by place and by queue: sums of bounded size, for pictures of it.
+
+A profile takes the batches of a walk, and those of the ranges of one log merge, in any order. Times
+are kept in steps that grow with the time the log spans, places in equal cells of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from rmqctl.formats.local.header_rules import EARLIEST
+from rmqctl.scan.aggregate import Aggregate
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
+
+MESSAGES = "messages"
+KINDS = (MESSAGES, BLANK, ZERO, DAMAGED)
+"""The rows of `LogProfile.cells`."""
+LATEST = 4_102_444_800_000
+"""2100-01-01 (ms): what says that it was stored later is put nowhere."""
+STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (
+    1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_419_200)))
+"""Milliseconds of a step of time; each divides the next."""
+MOST_STEPS = 4096
+MOST_CELLS = 2048
+_LEAST_CELL = 1024
+
+
+class Timeline:
+    """Messages and their bytes by store time, in steps of ``step`` ms: at most `MOST_STEPS`.
+
+    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: how many
+    messages say a time before there were brokers or after 2099, and are in no step.
+    """
+
+    def __init__(self) -> None:
+        self.step = STEPS[0]
+        self.steps: dict[int, tuple[int, int]] = {}
+        self.elsewhere = 0
+
+    def add(self, times: Array, sizes: Array) -> None:
+        """Store times (ms) and sizes (bytes) of some messages."""
+        known = (times >= EARLIEST) & (times < LATEST)
+        if not known.all():
+            self.elsewhere += int((~known).sum())
+            times, sizes = times[known], sizes[known]
+        if not len(times):
+            return
+        span = int(times.max()) - int(times.min())
+        self._widen(next(step for step in STEPS if span // step < MOST_STEPS))
+        number, place = np.unique(times // self.step, return_inverse=True)
+        total = np.zeros(len(number), np.int64)
+        np.add.at(total, place, sizes)
+        self._include(zip(number.tolist(), zip(np.bincount(place).tolist(), total.tolist(),
+                                               strict=True), strict=True))
+
+    def merge(self, other: Timeline) -> None:
+        self._widen(other.step)
+        scale = self.step // other.step
+        self._include((number // scale, sums) for number, sums in other.steps.items())
+        self.elsewhere += other.elsewhere
+
+    def _include(self, more: Iterator[tuple[int, tuple[int, int]]]) -> None:
+        for number, (messages, size) in more:
+            known = self.steps.get(number, (0, 0))
+            self.steps[number] = known[0] + messages, known[1] + size
+        while len(self.steps) > MOST_STEPS:
+            self._widen(STEPS[STEPS.index(self.step) + 1])
+
+    def _widen(self, step: int) -> None:
+        """Joins steps to longer ones, never the other way."""
+        if step > self.step:
+            scale, known = step // self.step, self.steps
+            self.step, self.steps = step, {}
+            self._include((number // scale, sums) for number, sums in known.items())
+
+
+class LogProfile:
+    """A log from physical offset ``start`` to ``end``: ``times``, ``queues`` (sums by topic and
+    queue id), and ``cells``: bytes (int64) by the `KINDS` and by cells of ``cell`` bytes.
+
+    Messages that fail a checksum are damage.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.cell = start, _LEAST_CELL
+        while (end - start) // self.cell >= MOST_CELLS:
+            self.cell *= 2
+        self.cells: Array = np.zeros((len(KINDS), (end - start) // self.cell + 1), np.int64)
+        self.times = Timeline()
+        self.queues = Aggregate("queue")
+
+    def add(self, batch: Batch, ok: Array) -> None:
+        """One batch of a walk; ``ok`` (bool) is False where a message fails a checksum."""
+        for span in batch.spans:
+            self.fill(span.kind, span.offset, span.end)
+        if not len(batch):
+            return
+        size = batch.column("total_size")
+        self._messages(DAMAGED, batch.offset[~ok], size[~ok])
+        self._messages(MESSAGES, batch.offset[ok], size[ok])
+        intact = batch if ok.all() else batch.select(np.flatnonzero(ok))
+        self.queues.add(intact)
+        self.times.add(intact.column("store_timestamp"), intact.column("total_size"))
+
+    def fill(self, kind: str, start: int, end: int) -> None:
+        """Bytes ``[start, end)`` are of one kind. A broken size may lead beyond the log's end."""
+        row = self.cells[KINDS.index(kind)]
+        first = max(start - self.start, 0)
+        last = min(end - self.start, len(row) * self.cell)
+        if first >= last:
+            return
+        numbers = first // self.cell, (last - 1) // self.cell
+        row[numbers[0]:numbers[1] + 1] += self.cell
+        row[numbers[0]] -= first % self.cell
+        row[numbers[1]] -= -last % self.cell
+
+    def _messages(self, kind: str, offset: Array, size: Array) -> None:
+        """Records that follow each other are filled in runs."""
+        if not len(offset):
+            return
+        breaks = np.flatnonzero(offset[1:] != (offset + size)[:-1]) + 1
+        borders = [0, *breaks.tolist(), len(offset)]
+        for first, behind in pairwise(borders):
+            self.fill(kind, int(offset[first]), int(offset[behind - 1] + size[behind - 1]))
+
+    def merge(self, other: LogProfile) -> None:
+        """Takes in that of another range of the same log."""
+        self.cells += other.cells
+        self.times.merge(other.times)
+        self.queues.merge(other.queues)
