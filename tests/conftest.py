@@ -16,6 +16,7 @@ import pytest
 from tests.engine_write.crashing import Crasher
 from tests.support import cli, snapshot
 from tests.support import golden as golden_sets
+from tests.support import retried as retried_stores
 from tests.support import tiny as tiny_stores
 from tests.support.share import RUN
 
@@ -75,6 +76,20 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny_stores.
     built = tiny_stores.build(tmp_path_factory.mktemp("tiny") / "store")
     with snapshot.assert_unchanged(built.root):
         yield built
+
+
+@pytest.fixture(scope="session")
+def retried_base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny_stores.Tiny]:
+    """A store of three groups, one of which sent messages back and gave some up; to read only."""
+    built = retried_stores.build(tmp_path_factory.mktemp("retried") / "store")
+    with snapshot.assert_unchanged(built.root):
+        yield built
+
+
+@pytest.fixture
+def retried(retried_base: tiny_stores.Tiny, tmp_path: Path) -> tiny_stores.Tiny:
+    """A fresh copy of it that may be changed."""
+    return retried_base.moved(snapshot.copy_tree(retried_base.root, tmp_path / "retried"))
 
 
 @pytest.fixture

@@ -204,6 +204,8 @@ def place_store(directive: Directive, fixture) -> None:
         source = ROOT / EXAMPLE
     elif part == "tiny":
         source = fixture("tiny_base").root
+    elif part == "retried":
+        source = fixture("retried_base").root
     else:
         source = fixture("golden")(part if part.count("/") > 1 else f"{part}/store")
     snapshot.copy_tree(source, Path(directive.name))

@@ -21,7 +21,12 @@ from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
+from rmqctl.formats.local.properties import (
+    LMQ_PREFIX,
+    RETRY_PREFIX,
+    REVIVE_PREFIX,
+    SCHEDULE_TOPIC,
+)
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import Commit, ConsumerProgress
@@ -29,8 +34,6 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
-_RETRY = "%RETRY%"
-_REVIVE = "rmq_sys_REVIVE_LOG_"
 _NAMED = 3
 
 
@@ -270,7 +273,7 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     position there is not behind them.
     """
     waiting = sorted({queue.group for queue in queues
-                      if queue.topic == _RETRY + queue.group and queue.twice_at_most})
+                      if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})
     if waiting:
         more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
         yield (f"messages wait in the retry topics of {', '.join(waiting[:_NAMED])}{more}: one "
@@ -294,7 +297,7 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
         yield ("the last end was unclean: positions are written every 5 s, so messages behind them "
                "may have been consumed already and be delivered twice (`twice_at_most`); which of "
                "them cannot be told")
-    if any(topic.startswith(_REVIVE) for topic, _ in losses):
+    if any(topic.startswith(REVIVE_PREFIX) for topic, _ in losses):
         yield ("the store was used with POP: a position says what was handed out, so messages lost "
                "before it may not have been acknowledged")
     if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rmqctl.broker.view import cut_by_broker
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
-from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX
 from rmqctl.parse_values import time_text
 from rmqctl.repair.plan import Action, Create, Plan, Replace
 from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
@@ -27,8 +27,6 @@ from rmqctl.store.store import Store
 COMMAND = "offsets-reset"
 _FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
-_RETRY = "%RETRY%"
-_REVIVE = "rmq_sys_REVIVE_LOG_"
 _SINCE = 5
 
 
@@ -165,7 +163,7 @@ def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -
 def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
         tuple[str, int]]:
     topics = [wanted.topic] if wanted.topic is not None else [
-        topic for topic in sorted(before) if not topic.startswith(_RETRY)]
+        topic for topic in sorted(before) if not topic.startswith(RETRY_PREFIX)]
     on_disk: dict[str, set[int]] = {}
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         on_disk.setdefault(topic, set()).add(queue_id)
@@ -256,11 +254,11 @@ def _notes(store: Store, wanted: Reset, file: ConfigFile,
     if file.fell_back:
         notes.append(f"{file.main.fault()}; the other offsets are taken from {file.backup.path}, "
                      "as a broker does")
-    retry = sorted(topic for topic in before if topic.startswith(_RETRY))
+    retry = sorted(topic for topic in before if topic.startswith(RETRY_PREFIX))
     if wanted.topic is None and retry:
         notes.append(f"the retry topic {named(retry)} keeps its offsets: messages that wait there "
                      "are delivered all the same (--topic names it)")
-    if any(topic.startswith(_REVIVE) for topic, _ in store.queues):
+    if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues):
         notes.append("the store was used with POP: what was handed out and not acknowledged comes "
                      "again, wherever the offset is")
     return notes

@@ -64,6 +64,7 @@ class Spec:
     store: str = STORED
     lmq: tuple[str, ...] = ()
     prepared_at: int = 0
+    reconsume_times: int = 0
 
 
 def _named(number: int, **more: str) -> dict[str, str]:
@@ -279,7 +280,7 @@ def _record(spec: Spec, number: int, at: int, counters: Mapping[tuple[str, int],
         queue_id=spec.queue_id, flag=spec.flag,
         queue_offset=counters.get((spec.topic, spec.queue_id), 0) if has_row else 0,
         physical_offset=at, sys_flag=sys_flag, born_timestamp=timestamp - 5, born_host=born,
-        store_timestamp=timestamp, store_host=store, reconsume_times=0,
+        store_timestamp=timestamp, store_host=store, reconsume_times=spec.reconsume_times,
         prepared_transaction_offset=spec.prepared_at, body=spec.body, topic=topic,
         properties=stored)
     raw = message.build(record)

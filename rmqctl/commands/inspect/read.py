@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
-from rmqctl.errors import UsageError
+from rmqctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.store.log.bounds import View
+    from rmqctl.store.query.select import Selection
 
 
 def command(
     *,
     select: SelectOptions,
+    group: Annotated[str | None, typer.Option(
+        "--group", metavar="GROUP", help="With --unconsumed: which consumer group.")] = None,
+    unconsumed: Annotated[bool, typer.Option(
+        "--unconsumed", help="Only what the group has not consumed: from its position to the end "
+        "of each queue, its retry topic included.")] = False,
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="disk: all that is intact on disk. broker: only what a broker would still "
         "have after a start, which ends the log at the first damage.")] = "disk",
@@ -28,11 +39,14 @@ def command(
     are merged as they lie in the log). Without it every message of the log is looked at, those
     without a row (rollbacks, half messages that came back) too; --where topic=T reads a topic
     that way. Damage does not end the listing: it is named on stderr, the next record that proves
-    itself follows, and the exit code is 1.
+    itself follows, and the exit code is 1. With --group and --unconsumed the queues in which the
+    group committed offsets are read, and its retry topic, each from the group's position on.
 
         rmqctl read STORE --topic orders --queue 0 --offset 1200 --count 10
 
         rmqctl read STORE --since -2h --where 'property.user~^4' -o jsonl
+
+        rmqctl read STORE --group billing --unconsumed
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of
@@ -40,6 +54,11 @@ def command(
     from rmqctl.store.query.select import Selector
 
     topic, queue, from_offset = select.topic, select.queue, select.from_offset
+    if unconsumed != (group is not None):
+        raise UsageError("--group and --unconsumed go together: which group, and that only what it "
+                         "has not consumed is shown")
+    if group is not None and from_offset is not None:
+        raise UsageError("--unconsumed begins at the group's positions: it goes without --offset")
     if topic is None and (queue is not None or from_offset is not None):
         raise UsageError("--queue and --offset need --topic: every topic has queues of its own")
     if from_offset is not None and queue is None:
@@ -50,6 +69,10 @@ def command(
     faults = Faults(out)
     with store.open() as opened:
         bounds = view_of(opened, view)
+        # Where a group goes on.
+        if group is not None:
+            opened.layout.require(store.root, "consumequeue")
+            wanted = _unconsumed(out, bounds, wanted, group, faults)
         # What a broker would say to this offset.
         if topic is not None and queue is not None and from_offset is not None:
             said = offset_note(bounds, topic, queue, from_offset)
@@ -60,9 +83,10 @@ def command(
         with out.progress("reading the log", size) as progress:
             selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
             rows = rows_of(out, faults.judged(selector.pages()), projection)
-            shown = show_rows(out, rows, projection, show.tz, empty="" if topic else "no messages")
+            empty = "" if topic and not group else "no messages"
+            shown = show_rows(out, rows, projection, show.tz, empty=empty)
         # Why there is nothing, or less than the topic has.
-        if topic is not None:
+        if topic is not None and group is None:
             said = without_consumequeue(opened, topic) if queue is None else None
             if said is not None:
                 out.note(said)
@@ -70,3 +94,22 @@ def command(
                 out.note(missing_queue(opened, topic, queue) or "no messages")
                 faults.found |= is_unknown(opened, topic)
     faults.end()
+
+
+def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
+                faults: Faults) -> Selection:
+    """The queues that a group reads, from its positions on; what is odd of these is told."""
+    from rmqctl.store.groups.unread import Groups, unread
+
+    groups = Groups.of(view.store)
+    for note in groups.notes:
+        out.warn(note)
+    said = groups.nothing(group)
+    if said is not None:
+        out.warn(said)
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    found = unread(view, groups, group, faults.report, wanted.topic, wanted.queue_id)
+    for note in found.notes:
+        out.note(note)
+    faults.found |= not found.starts
+    return replace(wanted, topic=None, queue_id=None, starts=found.starts)

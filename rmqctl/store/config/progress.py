@@ -52,6 +52,13 @@ class ConsumerProgress:
                 if isinstance(check, timer_check.TimerCheckRecord) else None)
         return cls(tuple(commits), delayed, read)
 
+    def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
+        """The groups' positions by group, topic and queue id."""
+        found: dict[str, dict[str, dict[int, int]]] = {}
+        for group, topic, queue_id, offset in self.commits:
+            found.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
+        return found
+
     def everybody(self) -> Iterator[Commit]:
         """The groups' commits, and the delay service's as those of a group of its own."""
         yield from self.commits

@@ -9,7 +9,7 @@ reported through a callback while the reading goes on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -41,6 +41,8 @@ Row = tuple[int, int, int, int]
 class Selection:
     """Which messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` inclusive,
     ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both inclusive.
+    ``starts``: these queues only, each from its own queue offset on (then neither ``topic`` nor
+    ``from_offset``).
     """
 
     topic: str | None = None
@@ -54,6 +56,7 @@ class Selection:
     tag: str | None = None
     key: str | None = None
     where: tuple[Condition, ...] = ()
+    starts: Mapping[tuple[str, int], int] | None = None
 
     def conditions(self) -> list[Condition]:
         """Everything but topic, queue and count, the cheapest first."""
@@ -103,6 +106,12 @@ class Selector:
         if wanted.count == 0:
             return
         conditions = wanted.conditions()
+        if wanted.starts is not None:
+            several = [rows for topic, queue_id in wanted.starts for rows in topic_rows(
+                self.store, topic, queue_id, self.view, self._report)]
+            for page in self._queue_pages(several):
+                yield filtered(page, conditions)
+            return
         if wanted.topic is None:
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
             return
@@ -133,6 +142,8 @@ class Selector:
         """The queue offsets to look at, narrowed by the times asked for."""
         wanted = self.selection
         start, end = queue.first, queue.end
+        if wanted.starts is not None:
+            start = max(start, wanted.starts[queue.topic, queue.queue_id])
         if wanted.from_offset is not None:
             start = max(start, wanted.from_offset)
         if wanted.since is not None:

@@ -1,0 +1,1 @@
+"""Consumer groups: what they have not consumed, sent back and gave up."""

@@ -1,0 +1,144 @@
+"""Which groups a store knows, how far each has come, and where what it has not consumed begins.
+
+Positions are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without one in a
+queue begins where its consumers are set to begin (``consumeFromWhere``), which no store knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX
+from rmqctl.store.config.config import load_one
+from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.config.progress import ConsumerProgress, named
+from rmqctl.store.explain import near_names
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Report
+from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.store import Store
+
+QueueKey = tuple[str, int]
+_FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
+
+    ``others``: groups without any position that are configured, or have messages which they sent
+    back or gave up. ``notes``: what makes positions uncertain. ``positions_known``: whether a copy
+    of the file with the positions can be read, or there never was one.
+    """
+
+    positions: Mapping[str, Mapping[str, Mapping[int, int]]]
+    others: frozenset[str]
+    notes: tuple[str, ...] = ()
+    positions_known: bool = True
+
+    @classmethod
+    def of(cls, store: Store) -> Groups:
+        """By what ``config/`` and the folders of queues say. UnsupportedError."""
+        store.layout.require(store.root, "config")
+        positions = ConsumerProgress.of(store).by_group()
+        topics = topics_on_disk(store)
+        names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
+        names |= {topic.removeprefix(prefix) for prefix in (RETRY_PREFIX, DLQ_PREFIX)
+                  for topic in topics if topic.startswith(prefix)}
+        notes, unread = [], []
+        for file in (load_one(store, name) for name in _FILES):
+            notes += file.problems()
+            if file.damaged and file.used is None:
+                unread.append(file.name)
+        if store.snapshot is not None:
+            notes.append("a broker runs on this store: it writes positions every 5 s, so these are "
+                         "somewhat old")
+        elif store.has_abort:
+            notes.append("the last end was unclean: positions are written every 5 s, so groups may "
+                         "have consumed somewhat more than they say")
+        if any(topic.startswith(REVIVE_PREFIX) for topic in topics):
+            notes.append("the store was used with POP: a position says what was handed out, which "
+                         "may not have been acknowledged")
+        return cls(positions, frozenset(names - positions.keys()), tuple(notes),
+                   not unread)
+
+    def nothing(self, group: str) -> str | None:
+        """Why nothing can be said of what a group consumed; None where it has positions."""
+        if group in self.positions:
+            return None
+        if not self.positions_known:
+            return (f"how far group {group} has come is not known: no copy of "
+                    f"config/{_FILES[0]} can be read (`rmqctl config` says what is wrong)")
+        if group == DELAY_GROUP:
+            return ("the delay service is no consumer group; `rmqctl offsets STORE --group "
+                    f"'{DELAY_GROUP}'` shows how far it has come")
+        if group in self.others:
+            return (f"group {group} has no position here: it has not consumed yet, or broadcasts, "
+                    "and then its consumers keep their positions themselves")
+        return (f"nothing is known here of group {group}"
+                f"{near_names(group, {*self.positions, *self.others})}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """``starts``: the first queue offset that was not consumed, of each queue; ``without`` are
+    those of them in which the group has no position. ``notes`` say what a person should know.
+    """
+
+    starts: Mapping[QueueKey, int]
+    without: tuple[QueueKey, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def unread(view: View, groups: Groups, group: str, report: Report, topic: str | None = None,
+           queue_id: int | None = None) -> Unread:
+    """What a group that has positions did not consume: of all topics it committed offsets in, and
+    of its retry topic; narrowed to a topic and a queue.
+    """
+    store = view.store
+    retry = RETRY_PREFIX + group
+    known = groups.positions[group]
+    starts: dict[QueueKey, int] = {}
+    without: list[QueueKey] = []
+    notes: list[str] = []
+    for name in sorted({*known, *([retry] if queue_ids(store, "consumequeue", retry) else [])}):
+        if topic is not None and name != topic:
+            continue
+        positions = known.get(name, {})
+        queues = topic_rows(store, name, queue_id, view, report)
+        if not queues:
+            notes.append(f"{name}: group {group} has positions in it, and it has no queues here")
+        for rows in queues:
+            key = name, rows.queue_id
+            position = positions.get(rows.queue_id)
+            starts[key] = position or 0
+            if position is None:
+                if rows.end > rows.first:
+                    without.append(key)
+            elif position > rows.end:
+                notes.append(f"{name}/{rows.queue_id}: the position {position} lies beyond the end "
+                             f"of the queue, {rows.end}")
+            elif position < rows.first:
+                gone = rows.first - position
+                notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
+                             f"from {position} on not consumed, and gone from the log")
+    if topic is not None and topic not in known and not starts:
+        notes.append(f"group {group} has no position in topic {topic}"
+                     f"{near_names(topic, known)}: it does not subscribe to it, has not consumed "
+                     "of it yet, or broadcasts")
+    notes += _beginnings(group, retry, without)
+    return Unread(starts, tuple(without), tuple(notes))
+
+
+def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str]:
+    """What a group reads where it has no position. From its retry topic it reads everything."""
+    queues = [f"{topic}/{queue_id}" for topic, queue_id in without if topic != retry]
+    if queues:
+        yield (f"group {group} has no position in {named(queues)}: all there is of "
+               f"{'it' if len(queues) == 1 else 'them'} is shown; where consumers begin there is "
+               "their own setting (consumeFromWhere)")
+    sent_back = [f"{topic}/{queue_id}" for topic, queue_id in without if topic == retry]
+    if sent_back:
+        yield (f"group {group} has no position in {named(sent_back)}: consumers read a retry topic "
+               "from its beginning")
