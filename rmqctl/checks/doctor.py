@@ -11,7 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.preflight.preflight import preflight
@@ -20,8 +20,10 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
-from rmqctl.scan.profile import LogProfile
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.scan.profile import LogProfile
 
 _ORDER = (ERROR, WARNING, INFO)
 _KEPT = 1000

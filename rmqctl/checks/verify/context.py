@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rmqctl.checks.findings import INFO
 from rmqctl.checks.verify.index.keys import KeyTally
@@ -16,9 +16,11 @@ from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Span
 from rmqctl.scan.headers import Headers
-from rmqctl.scan.profile import LogProfile
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.scan.profile import LogProfile
 
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.findings import INFO, Finding, advised
@@ -27,12 +27,14 @@ from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.profile import LogProfile
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.scan.profile import LogProfile
 
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
               "compaction", "store")

@@ -26,7 +26,6 @@ from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.headers import bad_numbers
-from rmqctl.scan.profile import LogProfile
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
@@ -48,6 +47,8 @@ class LogPass:
         self.result = RangeResult(start, start)
         self._progress = progress or (lambda _done: None)
         if wanted.profile:
+            from rmqctl.scan.profile import LogProfile
+
             self.result.profile = LogProfile(store.log.min_offset, store.log.end)
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
