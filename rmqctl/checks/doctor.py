@@ -96,7 +96,8 @@ class Diagnosis:
         if self.sound:
             parts = ["no damage, and nothing is lost"]
             if not start.not_judged:
-                parts.append(f"a {start.broker_version} broker would start on it and lose nothing")
+                parts.append(f"a {start.broker_version} broker would start on it and "
+                             f"{start.costless}")
             which = "sound, as far as can be judged" if self.not_judged else "sound"
             return f"{which}: {'; '.join(parts)}"
         parts = []
@@ -117,7 +118,8 @@ class Diagnosis:
         if start.undecodable:
             parts.append(f"clients give up at {plural(start.undecodable, 'message')}")
         if not parts:
-            parts.append("nothing is lost so far, and a start loses nothing")
+            parts.append("nothing is lost so far, and a start "
+                         f"{start.costless.replace('lose', 'loses', 1)}")
         state = "damaged" if not self.findings.ok else "no damage found, but"
         joined = f"{state}: {'; '.join(parts)}" if state == "damaged" else (
             f"{state} {'; '.join(parts)}")

@@ -16,7 +16,8 @@ ERROR, WARNING, INFO = "error", "warning", "info"
 REBUILT = frozenset({"consumequeue", "index"})
 """Structures that are made anew from the log."""
 _PUT_RIGHT = frozenset({"cq-missing", "cq-missing-entry", "cq-behind", "index-missing",
-                        "index-behind"})
+                        "index-behind", "index-key-missing", "index-unreadable", "index-header",
+                        "index-chain", "index-slot", "index-entry", "index-time"})
 """What is no trouble where the next start of a broker puts it right."""
 
 

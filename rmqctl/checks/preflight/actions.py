@@ -142,11 +142,15 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
 def _index(predicted: Prediction, store: Store, index: Index) -> None:
     discarded(predicted, store, index)
     predicted.index_lost = index.lost(store, predicted.truncate_to or 0)
+    predicted.index_from = index.trusted_end
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:
         predicted.notes.append(
             f"{plural(predicted.index_lost, 'index entry does', 'index entries do')} not come "
             "back: the messages concerned are no longer found by key")
+    for loaded in index.uncounted:
+        predicted.notes.append(f"{relative(store, loaded.file.path)} cannot be understood: how "
+                               "many of its entries do not come back cannot be told")
     if index.entries or index.created:
         double = (f"; {plural(index.duplicates, 'is', 'are')} there already" if index.duplicates
                   else "")

@@ -62,8 +62,15 @@ class Index:
                                    if loaded.header), default=-1)
         self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
+        self.uncounted: list[Loaded] = []
+        """Discarded files of which `lost` cannot tell the entries."""
         self.rolled_at = 0
         """End time of the last file that became full: the checkpoint's index time; 0 if none."""
+
+    @property
+    def trusted_end(self) -> int:
+        """`end_phy` before anything is dispatched."""
+        return self._trusted_end
 
     @property
     def end_phy(self) -> int:
@@ -141,6 +148,8 @@ class Index:
             try:
                 index = store.open_index(loaded.file)
             except (FormatError, StoreIOError):
+                if loaded not in self.uncounted:
+                    self.uncounted.append(loaded)
                 continue
             try:
                 number, last = 1, min(index.count, index.shape.max_entries)
@@ -150,7 +159,9 @@ class Index:
                     entries = ENTRY.array(raw)
                     if not len(entries):
                         break
-                    lost += int((entries["physical_offset"] < end).sum())
+                    place = entries["physical_offset"]
+                    used = (place > 0) | (entries["key_hash"] != 0)
+                    lost += int((used & (place >= 0) & (place < end)).sum())
                     number += len(entries)
             finally:
                 index.close()

@@ -10,6 +10,7 @@ from rmqctl.actions import Action
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
+from rmqctl.checks.verify.common import plural
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile
@@ -122,6 +123,8 @@ class Prediction:
     index_duplicates: int = 0
     index_lost: int = 0
     """Entries of discarded index files that do not come back."""
+    index_from: int = 0
+    """Messages before this physical offset get no index entry, also where they are dispatched."""
     leaves: bool = False
     """Whether anything stays beyond the end of the log: bytes, rows, index entries."""
     cut_off: bool = False
@@ -150,6 +153,13 @@ class Prediction:
         """Whether nothing would be lost, and nothing is."""
         return self.start_is_harmless and not (
             self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
+
+    @property
+    def costless(self) -> str:
+        """What a start that costs no message does: ``lose nothing``, or what of the index."""
+        if not self.index_lost:
+            return "lose nothing"
+        return f"lose no message, but {plural(self.index_lost, 'index entry', 'index entries')}"
 
     def require_judged(self, root: str) -> None:
         """UnsupportedError, in one sentence, where not all of the store could be judged."""

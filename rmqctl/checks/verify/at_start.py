@@ -8,15 +8,17 @@ it (spec: recovery.md §3-§6, §15).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rmqctl.broker.recovery import default_release
 from rmqctl.broker.versions import VERSIONS
+from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.context import PutRight
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import RmqctlError
+from rmqctl.formats.local.index_file import HEADER
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
 """The last of the releases that make fewer rows at a start after a clean end: which they are."""
+_OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
+                               "index-entry", "index-time", "index-ahead", "file-size"})
+"""What is wrong within an index file, and gone with it."""
+_END_TIME = HEADER.field("end_timestamp").offset
 
 
 @dataclass
@@ -54,6 +60,9 @@ class AtStart:
         message at the physical offset ``place`` (None: not known). ``end``: the queue offset
         behind the last message of the queue. Rows that go to wrong places do not reach it.
         """
+        if place is None:
+            return PutRight()
+
         def made(start: Prediction) -> bool:
             losses = (start.queue_losses or {}).get(key)
             return (losses is not None and losses.end == end and not losses.without_row
@@ -63,17 +72,45 @@ class AtStart:
 
     def keys(self, place: int | None) -> PutRight:
         """Whether a start makes all index entries that are missing, as `rows`."""
-        indexed = self.store.sizes.conf.message_index is not False
-        return self._judge(place, lambda _start: indexed)
+        if place is None:
+            return PutRight()
+        return self._judge(place, lambda start: self._indexed and place >= start.index_from)
+
+    def index_file(self, finding: Finding) -> Finding:
+        """The finding as information where a start discards the index file that it is about, as
+        such files are not trusted after an unclean end (index.md §9).
+
+        Not where its end time is what is wrong and entries go for good: that may be why it goes;
+        nor where entries beyond the end of the log tell of messages that are lost.
+        """
+        if (finding.structure != "index" or not finding.is_trouble or finding.file is None
+                or finding.category not in _OF_AN_INDEX_FILE):
+            return finding
+        from rmqctl.checks.preflight.load import relative
+
+        name = relative(self.store, finding.file)
+        telling = finding.category == "index-ahead"
+        right = self._judge(None, lambda start: name in start.doomed and not (
+            telling and start.messages_already_lost))
+        of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
+        if not right.severity or (of_end_time and right.entries_lost):
+            return finding
+        does = "discards the file" + (" and makes it anew" if self._indexed else "")
+        return replace(finding, severity=INFO, detail=finding.detail + right.index_words(does))
+
+    @property
+    def _indexed(self) -> bool:
+        return self.store.sizes.conf.message_index is not False
 
     def _judge(self, place: int | None, made: Callable[[Prediction], bool]) -> PutRight:
-        if place is None or not self._starts:
+        """``place``: what has to be read again for it; None for nothing."""
+        if not self._starts:
             return PutRight()
         by: list[str] = []
         not_by: list[str] = []
         for start in self._starts:
-            does = (start.starts and not start.messages_lost and _reads(start, place)
-                    and made(start))
+            does = (start.starts and not start.messages_lost and made(start)
+                    and (place is None or _reads(start, place)))
             name = start.broker_version
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))
         self.relied_on |= bool(by) and not not_by

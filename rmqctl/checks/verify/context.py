@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rmqctl.checks.findings import INFO
+from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
@@ -47,6 +48,15 @@ class PutRight(NamedTuple):
             return f"; a broker's start {what} ({', '.join(self.by)})"
         return (f"; a start of {' or '.join(self.by)} {what}, one of {' or '.join(self.not_by)} "
                 "does not")
+
+    def index_words(self, what: str) -> str:
+        """`words` about the index, with what the start costs of it."""
+        words = self.words(what)
+        if words and self.entries_lost:
+            count = self.entries_lost
+            words += (f"; {plural(count, 'entry', 'entries')} of what it discards "
+                      f"{'does' if count == 1 else 'do'} not come back")
+        return words
 
 
 class Starts(Protocol):

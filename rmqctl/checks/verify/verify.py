@@ -131,7 +131,8 @@ class Verification:
     def findings(self) -> Iterator[Finding]:
         layout = self.store.layout
         mends = not layout.unread and layout.consumequeue != "double"
-        for finding in self._all():
+        for found in self._all():
+            finding = found if self.store.lock.held else self._at_start.index_file(found)
             if finding.severity != INFO:
                 self.ok = False
             with_advice = advised(finding, self.store.root)

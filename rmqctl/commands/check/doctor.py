@@ -91,7 +91,8 @@ def _facts(found: Diagnosis) -> dict[str, Any]:
     lost = found.as_dict()["would_lose_by_topic"]
     facts["a start"] = (
         "does not succeed: " + "; ".join(start.refusals) if not start.starts else
-        f"loses {_counted(found.would_lose, lost)} (a {start.broker_version} broker" + (
+        (f"loses {_counted(found.would_lose, lost)}" if found.would_lose
+         else start.costless.replace("lose", "loses", 1)) + f" (a {start.broker_version} broker" + (
             ", as far as can be judged)" if found.not_judged else ")"))
     if start.impact is not None:
         facts["concerned"] = start.impact.in_words().removeprefix("concerned: ")

@@ -141,7 +141,7 @@ def _headline(prediction: Prediction) -> str:
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     beyond = f"; {counted(len(groups), 'group')} would stand beyond the end" if groups else ""
     costless = "lose nothing more" if gone else (
-        "lose nothing" if not prediction.not_judged else "cut no message off the log"
+        prediction.costless if not prediction.not_judged else "cut no message off the log"
         if prediction.truncate_to is not None else "maybe cut messages off the log")
     return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import Context, PutRight
+from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
@@ -43,7 +43,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
         right = context.keys_put_right(context.store.log.min_offset)
         yield Finding(
             "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
-            f"no index (a broker with messageIndexEnable=false writes none){_made(right)}",
+            f"no index (a broker with messageIndexEnable=false writes none)"
+            f"{right.index_words('makes them')}",
             file=context.store.path("index"), offset=0, count=context.result.keyed,
             severity=right.severity)
         return
@@ -120,21 +121,15 @@ def _missing(context: Context) -> Iterator[Finding]:
                     f"older than the oldest index file ({oldest}), so they cannot be queried "
                     "any more", INFO)
     if between or tally.unlisted_missing:
-        yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have",
-                    more=tally.unlisted_missing)
+        right = context.keys_put_right(min((physical for physical, _ in between), default=None))
+        yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have"
+                    f"{right.index_words('makes them')}", right.severity, tally.unlisted_missing)
     if behind:
         right = context.keys_put_right(min(physical for physical, _ in behind))
         yield _keys(tally, "index-behind", behind,
-                    f"newer than the newest index entry ({newest}){_made(right)}",
+                    f"newer than the newest index entry ({newest})"
+                    f"{right.index_words('makes them')}",
                     INFO if context.live else right.severity)
-
-
-def _made(right: PutRight) -> str:
-    words = right.words("makes them")
-    if words and right.entries_lost:
-        words += (f"; it discards {plural(right.entries_lost, 'other entry', 'other entries')} for "
-                  "good, with a file that it does not trust")
-    return words
 
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
