@@ -101,6 +101,6 @@ WORKS: tuple[Work, ...] = (
     _look_up("query time", "query time {store} --topic {topic} --queue {queue}"
                            " --time {store_timestamp} -o json"),
     _look_up("read --offset", "read {store} --topic {topic} --queue {queue}"
-                              " --offset {queue_offset} --count 1 -o json"),
+                              " --offset {queue_offset} --limit 1 -o json"),
     Work("--help", CPU, argv="--help", goal={ONE_K: (0.1,)}, stores=(ONE_K,)),
 )

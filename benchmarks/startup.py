@@ -33,7 +33,7 @@ COMMANDS = {
     "query time": "query time {store} --topic {topic} --queue {queue} --time {store_timestamp}"
                   " -o json",
     "read --offset": "read {store} --topic {topic} --queue {queue} --offset {queue_offset}"
-                     " --count 1 -o json",
+                     " --limit 1 -o json",
     "stats --by topic": "stats {store} --by topic -o json",
     "verify": "verify {store} -o json",
     "verify, empty": "verify {empty} -o json",

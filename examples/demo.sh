@@ -64,7 +64,7 @@ say "A store as RocketMQ 5.3.3 wrote it: what is in it?"
 run 0 info "$store"
 
 say "Three messages of one queue, through its consumequeue."
-run 0 read "$store" --topic TP_fraud_Topic --queue 0 --offset 24 --count 3 \
+run 0 read "$store" --topic TP_fraud_Topic --queue 0 --offset 24 --limit 3 \
   --fields queue_offset,physical_offset,tags,keys,body
 
 say "By a key, through the index files, as a broker answers queryMessage."
@@ -73,7 +73,7 @@ run 0 query key "$store" --topic TP_fraud_Topic --key audit-88
 say "By time: the queue offset a consumer would be reset to, and what lies there."
 run 0 query time "$store" --topic TP_fraud_Topic --queue 0 --time 2024-06-21T19:52:00Z
 run 0 query time "$store" --topic TP_fraud_Topic --queue 0 --time 2024-06-21T19:52:00Z \
-  --messages --count 2 --fields queue_offset,physical_offset,store_timestamp,total_size
+  --messages --limit 2 --fields queue_offset,physical_offset,store_timestamp,total_size
 
 say "How much is there of what?"
 run 0 stats "$store"
@@ -96,7 +96,7 @@ found=$("${program[@]}" verify "$copy" -o tsv | tail -n +2 | cut -f 1,5,6) || tr
 
 say "The damaged record, field by field. Its neighbours are as readable as before."
 run 1 dump "$copy/$log" --at "$start" --hex
-run 1 read "$copy" --topic TP_fraud_Topic --queue 0 --offset 24 --count 3 \
+run 1 read "$copy" --topic TP_fraud_Topic --queue 0 --offset 24 --limit 3 \
   --fields queue_offset,physical_offset,tags,keys,body
 
 say "And the example itself was only read:"

@@ -56,7 +56,7 @@ def test_findings_are_listed_up_to_a_bound_and_all_counted(golden, rmqctl) -> No
     assert some["findings"] == every["findings"][:2]
     assert some["findings_total"] == len(every["findings"])
     assert some["counts"] == every["counts"]
-    assert "--max-findings" in run.err
+    assert "--limit" in run.err
 
 
 def test_only(golden, rmqctl) -> None:

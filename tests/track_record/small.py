@@ -111,6 +111,6 @@ CASES = (
         "with an inflated body, but still with the flag that says it is compressed.",
         "One half message has the flag; its body is as it was. Every record is sound.",
         "4.9.3/transaction/store", flagged_compressed, (),
-        shows=((f"read store --topic {HALF_TOPIC} --count 11 --decompress --fields "
+        shows=((f"read store --topic {HALF_TOPIC} --limit 11 --decompress --fields "
                 "queue_offset,sys_flag,crc_ok,body_encoding"),)),
 )

@@ -14,8 +14,8 @@ class Parameter(NamedTuple):
     """One argument or option of a command.
 
     ``names`` are the spellings of an option (``["--output", "-o"]``) or the one name of an
-    argument (``["STORE"]``); ``type`` is flag, count, choice, text, integer, number, or the
-    metavar in small letters (size, time, offset).
+    argument (``["STORE"]``), without `former_names`; ``type`` is flag, count, choice, text,
+    integer, number, or the metavar in small letters (size, time, offset).
     """
 
     kind: Literal["argument", "option"]
@@ -58,7 +58,8 @@ def parameters(command: Any) -> Iterator[Parameter]:
 def parameter(param: Any) -> Parameter:
     """Describe one typer parameter."""
     is_argument = param.param_type_name == "argument"
-    flags = [*param.opts, *param.secondary_opts]
+    former = former_names(param)
+    flags = [name for name in (*param.opts, *param.secondary_opts) if name not in former]
     # Brackets in the metavar of an argument say what ``required`` says already.
     metavar = param.metavar.strip("[]") if is_argument and param.metavar else param.metavar
     env = param.envvar if isinstance(param.envvar, str) or param.envvar is None else param.envvar[0]
@@ -78,6 +79,13 @@ def parameter(param: Any) -> Parameter:
         metavar=metavar,
         panel=getattr(param, "rich_help_panel", None),
     )
+
+
+def former_names(param: Any) -> list[str]:
+    """The names that an option had: its long ones behind the first. They work, and no page or help
+    shows them.
+    """
+    return [name for name in param.opts if name.startswith("--")][1:]
 
 
 def _type_name(param: Any, choices: list[str] | None) -> str:

@@ -50,7 +50,8 @@ def command(
         "--view", help="The stores as they lie on disk, with what lies beyond damage, or as far as "
         "a broker would keep them when it starts.")] = "disk",
     max_differences: Annotated[int, typer.Option(
-        "--max-differences", metavar="N", min=0, help="List at most N; all are counted.")] = 1000,
+        "--limit", "--max-differences", metavar="N", min=0,
+        help="List at most N; all are counted.")] = 1000,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
     commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir-b", metavar="DIR", rich_help_panel="Where and how the store lies",
@@ -104,7 +105,7 @@ def _show(out: Output, run: Diff) -> None:
     differences = run.differences
     if differences.total > len(differences.listed):
         more = count_text(differences.total - len(differences.listed))
-        out.warn(f"differences counted, but not listed: {more} (--max-differences)")
+        out.warn(f"differences counted, but not listed: {more} (--limit)")
     rows = [difference.as_dict() for difference in differences.listed]
     impact = run.impact
     document: dict[str, Any] = {

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", metavar="GROUP", help="This consumer group only, with all its queues.")] = None,
+        "--group", "-g", metavar="GROUP",
+        help="This consumer group only, with all its queues.")] = None,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
         "--quick", help="Read no more of the log than a broker does at its start: what is damaged "

@@ -27,7 +27,7 @@ def command(
     start: Annotated[int | None, typer.Option(
         "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
     count: Annotated[int | None, typer.Option(
-        "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+        "--limit", "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
         help="The record at this offset, in the file or in the stream its name counts.")] = None,

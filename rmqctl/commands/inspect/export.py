@@ -82,7 +82,7 @@ def command(
     if form is not None:
         require(*([_PACKAGES[form.format]] if form.format in _PACKAGES else []))
     elif select.count is not None:
-        raise UsageError("--count is for one file: folders are written by many at a time")
+        raise UsageError("--limit is for one file: folders are written by many at a time")
     if select.from_offset is not None and (select.topic is None or select.queue is None):
         raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
     names = named_stores(stores)

@@ -23,7 +23,7 @@ _WIDE_COLUMNS = 130
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", metavar="GROUP", help="This consumer group only.")] = None,
+        "--group", "-g", metavar="GROUP", help="This consumer group only.")] = None,
     topic: Topic = None,
     view: View = "auto",
     tz: Zone = UTC,

@@ -42,7 +42,7 @@ def command(
     itself follows, and the exit code is 1. With --group and --unconsumed the queues in which the
     group committed offsets are read, and its retry topic, each from the group's position on.
 
-        rmqctl read STORE --topic orders --queue 0 --offset 1200 --count 10
+        rmqctl read STORE --topic orders --queue 0 --offset 1200 --limit 10
 
         rmqctl read STORE --since -2h --where 'property.user~^4' -o jsonl
 

@@ -27,7 +27,8 @@ _PAGE = 256
 def command(
     *,
     lines: Annotated[int, typer.Option(
-        "-n", "--lines", metavar="N", min=0, help="How many of the last messages.")] = 10,
+        "--limit", "-n", "--lines", metavar="N", min=0,
+        help="How many of the last messages.")] = 10,
     follow: Annotated[bool, typer.Option(
         "--follow", "-f", help="Go on as messages are appended, until interrupted.")] = False,
     interval: Annotated[int, typer.Option(

@@ -25,8 +25,8 @@ def command(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
         "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,
     max_findings: Annotated[int, typer.Option(
-        "--max-findings", metavar="N", min=0, help="List at most N findings of a store; all are "
-        "counted.")] = 1000,
+        "--limit", "--max-findings", metavar="N", min=0,
+        help="List at most N findings of a store; all are counted.")] = 1000,
     dry_run: DryRead = False,
     spark: Annotated[SparkOptions, pick(engine="spark")],
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
@@ -79,7 +79,7 @@ def _show(out: Output, judged: list[Judged]) -> None:
             out.warn(_reason(store))
         elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
             more = store.verdict.total - len(store.verdict.findings)
-            out.warn(f"{store.root}: {more} more findings are counted, not listed (--max-findings)")
+            out.warn(f"{store.root}: {more} more findings are counted, not listed (--limit)")
     verdicts = document(judged)
     for row in (*verdicts["findings"], *verdicts["stores"]):
         if "next" in row:

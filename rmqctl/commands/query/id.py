@@ -27,7 +27,7 @@ def command(
         "--unique", help="MSGID is the id the client made (UNIQ_KEY): found through the index.",
     )] = False,
     topic: Annotated[str | None, typer.Option(
-        "--topic", metavar="TOPIC", help="With --unique: look in this topic only.")] = None,
+        "--topic", "-t", metavar="TOPIC", help="With --unique: look in this topic only.")] = None,
     show: MessageOptions,
     store: StoreIndex,
     out: Out,

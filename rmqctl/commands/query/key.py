@@ -29,7 +29,7 @@ def command(
     out. The topic is the one the record has (a delayed or half message has an internal one).
     Exit code 1 when there is none.
 
-        rmqctl query key STORE --topic orders --key order-4711 --begin -2d
+        rmqctl query key STORE --topic orders --key order-4711 --since -2d
     """
     from rmqctl.broker.view import view_of
     from rmqctl.store.query import lookup
@@ -43,8 +43,8 @@ def command(
             most=query.most, kind=query.kind, raw=query.raw, report=faults.report)
         show_records(out, answer.records, projection, show.tz, faults)
         if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
-            out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --begin "
-                     f"or --end, or use `{_in_the_log(query)}`")
+            out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --since "
+                     f"or --until, or use `{_in_the_log(query)}`")
         if answer.behind:
             out.note(f"left out, because a broker ends its log before: physical offset "
                      f"{', '.join(map(str, answer.behind))} (--view disk shows what is there)")

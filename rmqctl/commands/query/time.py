@@ -32,8 +32,8 @@ def command(
 
     version = version_of(query.like)
     if version.nearest_in_time and query.upper:
-        raise UsageError(f"--like {query.like} knows no boundary: it gives the message nearest in "
-                         "time")
+        raise UsageError(f"--broker-version {query.like} knows no boundary: it gives the message "
+                         "nearest in time")
     when = query.when(show.tz)
     faults = Faults(out)
     with store.open() as opened:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(
     *,
     group: Annotated[str, typer.Option(
-        "--group", metavar="GROUP", show_default=False, help="The consumer group.")],
+        "--group", "-g", metavar="GROUP", show_default=False, help="The consumer group.")],
     topic: Topic = None,
     queue: Queue = None,
     time: Annotated[str | None, typer.Option(

@@ -67,10 +67,10 @@ class SelectOptions(OptionGroup):
     topic: Topic = None
     queue: Queue = None
     from_offset: Annotated[int | None, typer.Option(
-        "--from-offset", "--offset", metavar="N", parser=parse_offset,
+        "--offset", "--from-offset", metavar="N", parser=parse_offset,
         help="From this queue offset on (with --queue).")] = None
     count: Annotated[int | None, typer.Option(
-        "--count", metavar="N", min=0, help="At most this many messages.")] = None
+        "--limit", "--count", metavar="N", min=0, help="At most this many messages.")] = None
     from_phy: Annotated[int | None, typer.Option(
         "--from-phy", metavar="OFFSET", parser=parse_offset,
         help="From this physical offset on.")] = None
@@ -83,7 +83,8 @@ class SelectOptions(OptionGroup):
         "--tag", metavar="TAG", help="Only messages with this tag ('A || B': one of them).",
     )] = None
     key: Annotated[str | None, typer.Option(
-        "--key", metavar="KEY", help="Only messages with this key, or this unique key.")] = None
+        "--key", "-k", metavar="KEY",
+        help="Only messages with this key, or this unique key.")] = None
     where: Annotated[list[RawCondition] | None, typer.Option(
         "--where", metavar="FIELD=VALUE", parser=parse_condition,
         help="Only messages whose field compares so: = != < <= > >=, ~ and !~ for a regular "

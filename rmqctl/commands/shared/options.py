@@ -204,23 +204,19 @@ StoreIndex = Annotated[
 
 # -- what -------------------------------------------------------------------------------------
 
-_QUEUE = typer.Option("--queue", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
-_TOPIC = typer.Option("--topic", metavar="TOPIC", help="Topic.")
+_QUEUE = typer.Option("--queue", "-i", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
+_TOPIC = typer.Option("--topic", "-t", metavar="TOPIC", help="Topic.")
 Topic = Annotated[str | None, _TOPIC]
 RequiredTopic = Annotated[str, _TOPIC]
 Queue = Annotated[int | None, _QUEUE]
 RequiredQueue = Annotated[int, _QUEUE]
 
-Since = Annotated[str | None, typer.Option(
-    "--since", metavar="TIME",
-    help="Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h).")]
-Until = Annotated[str | None, typer.Option(
-    "--until", metavar="TIME", help="Stored at this time or earlier.")]
-Begin = Annotated[str | None, typer.Option(
-    "--begin", metavar="TIME",
-    help="Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h).")]
-End = Annotated[str | None, typer.Option(
-    "--end", metavar="TIME", help="Stored at this time or earlier.")]
+SINCE: dict[str, Any] = {
+    "metavar": "TIME",
+    "help": "Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h)."}
+UNTIL: dict[str, Any] = {"metavar": "TIME", "help": "Stored at this time or earlier."}
+Since = Annotated[str | None, typer.Option("--since", **SINCE)]
+Until = Annotated[str | None, typer.Option("--until", **UNTIL)]
 Zone = Annotated[tzinfo, typer.Option(
     "--tz", metavar="ZONE", parser=parse_zone,
     help="Zone of times given without one and of times shown: UTC, local, +08:00, "
@@ -239,7 +235,8 @@ DryRun = Annotated[bool, typer.Option(
 DryRead = Annotated[bool, typer.Option(
     "--dry-run", help="Only show what would be read, in which pieces.")]
 MaxFindings = Annotated[int, typer.Option(
-    "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.")]
+    "--limit", "--max-findings", metavar="N", min=0,
+    help="List at most N findings; all are counted.")]
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 Jobs = Annotated[int, typer.Option(
     "--jobs", "-j", metavar="N", min=0, show_default=False,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.options import Begin, End, RequiredTopic
+from rmqctl.commands.shared.options import SINCE, UNTIL, RequiredTopic
 from rmqctl.parse_values import parse_time_range
 
 
@@ -18,12 +18,12 @@ class KeyQuery(OptionGroup):
     """Which messages with which key."""
 
     topic: RequiredTopic
-    key: Annotated[str, typer.Option("--key", metavar="KEY", help="The key.")]
-    begin: Begin = None
-    end: End = None
+    key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="The key.")]
+    begin: Annotated[str | None, typer.Option("--since", "--begin", **SINCE)] = None
+    end: Annotated[str | None, typer.Option("--until", "--end", **UNTIL)] = None
     most: Annotated[int, typer.Option(
-        "--max", metavar="N", min=1, help="At most this many; a broker gives 64 and no more.",
-    )] = 32
+        "--limit", "--max", metavar="N", min=1,
+        help="At most this many; a broker gives 64 and no more.")] = 32
     kind: Annotated[Literal["key", "unique"] | None, typer.Option(
         "--type", help="Only application keys, or only unique keys (client ids); else both.",
     )] = None
@@ -48,5 +48,5 @@ class TierKeyQuery(KeyQuery):
     """Which messages of a tier with which key."""
 
     most: Annotated[int, typer.Option(
-        "--max", metavar="N", min=1, help="At most this many: where there are more, the newest.",
-    )] = 32
+        "--limit", "--max", metavar="N", min=1,
+        help="At most this many: where there are more, the newest.")] = 32

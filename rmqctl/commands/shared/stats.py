@@ -39,7 +39,7 @@ class StatsOptions(OptionGroup):
     until: Until = None
     tz: Zone = UTC
     top: Annotated[int | None, typer.Option(
-        "--top", metavar="N", min=1, help="The first N rows in the order only.")] = None
+        "--limit", "--top", metavar="N", min=1, help="The first N rows in the order only.")] = None
     sort: Annotated[Sort | None, typer.Option(
         "--sort", help="Order, greatest first (key: ascending); by default times and sizes by key, "
         "all else by messages.")] = None

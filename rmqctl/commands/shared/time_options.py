@@ -33,7 +33,7 @@ class TimeQuery(OptionGroup):
     messages: Annotated[bool, typer.Option(
         "--messages", help="Show the messages from that offset on instead of the offset.")] = False
     count: Annotated[int, typer.Option(
-        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1
+        "--limit", "--count", metavar="N", min=1, help="With --messages: how many.")] = 1
 
     @property
     def upper(self) -> bool:
@@ -52,9 +52,9 @@ class StoreTimeQuery(TimeQuery):
         "--boundary", help="lower: the first message stored then or later. upper: the last one "
         "stored then or earlier.")] = "lower"
     like: Annotated[str, typer.Option(
-        "--like", metavar="VERSION", parser=release_of, help="The release whose rule it is. Before "
-        "5.1.1 it was the message nearest in time, in a file chosen by its modification time.",
-    )] = NEWEST
+        "--broker-version", "--like", metavar="VERSION", parser=release_of,
+        help="The release whose rule it is. Before 5.1.1 it was the message nearest in time, in a "
+        "file chosen by its modification time.")] = NEWEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,11 @@ class TierTimeQuery(TimeQuery):
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored then or later. upper: the last one "
-        "stored exactly then; where none was, see --like.")] = "lower"
+        "stored exactly then; where none was, see --broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
-        "--like", help="The upper boundary between two messages: the later one (5.3.3), or the "
-        "earlier one (5.2.0 and local stores).")] = "5.3.3"
+        "--broker-version", "--like",
+        help="The upper boundary between two messages: the later one (5.3.3), or the earlier one "
+        "(5.2.0 and local stores).")] = "5.3.3"
 
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,

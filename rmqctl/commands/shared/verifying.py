@@ -46,7 +46,7 @@ def show(out: Output, verdict: Verdict[C],
     """The verdict in the format that is asked for; ``covered`` says for people what was covered."""
     if verdict.total > len(verdict.findings):
         out.warn(f"{verdict.total - len(verdict.findings)} more findings are counted, not listed "
-                 "(--max-findings)")
+                 "(--limit)")
     document = completed(verdict.as_dict())
     rows = document["findings"]
     out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,

@@ -57,7 +57,7 @@ def command(
     cluster: Cluster = None,
     broker: Broker = None,
     topic: Annotated[list[str] | None, typer.Option(
-        "--topic", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
+        "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
         "--start", metavar="earliest|broker|TIME", help="Where a queue begins that is not in the "
         "tier yet: at its first message, two minutes ago as a broker does (what is older is never "

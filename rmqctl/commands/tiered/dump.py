@@ -20,14 +20,14 @@ def command(
         metavar="FILE", help="A segment, an index file (uploaded or not), or "
         "tieredStoreMetadata.json; or a copy of one.", show_default=False)],
     type_: Annotated[Type | None, typer.Option(
-        "--type", "--kind", help="What the file is, where path and content do not tell.")] = None,
+        "--kind", "--type", help="What the file is, where path and content do not tell.")] = None,
     hex_: Annotated[bool, typer.Option(
         "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
         "whole with -v.")] = False,
     start: Annotated[int | None, typer.Option(
         "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
     count: Annotated[int | None, typer.Option(
-        "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+        "--limit", "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset, help="The record at this offset, in the "
         "file or in the flat file its name counts in.")] = None,
@@ -46,7 +46,7 @@ def command(
     form; topics, queues and segments of the metadata. Damage does not end the listing. Exit code
     1 when anything was damaged.
 
-        rmqctl tiered dump cfcd208400000000000000000000 --type commit-log --count 3
+        rmqctl tiered dump cfcd208400000000000000000000 --kind commit-log --limit 3
 
         rmqctl tiered dump STORE/config/tieredStoreMetadata.json
     """

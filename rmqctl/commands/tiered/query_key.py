@@ -32,7 +32,7 @@ def command(
     made inside the window asked for, and gives what has the hash: --as-broker. With --local the
     local store is asked first. Exit code 1 when there is none.
 
-        rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --begin -30d
+        rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --since -30d
     """
     from rmqctl.tiered.as_broker.routed import routed_key
     from rmqctl.tiered.read import by_key

@@ -29,8 +29,8 @@ def command(
     around: Annotated[bool, typer.Option(
         "--containing", help="With --phy: the message whose bytes include the offset.")] = False,
     count: Annotated[int, typer.Option(
-        "--count", metavar="N", min=1, help="With --as-broker: how many messages are asked for.",
-    )] = 32,
+        "--limit", "--count", metavar="N", min=1,
+        help="With --as-broker: how many messages are asked for.")] = 32,
     as_broker: Annotated[bool, typer.Option(
         "--as-broker", help="With --offset: what a pull is answered by a 5.3.3 broker, as status, "
         "next offset, bounds and offsets.")] = False,

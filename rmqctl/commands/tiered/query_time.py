@@ -40,7 +40,7 @@ def command(
 
     local.check()
     if query.like == "5.2.0" and (as_broker or local.root is not None):
-        raise UsageError("--like is for the tier alone: not with --as-broker or --local")
+        raise UsageError("--broker-version is for the tier alone: not with --as-broker or --local")
     topic, queue, when = query.topic, query.queue, query.when(show.tz)
     projection = show.projection(out)
     faults = Faults(out)

@@ -32,7 +32,7 @@ def command(
     and --topic the messages are pulled as a consumer gets them from a broker that has both; who
     had which offsets is said on stderr.
 
-        rmqctl tiered read /mnt/tier --topic orders --queue 0 --offset 1200 --count 10
+        rmqctl tiered read /mnt/tier --topic orders --queue 0 --offset 1200 --limit 10
 
         rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
     """

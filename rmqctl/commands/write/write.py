@@ -26,7 +26,7 @@ _TRANSACTIONS = {"prepared": 0x4, "commit": 0x8, "rollback": 0xC}
 def command(
     *,
     topic: RequiredTopic,
-    queue: Annotated[int, typer.Option("--queue", metavar="N", help="Queue id.")] = 0,
+    queue: Annotated[int, typer.Option("--queue", "-i", metavar="N", help="Queue id.")] = 0,
     body: Annotated[str | None, typer.Option(
         "--body", metavar="TEXT", help="Body, as UTF-8 text.")] = None,
     body_file: Annotated[str | None, typer.Option(
@@ -34,7 +34,7 @@ def command(
     tag: Annotated[str | None, typer.Option(
         "--tag", metavar="TAG", help="The TAGS property.")] = None,
     key: Annotated[list[str] | None, typer.Option(
-        "--key", metavar="KEY", help="A key; repeatable.")] = None,
+        "--key", "-k", metavar="KEY", help="A key; repeatable.")] = None,
     properties: Annotated[list[str] | None, typer.Option(
         "--property", metavar="NAME=VALUE", help="A property; repeatable.")] = None,
     delay_level: Annotated[int | None, typer.Option(

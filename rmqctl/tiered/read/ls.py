@@ -213,5 +213,5 @@ def kind_of(path: str) -> str | None:
     if kind in TYPES.values():
         return kind
     unknown = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
-    raise NotAStoreError(f"{path}: neither its path nor its content tells {unknown}; give --type, "
+    raise NotAStoreError(f"{path}: neither its path nor its content tells {unknown}; give --kind, "
                          f"one of: {', '.join(TYPES)}")

@@ -1,0 +1,113 @@
+"""One word for one idea: what an option means has the same name wherever there is one.
+
+A new option of a kind that is named here takes one of its words, or has a reason to be added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import cache
+
+import pytest
+
+from rmqctl.commands import REGISTRY
+from rmqctl.commands.app.describe import former_names, parameter, parameters
+from rmqctl.commands.app.lazy import load
+
+
+@cache
+def options():
+    """(title of the command, option) for each that is shown."""
+    return [(spec.title, each) for spec in REGISTRY for each in parameters(load(spec))
+            if each.kind == "option"]
+
+
+#: The words for what a value stands for, by its name in help.
+WORDS = {
+    "TIME": {"--since", "--until", "--time", "--now"},
+    "ZONE": {"--tz"},
+    "TOPIC": {"--topic"},
+    "GROUP": {"--group"},
+    "KEY": {"--key"},
+    "TAG": {"--tag"},
+    "VERSION": {"--broker-version"},
+    "KIND": {"--kind"},
+    "FORMAT": {"--output", "--format"},
+    "OFFSET": {"--phy", "--from-phy", "--to-phy", "--at", "--in-memory-from", "--prepared-offset"},
+    "A,B,C": {"--fields"},
+    "FIELD=VALUE": {"--where"},
+    "PERCENT": {"--sample", "--disk-watermark"},
+}
+#: How helps begin of what bounds the number of rows.
+BOUNDS = ("at most", "list at most", "how many", "the first n rows")
+#: What the short ones of mqadmin stand for; -q and -o are rmqctl's own in all commands.
+SHORT = {"-t": "--topic", "-g": "--group", "-k": "--key", "-i": "--queue", "-q": "--quiet",
+         "-o": "--output"}
+
+
+@pytest.mark.parametrize("value_name", WORDS)
+def test_a_kind_of_value_has_its_words(value_name):
+    named = {each.names[0] for _, each in options() if each.value_name == value_name}
+    assert named <= WORDS[value_name]
+
+
+def test_a_bound_on_rows_is_called_limit():
+    for title, each in options():
+        if each.help.lower().startswith(BOUNDS) and each.type == "integer":
+            assert each.names[0] == "--limit", title
+
+
+def test_one_help_has_one_name():
+    named = defaultdict(set)
+    for _, each in options():
+        named[each.help].add(each.names[0])
+    assert {text: names for text, names in named.items() if len(names) > 1} == {}
+
+
+def test_an_option_has_one_long_name():
+    for title, each in options():
+        on = [name for name in each.names if name.startswith("--")]
+        assert len(on) == 1 or f"--no-{on[0][2:]}" == on[1] or on == ["--all", "--full"], title
+
+
+@pytest.mark.parametrize("short", SHORT)
+def test_a_letter_means_one_thing_and_is_wherever_that_is(short):
+    with_it = {(title, each.names[0]) for title, each in options() if short in each.names}
+    assert with_it == {(title, SHORT[short]) for title, each in options()
+                       if SHORT[short] in each.names}
+
+
+def test_former_names_are_not_shown_and_are_no_names_of_others():
+    for spec in REGISTRY:
+        params = [param for param in load(spec).params if not param.hidden]
+        shown = {name for param in params for name in parameter(param).names}
+        for param in params:
+            if param.param_type_name == "option":
+                assert not shown & set(former_names(param)), spec.title
+                assert set(param.opts) - set(former_names(param)) <= {*parameter(param).names}
+
+
+@pytest.mark.parametrize(("former", "now"), [
+    ("read --topic TopicTest --queue 0 --from-offset 1 --count 1",
+     "read -t TopicTest -i 0 --offset 1 --limit 1"),
+    ("query key --topic TopicTest --key k --begin 0 --end now --max 2",
+     "query key -t TopicTest -k k --since 0 --until now --limit 2"),
+    ("tail --lines 2", "tail -n 2"),
+    ("stats --top 1", "stats --limit 1"),
+    ("verify --max-findings 0", "verify --limit 0"),
+    ("query time --topic TopicTest --queue 0 --time 0 --like 4.9.3",
+     "query time -t TopicTest -i 0 --time 0 --broker-version 4.9.3"),
+])
+def test_former_names_still_do_what_they_did(tiny_base, rmqctl, former, now):
+    results = [rmqctl(*words.split(), tiny_base.root, "-o", "json") for words in (former, now)]
+    assert results[0].code == results[1].code
+    assert results[0].out == results[1].out
+    json.loads(results[0].out)
+
+
+def test_help_says_the_names_of_today(rmqctl):
+    shown = rmqctl("read", "--help").expect(0).out
+    assert "-t, --topic TOPIC" in shown
+    assert "--limit N" in shown
+    assert "--count" not in shown
