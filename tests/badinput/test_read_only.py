@@ -33,7 +33,7 @@ COMMANDS: dict[str, list[list[str]]] = {
              ["{store}", "--group", "billing", "--unconsumed"]],
     "tail": [["{store}", "-n", "3"]],
     "query key": [["{store}", "--topic", "orders", "--key", "k1"]],
-    "query id": [["{store}", FIRST_ID]],
+    "query id": [["{store}", FIRST_ID], ["{store}", FIRST_ID, "--track"]],
     "query time": [["{store}", "--topic", "orders", "--queue", "0", "--time",
                     str(tiny_stores.EPOCH)]],
     "query offset": [["{store}", "--phy", "0"]],

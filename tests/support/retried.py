@@ -56,7 +56,7 @@ def build(root: Path, **changes: object) -> tiny.Tiny:
     files = {"consumerOffset.json": {"offsetTable": OFFSETS},
              "subscriptionGroup.json": {"subscriptionGroupTable": {
                  name: {"groupName": name} for name in ("billing", "audit", "stock")}},
-             "delayOffset.json": {"offsetTable": {2: 1}}}
+             "delayOffset.json": {"offsetTable": {3: 1}}}
     for name, value in files.items():
         (root / "config" / name).write_text(json.dumps(value))
         (root / "config" / f"{name}.bak").write_text(json.dumps(value))

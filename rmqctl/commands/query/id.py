@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.messages import Faults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex
+from rmqctl.commands.shared.tracking import Track, show_found
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def command(
     )] = False,
     topic: Annotated[str | None, typer.Option(
         "--topic", "-t", metavar="TOPIC", help="With --unique: look in this topic only.")] = None,
+    track: Track = False,
     show: MessageOptions,
     store: StoreIndex,
     out: Out,
@@ -65,7 +67,7 @@ def command(
                 record, reason = _by_offset(out, opened, message_id, faults.report)
                 records += [record] if record is not None else []
                 reasons += [reason] if record is None else []
-        show_records(out, records, projection, show.tz, faults)
+        show_found(out, opened, records, projection, show.tz, faults, track=track)
         if reasons:
             not_found(out, faults, *reasons)
     faults.end()

@@ -6,9 +6,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.messages import Faults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex, View
 from rmqctl.commands.shared.query_options import KeyQuery
+from rmqctl.commands.shared.tracking import Track, show_found
 
 if TYPE_CHECKING:
     from rmqctl.store import Store as OpenedStore
@@ -19,6 +20,7 @@ def command(
     *,
     query: KeyQuery,
     view: View = "auto",
+    track: Track = False,
     show: MessageOptions,
     store: StoreIndex,
     out: Out,
@@ -41,7 +43,7 @@ def command(
         answer = lookup.by_key(
             view_of(opened, view), query.topic, query.key, begin=begin, end=end,
             most=query.most, kind=query.kind, raw=query.raw, report=faults.report)
-        show_records(out, answer.records, projection, show.tz, faults)
+        show_found(out, opened, answer.records, projection, show.tz, faults, track=track)
         if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
             out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --since "
                      f"or --until, or use `{_in_the_log(query)}`")

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.messages import Faults, not_found
 from rmqctl.commands.shared.options import Out, StoreLog
+from rmqctl.commands.shared.tracking import Track, show_found
 from rmqctl.parse_values import parse_offset
 
 
@@ -18,6 +19,7 @@ def command(
         "--phy", metavar="OFFSET", parser=parse_offset, help="Physical offset in the log.")],
     around: Annotated[bool, typer.Option(
         "--containing", help="The message whose bytes include the offset.")] = False,
+    track: Track = False,
     show: MessageOptions,
     store: StoreLog,
     out: Out,
@@ -35,7 +37,8 @@ def command(
     with store.open() as opened:
         record = containing(opened, phy) if around else message_at(
             opened, phy, faults.report)
-        show_records(out, [] if record is None else [record], projection, show.tz, faults)
+        show_found(out, opened, [] if record is None else [record], projection, show.tz, faults,
+                   track=track)
         if record is None:
             not_found(out, faults, f"no message at physical offset {phy}: {where_is(opened, phy)}")
     faults.end()

@@ -6,6 +6,8 @@ writers wrote, so readers use it; the older is kept to predict what an old broke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
 
@@ -13,6 +15,10 @@ KEYS = "KEYS"
 TAGS = "TAGS"
 DELAY = "DELAY"
 UNIQUE_KEY = "UNIQ_KEY"
+DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+"""Of a dead letter that a proxy forwarded: the topic it came from."""
+REQUEUED = "RMQCTL_REQUEUED"
+"""Of a message that `dlq requeue` put: the offset message id of the dead letter it was."""
 REAL_TOPIC = "REAL_TOPIC"
 NO_TOPIC = "-"
 """The real topic of a timed message that rmqctl put in place of a lost one."""
@@ -65,3 +71,13 @@ def build(properties: dict[str, str], *, trailing: bool = True) -> str:
 def split_keys(keys: str | None) -> list[str]:
     """The application keys of a KEYS property: split on one space, empty parts skipped."""
     return [key for key in keys.split(" ") if key] if keys else []
+
+
+def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(queue name, queue offset) of the further rows of a message (spec: consumequeue.md §10)."""
+    names = properties.get(MULTI_DISPATCH, "").split(",")
+    numbers = properties.get(MULTI_QUEUE_OFFSET, "").split(",")
+    if len(names) != len(numbers):
+        return []
+    return [(name, int(number)) for name, number in zip(names, numbers, strict=True)
+            if name and number.isascii() and number.isdigit() and len(number) < 19]

@@ -170,14 +170,9 @@ class Collector:
         own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
         values = props.parse(record.properties.decode("utf-8", "replace"))
-        names = values.get(props.MULTI_DISPATCH, "").split(",")
-        numbers = values.get(props.MULTI_QUEUE_OFFSET, "").split(",")
-        if len(names) == len(numbers):
-            light, leads = self._store.light_queues, self._store.leads
-            further = [(name, int(number)) for name, number in zip(names, numbers, strict=True)
-                       if name and number.isascii() and number.isdigit() and len(number) < 19]
-            rows += [Row(name, light.id_of(name, record.queue_id, number, physical, leads), number)
-                     for name, number in further]
+        light, leads = self._store.light_queues, self._store.leads
+        rows += [Row(name, light.id_of(name, record.queue_id, number, physical, leads), number)
+                 for name, number in props.further_rows(values)]
         sound = []
         for row in rows:
             key = row.topic, row.queue_id

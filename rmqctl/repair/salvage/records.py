@@ -88,13 +88,7 @@ class Records:
 
 def dispatched(properties: bytes) -> set[tuple[str, int]]:
     """(queue name, queue offset) of a message's further rows."""
-    values = props.parse(properties.decode("utf-8", "surrogateescape"))
-    names = values.get(props.MULTI_DISPATCH, "").split(",")
-    numbers = values.get(props.MULTI_QUEUE_OFFSET, "").split(",")
-    if len(names) != len(numbers):
-        return set()
-    return {(name, int(number)) for name, number in zip(names, numbers, strict=True)
-            if name and number.isascii() and number.isdigit() and len(number) < 19}
+    return set(props.further_rows(props.parse(properties.decode("utf-8", "surrogateescape"))))
 
 
 def batch_range_of(properties: bytes) -> tuple[int, int] | None:

@@ -28,12 +28,14 @@ class Groups:
     """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
 
     ``others``: groups without any position that are configured, or have messages which they sent
-    back or gave up. ``notes``: what makes positions uncertain. ``positions_known``: whether a copy
-    of the file with the positions can be read, or there never was one.
+    back or gave up. ``delayed``: the delay service's positions, by queue id. ``notes``: what makes
+    positions uncertain. ``positions_known``: whether a copy of the file with the positions can be
+    read, or there never was one.
     """
 
     positions: Mapping[str, Mapping[str, Mapping[int, int]]]
     others: frozenset[str]
+    delayed: Mapping[int, int]
     notes: tuple[str, ...] = ()
     positions_known: bool = True
 
@@ -41,7 +43,8 @@ class Groups:
     def of(cls, store: Store) -> Groups:
         """By what ``config/`` and the folders of queues say. UnsupportedError."""
         store.layout.require(store.root, "config")
-        positions = ConsumerProgress.of(store).by_group()
+        progress = ConsumerProgress.of(store)
+        positions = progress.by_group()
         topics = topics_on_disk(store)
         names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
         names |= {topic.removeprefix(prefix) for prefix in (RETRY_PREFIX, DLQ_PREFIX)
@@ -60,7 +63,7 @@ class Groups:
         if any(topic.startswith(REVIVE_PREFIX) for topic in topics):
             notes.append("the store was used with POP: a position says what was handed out, which "
                          "may not have been acknowledged")
-        return cls(positions, frozenset(names - positions.keys()), tuple(notes),
+        return cls(positions, frozenset(names - positions.keys()), progress.delayed, tuple(notes),
                    not unread)
 
     def nothing(self, group: str) -> str | None:

@@ -1,0 +1,94 @@
+"""``--track`` of the queries: which groups consumed a message, and what became of it since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.shared.messages import Faults, show_records
+from rmqctl.output.units import time_text
+
+if TYPE_CHECKING:
+    from rmqctl.formats.local.message import Record
+    from rmqctl.output import Human, Output
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.groups.track import Tracked
+    from rmqctl.store.projection import Projection
+
+Track = Annotated[bool, typer.Option(
+    "--track", help="Also which groups consumed each message (CONSUMED, NOT_CONSUME_YET, …, as "
+    "mqadmin's messageTrack says it), and its copies that were sent back or given up.")]
+
+_FIELDS = ("track", "chain")
+_SHOWN = 20
+_UNTOLD = ("whether a tag filter passed a message over, and whether consumers pull, broadcast or "
+           "are online, is not in a store")
+
+
+def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
+               tz: tzinfo, faults: Faults, *, track: bool) -> None:
+    """The messages of a query; with ``track`` also what groups did with them: for programs in
+    fields of each message, for people in tables below. StoreIOError.
+    """
+    if not track:
+        show_records(out, records, projection, tz, faults)
+        return
+    from rmqctl.store.groups.track import Tracker
+    from rmqctl.store.groups.unread import Groups
+    from rmqctl.store.pages import RecordPage
+
+    groups = Groups.of(store)
+    for note in groups.notes:
+        out.warn(note)
+    tracker = Tracker(store, groups, faults.report)
+    tracked = [tracker.track(record) for record in records]
+    if out.is_data:
+        page = next(iter(faults.judged([RecordPage(records)])), None) if records else None
+        rows = [] if page is None else list(projection.rows(page))
+        out.rows(({**row, **found.as_fields()} for row, found in zip(rows, tracked, strict=True)),
+                 [*projection.names, *_FIELDS], empty="")
+    else:
+        show_records(out, records, projection, tz, faults)
+        if records:
+            _show(out.human(), records, tracked, tz)
+    for note in dict.fromkeys(note for found in tracked for note in found.notes):
+        out.note(note)
+    if records:
+        out.note(_UNTOLD)
+    faults.found |= not groups.positions_known
+
+
+def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz: tzinfo) -> None:
+    several = ["message"] if len(records) > 1 else []
+    rows: list[dict[str, Any]] = []
+    absent: dict[str, None] = {}
+    for record, found in zip(records, tracked, strict=True):
+        for each in found.groups:
+            if each.track == "NOT_SUBSCRIBED":
+                absent[each.group] = None
+            else:
+                rows.append({"message": record.physical_offset, **each._asdict()})
+    page.blank()
+    page.heading("Consumed by")
+    if rows:
+        page.table(rows, [*several, "group", "track", "topic", "queue_id", "queue_offset",
+                          "position", "detail"])
+    else:
+        page.text("no group has a position in its queue")
+    if absent:
+        names = list(absent)
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        page.text(f"no position in the topic: {', '.join(names[:_SHOWN])}{more} (not subscribed, "
+                  "nothing consumed yet, or broadcasting)")
+    chains = [(record, copy) for record, found in zip(records, tracked, strict=True)
+              for copy in found.chain]
+    if chains:
+        page.heading("Sent back")
+        page.table(({"message": record.physical_offset, **copy.as_dict(),
+                     "store_timestamp": time_text(copy.record.store_timestamp, tz)}
+                    for record, copy in chains),
+                   [*several, "role", "group", "topic", "queue_id", "queue_offset",
+                    "physical_offset", "reconsume_times", "store_timestamp"])

@@ -1,0 +1,264 @@
+"""Which groups consumed a message, in the words of mqadmin's messageTrack, and what became of the
+copies that a group sent back: one record for each.
+
+What a broker's messageTrackDetail also asks of running consumers is in no store: whether a tag
+filter passed the message over (CONSUMED_BUT_FILTERED), whether consumers pull, broadcast or are not
+online.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.scan.derived import batch_range
+from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.groups.unread import Groups
+from rmqctl.store.objects import text
+from rmqctl.store.problems import Report
+from rmqctl.store.query.lookup import by_unique_key
+from rmqctl.store.queue.rows import topics_on_disk
+from rmqctl.store.store import Store
+
+Track = Literal["CONSUMED", "NOT_CONSUME_YET", "NOT_SUBSCRIBED", "UNKNOWN"]
+Role = Literal["message", "requeued", "delayed", "retry", "dead letter"]
+_DELAYED = (props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
+_COPIES = (props.RETRY_PREFIX, props.DLQ_PREFIX)
+_NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
+"""Topics (by their beginning) of which no group needs to be told that it does not read them."""
+
+
+class GroupTrack(NamedTuple):
+    """One group and one place of the message. ``position``: the next queue offset that the group
+    reads there, None where it has none. ``detail``: what the word alone does not say.
+    """
+
+    group: str
+    track: Track
+    topic: str
+    queue_id: int
+    queue_offset: int
+    position: int | None
+    detail: str | None
+
+
+class Copy(NamedTuple):
+    """A message of the chain: ``role`` says what it is there, ``group`` whose retry or dead letter
+    it is, None where it is nobody's.
+    """
+
+    role: Role
+    group: str | None
+    record: Record
+
+    def as_dict(self) -> dict[str, Any]:
+        record = self.record
+        return {"role": self.role, "group": self.group, "topic": text(record.topic),
+                "queue_id": record.queue_id, "queue_offset": record.queue_offset,
+                "physical_offset": record.physical_offset, "msg_id": record.message_id,
+                "reconsume_times": record.reconsume_times,
+                "store_timestamp": record.store_timestamp}
+
+
+@dataclass(slots=True)
+class Tracked:
+    """All of one message. ``chain``: the message and its copies in the order of the log, empty
+    where it has none. ``notes``: what cannot be told.
+    """
+
+    groups: list[GroupTrack] = field(default_factory=list)
+    chain: list[Copy] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_fields(self) -> dict[str, Any]:
+        return {"track": [each._asdict() for each in self.groups],
+                "chain": [copy.as_dict() for copy in self.chain]}
+
+
+class Tracker:
+    """Tracks messages of one store."""
+
+    def __init__(self, store: Store, groups: Groups, report: Report) -> None:
+        self._store, self._groups, self._report = store, groups, report
+        self._copies = [topic for topic in topics_on_disk(store)
+                        if topic.startswith(_COPIES) or topic in _DELAYED]
+
+    def track(self, record: Record) -> Tracked:
+        """Everything about one message. StoreIOError."""
+        found = Tracked()
+        found.chain = self.chain(record, found.notes)
+        for topic, queue_id, first, count in self._places(record, found.notes):
+            found.groups += self._at(record, found.chain, topic, queue_id, first, count)
+        return found
+
+    # -- who is past it -----------------------------------------------------------------------
+
+    def _places(self, record: Record, notes: list[str]) -> Iterator[tuple[str, int, int, int]]:
+        """(topic, queue id, first queue offset, how many) of the message in each of its queues."""
+        if not sysflag.has_consume_queue_row(record.sys_flag):
+            notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no row in a "
+                         "queue, so no group gets it")
+            return
+        values = props.parse(text(record.properties))
+        try:
+            first, count = batch_range(record.queue_offset, values.get(props.INNER_BASE),
+                                       values.get(props.INNER_NUM))
+        except ValueError:
+            first, count = record.queue_offset, 1
+        yield text(record.topic), record.queue_id, first, count
+        light, leads = self._store.light_queues, self._store.leads
+        for name, number in props.further_rows(values):
+            yield name, light.id_of(name, record.queue_id, number, record.physical_offset,
+                                    leads), number, 1
+
+    def _at(self, record: Record, chain: Sequence[Copy], topic: str, queue_id: int, first: int,
+            count: int) -> Iterator[GroupTrack]:
+        if topic in _DELAYED:
+            yield from self._delayed(topic, queue_id, first)
+            return
+        groups = self._groups
+        readers = [group for group, topics in sorted(groups.positions.items()) if topic in topics]
+        for group in readers:
+            position = groups.positions[group][topic].get(queue_id)
+            track: Track = "NOT_CONSUME_YET"
+            details = []
+            if position is None:
+                details.append("no position in this queue")
+            elif position >= first + count:
+                track = "CONSUMED"
+            elif position > first:
+                details.append(f"{position - first} of the batch's {count}")
+            details += _sent_back(record, chain, group, groups)
+            yield GroupTrack(group, track, topic, queue_id, first, position,
+                             "; ".join(details) or None)
+        if topic.startswith(_NO_GROUPS):
+            return
+        for group in sorted((groups.positions.keys() | groups.others) - set(readers)):
+            details = list(_sent_back(record, chain, group, groups))
+            if groups.positions_known and not details:
+                details, track = ["no position in this topic"], "NOT_SUBSCRIBED"
+            else:
+                details, track = ["its position is not known", *details], "UNKNOWN"
+            yield GroupTrack(group, track, topic, queue_id, first, None, "; ".join(details))
+
+    def _delayed(self, topic: str, queue_id: int, first: int) -> Iterator[GroupTrack]:
+        position = self._groups.delayed.get(queue_id) if topic == props.SCHEDULE_TOPIC else None
+        track: Track = ("UNKNOWN" if position is None else
+                        "CONSUMED" if position > first else "NOT_CONSUME_YET")
+        detail = {"UNKNOWN": "whether it was delivered is not looked for",
+                  "CONSUMED": "delivered to its topic"}.get(track, "waits for its time")
+        yield GroupTrack(DELAY_GROUP, track, topic, queue_id, first, position, detail)
+
+    # -- the chain ----------------------------------------------------------------------------
+
+    def chain(self, record: Record, notes: list[str]) -> list[Copy]:
+        """The message and its copies in the log's order; empty where it has none.
+
+        Copies keep the client's id, by which the index finds them; where the id is missing the
+        origin is found by what they say of it. StoreIOError.
+        """
+        values = props.parse(text(record.properties))
+        origin = values.get(props.ORIGIN_MESSAGE_ID)
+        unique = values.get(props.UNIQUE_KEY)
+        own = origin_topic(text(record.topic), values)
+        records = {record.physical_offset: record}
+        if unique is not None and self._store.index_listing.files:
+            topics = dict.fromkeys([text(record.topic), *([own] if own else []), *self._copies])
+            for found in by_unique_key(self._store, unique, list(topics), self._report):
+                records[found.physical_offset] = found
+        elif self._copies:
+            by = f"unique_key={unique}" if unique is not None else (
+                f"property.{props.ORIGIN_MESSAGE_ID}={record.message_id}")
+            why = "without an index" if unique is not None else "without a unique key"
+            notes.append(f"copies that groups sent back are not looked for {why}; `rmqctl read "
+                         f"STORE --where {by}` looks at every message")
+        if origin is not None and not any(_is(found, origin) for found in records.values()):
+            first = record_of(self._store, origin)
+            if first is None:
+                notes.append(f"the message it was first, {origin}"
+                             f"{f' of topic {own}' if own else ''}, is not here")
+            else:
+                records[first.physical_offset] = first
+        if len(records) == 1 and _role(record)[0] == "message":
+            return []
+        return [Copy(*self._named(found), found) for _, found in sorted(records.items())]
+
+    def _named(self, record: Record) -> tuple[Role, str | None]:
+        role, of_group = _role(record)
+        return role, None if of_group is None else self._group(of_group, record)
+
+    def _group(self, of_group: str, record: Record) -> str:
+        """The group of a retry topic: one of POP also names the topic."""
+        origin = props.parse(text(record.properties)).get(props.RETRY_TOPIC)
+        if of_group not in self._groups.positions and origin is not None:
+            for sign in "+_":
+                if of_group.endswith(sign + origin):
+                    return of_group[:-len(origin) - 1]
+        return of_group
+
+
+def record_of(store: Store, message_id: str) -> Record | None:
+    """The message with an offset message id; None where the id is of another broker, or none is."""
+    try:
+        physical = parse_message_id(message_id)[2]
+        record = store.log.record_at(physical) if physical >= 0 else None
+    except (ValueError, StoreIOError):
+        return None
+    return record if record is not None and record.message_id == message_id.upper() else None
+
+
+def origin_topic(topic: str, values: dict[str, str]) -> str | None:
+    """Where a message was sent at first, as far as it says so; None where that is not told."""
+    for named in (values.get(props.RETRY_TOPIC), values.get(props.DLQ_ORIGIN_TOPIC),
+                  values.get(props.REAL_TOPIC), topic):
+        if named and not named.startswith(_COPIES) and named not in _DELAYED:
+            return named
+    return None
+
+
+def _is(record: Record, message_id: str) -> bool:
+    """Whether a message is the one that an id means, by place or the client's."""
+    values = props.parse(text(record.properties))
+    return _role(record)[0] in ("message", "delayed") and (
+        record.message_id == message_id.upper() or values.get(props.UNIQUE_KEY) == message_id)
+
+
+def _role(record: Record) -> tuple[Role, str | None]:
+    topic = text(record.topic)
+    values = props.parse(text(record.properties))
+    if topic in _DELAYED:
+        topic = values.get(props.REAL_TOPIC, "")
+        return "delayed", topic.removeprefix(props.RETRY_PREFIX) if (
+            topic.startswith(props.RETRY_PREFIX)) else None
+    if topic.startswith(props.RETRY_PREFIX):
+        return "retry", topic.removeprefix(props.RETRY_PREFIX)
+    if topic.startswith(props.DLQ_PREFIX):
+        return "dead letter", topic.removeprefix(props.DLQ_PREFIX)
+    return "requeued" if props.REQUEUED in values else "message", None
+
+
+def _sent_back(record: Record, chain: Sequence[Copy], group: str, groups: Groups) -> Iterator[str]:
+    """What became of the copies that a group sent back of a message."""
+    copies = [copy for copy in chain if copy.group == group
+              and copy.record.physical_offset > record.physical_offset]
+    if not copies:
+        return
+    role, _, last = copies[-1]
+    times = last.reconsume_times
+    back = f"sent back {times} time{'' if times == 1 else 's'}"
+    if role == "dead letter":
+        yield f"{back}, at last as the dead letter at {last.physical_offset}"
+    elif role == "delayed":
+        waits = groups.delayed.get(last.queue_id, 0) <= last.queue_offset
+        yield f"{back}: the copy at {last.physical_offset} " + (
+            "waits for its time" if waits else "was due")
+    else:
+        position = groups.positions.get(group, {}).get(text(last.topic), {}).get(last.queue_id)
+        consumed = position is not None and position > last.queue_offset
+        yield f"{back}: the copy at {last.physical_offset} is " + (
+            "consumed" if consumed else "not consumed yet")
