@@ -68,7 +68,8 @@ class RecoverOptions:
 
     ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths of
     what `rmqctl.repair.sources.opening` takes; ``prefer`` is one of them or "ours",
-    which decides where they differ.
+    which decides where they differ. ``light_rows``: whether all rows of light queues are wanted,
+    whatever the broker was set to when their messages came (`--multi-dispatch` itself).
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -86,6 +87,7 @@ class RecoverOptions:
     sources: Sequence[str] = ()
     prefer: str | None = None
     readers: Readers = field(default_factory=Readers)
+    light_rows: bool | None = None
 
     @property
     def whole(self) -> bool:
@@ -316,7 +318,8 @@ class _Planner:
         """Light queues of which nothing tells whether rows are missing: they stay as they are,
         unless --multi-dispatch says it.
         """
-        if self._options.given.get("multi_dispatch") is not None or not any(
+        off = self._options.given.get("multi_dispatch") is False
+        if off or self._options.light_rows or not any(
                 _queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
             return set()
         found = list(Verification(

@@ -57,7 +57,7 @@ class LightQueues:
     queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may
     have given queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``:
     whether it may have done so at some time, and written rows at others (5.x); ``untold``: whether
-    nothing says which of the two it does now.
+    nothing says that it was the former.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()

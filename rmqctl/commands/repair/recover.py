@@ -113,7 +113,8 @@ def command(
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
                             worker_count(jobs), store.folders, store.sizes, given, correct,
-                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier))
+                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier),
+                            engine.multi_dispatch)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 

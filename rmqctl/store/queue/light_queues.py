@@ -26,7 +26,8 @@ def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -
     With multi-dispatch off no further row is ever written. Where nothing says whether it was on,
     a 5.x store with queues of which none is light may be that of a broker with enableLmq alone,
     which gives queue offsets in light queues and writes no rows. One that has light queues may have
-    been switched at any time; where no queue at all has a row, theirs are gone with the others.
+    been switched at any time: what says that multi-dispatch is on does not say that it was on when
+    a message came. Where no queue at all has a row, theirs are gone with the others.
     """
     lmq, multi = known.get("lmq"), known.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.files]
@@ -35,7 +36,8 @@ def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -
     optional = multi is False or (
         multi is None and generation >= 5 and bool(filled) and not light)
     own_ids = bool(own) if lmq is None else bool(multi) and not lmq
-    return LightQueues(own, own_ids, optional, generation >= 5 and bool(filled), multi is None)
+    return LightQueues(own, own_ids, optional, generation >= 5 and bool(filled),
+                       multi is not False)
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:

@@ -106,7 +106,7 @@ def options_of(base: Base, case: Case, source: Path | None) -> RecoverOptions:
     return RecoverOptions(
         jobs=1, commitlog_dirs=base.dirs, sizes=sizes, given=given,
         correct=case.correct, keep_damaged=case.keep,  # type: ignore[arg-type]
-        sources=(str(source),) if source else (), prefer=prefer)
+        sources=(str(source),) if source else (), prefer=prefer, light_rows=True)
 
 
 def words_of(root: Path, options: RecoverOptions) -> list[str]:

@@ -26,7 +26,7 @@ SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-conf FILE with "
-            "enableMultiDispatch=true or false says it")
+            "enableMultiDispatch=false says the former, and recover --multi-dispatch makes rows")
 _MOST = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
@@ -191,7 +191,8 @@ class QueueReconciler(LeftOver):
 
         5.x does so with enableLmq while enableMultiDispatch is off, and counts from the end of the
         rows again at its next start. So a queue offset may be another message's, who has the row;
-        where there is no row at all, only what the broker is set to tells whether one is missing.
+        where there is no row at all, only that the broker has it switched off tells that none is
+        missing: one that has it on may have been switched since.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(
