@@ -29,6 +29,7 @@ Written by `make docs` from the program itself; a test fails when the two differ
 
 _VARIABLES = {
     "RMQCTL_STORE": "the STORE of every command that takes one, when it is left out",
+    "RMQCTL_LANG": "the language of screens for people, `en` or `zh`, when `--lang` is left out",
     "RMQCTL_DEBUG": "`1` shows the full traceback when rmqctl itself fails (as `-vv` does)",
     "NO_COLOR": "no colours",
     "FORCE_COLOR": "colours in the `table` format although stdout is no terminal",

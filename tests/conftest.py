@@ -27,6 +27,7 @@ Runner = Callable[..., cli.Result]
 
 
 def pytest_configure() -> None:
+    os.environ["RMQCTL_LANG"] = "en"  # whatever the locale of the machine
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs this in the background has it so, and all that tests start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "rmqctl"
 
-# The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py and
-# parse_values.py.
-GROUND = {"", "actions", "errors", "parse_values"}
+# The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py,
+# parse_values.py and phrases.py.
+GROUND = {"", "actions", "errors", "parse_values", "phrases"}
 LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),

@@ -27,6 +27,7 @@ from rmqctl.formats.local.properties import (
     REVIVE_PREFIX,
     SCHEDULE_TOPIC,
 )
+from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import Commit, ConsumerProgress
@@ -146,28 +147,39 @@ class Consumers:
                 "complete": self.complete, "positions_known": self.positions_known,
                 "notes": list(self.notes)}
 
-    def in_words(self) -> str:
+    def in_words(self) -> Phrase:
         """``consumers: 2 of 3 groups affected (audit, billing): 14 messages lost unread, …``."""
+        return Phrase("consumers: {what}", what=self.affects)
+
+    @property
+    def affects(self) -> Phrase:
+        """The line without its name."""
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
         if not groups:
-            return "consumers: no group has a position here"
+            return Phrase("no group has a position here")
         if not names:
-            return (f"consumers: none of {groups} group{'' if groups == 1 else 's'} is "
-                    f"{'affected' if self.complete else 'known to be affected'}")
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            return Phrase("none of {count} group is affected", "none of {count} groups is affected",
+                          count=groups) if self.complete else Phrase(
+                "none of {count} group is known to be affected",
+                "none of {count} groups is known to be affected", count=groups)
         parts = []
-        for count, words in (
-                (sum(queue.lost_after for queue in self.affected), "lost unread"),
-                (sum(queue.at_risk for queue in self.affected), "unread and at risk"),
-                (sum(queue.twice for queue in self.affected), "delivered twice")):
-            if count:
-                parts.append(f"{count:,} {words}")
+        lost = sum(queue.lost_after for queue in self.affected)
+        if lost:
+            parts.append(Phrase("{some:,} lost unread", some=lost))
+        at_risk = sum(queue.at_risk for queue in self.affected)
+        if at_risk:
+            parts.append(Phrase("{some:,} unread and at risk", some=at_risk))
+        twice = sum(queue.twice for queue in self.affected)
+        if twice:
+            parts.append(Phrase("{some:,} delivered twice", some=twice))
         beyond = sum(bool(queue.beyond_end) for queue in self.affected)
         if beyond:
-            parts.append(f"{beyond:,} position{'' if beyond == 1 else 's'} beyond the end")
-        return (f"consumers: {len(names):,} of {groups:,} group{'' if groups == 1 else 's'} "
-                f"affected ({', '.join(names[:_NAMED])}{more}): {', '.join(parts)}")
+            parts.append(Phrase("{count:,} position beyond the end",
+                                "{count:,} positions beyond the end", count=beyond))
+        return Phrase("{some:,} of {count:,} group affected ({names}): {what}",
+                      "{some:,} of {count:,} groups affected ({names}): {what}", some=len(names),
+                      count=groups, names=some_of(names, _NAMED), what=Joined(", ", parts))
 
 
 class Situation(NamedTuple):

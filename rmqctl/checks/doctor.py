@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
-from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
+from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Damage:
     severity: str
     category: str
     count: int
-    meaning: str
+    meaning: Phrase
     file: str | None
 
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     """A command to go on with, which changes nothing, and what it is for."""
 
     command: str
-    why: str
+    why: Phrase
 
 
 class Disk(NamedTuple):
@@ -78,7 +78,7 @@ class Diagnosis:
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)
-        rows = [Damage(severity, category, count, CATEGORIES[category].meaning,
+        rows = [Damage(severity, category, count, Phrase(CATEGORIES[category].meaning),
                        files.get((category, severity)))
                 for (category, severity), count in self.findings.counts.items()
                 if severity != INFO]
@@ -90,48 +90,53 @@ class Diagnosis:
         return self.start.messages_lost + (self.start.unreachable or 0)
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Phrase:
         """The sentence."""
         start = self.start
         if self.sound:
-            parts = ["no damage, and nothing is lost"]
+            parts = [Phrase("no damage, and nothing is lost")]
             if not start.not_judged:
-                parts.append(f"a {start.broker_version} broker would start on it and "
-                             f"{start.costless}")
-            which = "sound, as far as can be judged" if self.not_judged else "sound"
-            return f"{which}: {'; '.join(parts)}"
+                parts.append(Phrase("a {version} broker would start on it and {what}",
+                                    version=start.broker_version, what=start.costless))
+            if self.not_judged:
+                return Phrase("sound, as far as can be judged: {what}", what=Joined("; ", parts))
+            return Phrase("sound: {what}", what=Joined("; ", parts))
         parts = []
         if start.messages_already_lost:
-            count = start.messages_already_lost
-            parts.append(f"{plural(count, 'message')} {'is' if count == 1 else 'are'} lost already")
+            parts.append(Phrase("{count} message is lost already",
+                                "{count} messages are lost already",
+                                count=start.messages_already_lost))
         if not start.starts:
-            parts.append("a broker would not start")
+            parts.append(Phrase("a broker would not start"))
         elif self.would_lose:
-            parts.append(f"a start would lose {plural(self.would_lose, 'intact message')}")
+            parts.append(Phrase("a start would lose {count} intact message",
+                                "a start would lose {count} intact messages",
+                                count=self.would_lose))
         elif start.rows_lost:
-            parts.append("a start would destroy all consumequeues")
+            parts.append(Phrase("a start would destroy all consumequeues"))
         elif not start.start_is_harmless:
-            parts.append("a start would take away what tells of the loss")
+            parts.append(Phrase("a start would take away what tells of the loss"))
         groups = {offset.group for offset in start.offsets_beyond_end}
         if groups:
-            parts.append(f"{plural(len(groups), 'group')} would stand beyond the end")
+            parts.append(Phrase("{count} group would stand beyond the end",
+                                "{count} groups would stand beyond the end", count=len(groups)))
         if start.undecodable:
-            parts.append(f"clients give up at {plural(start.undecodable, 'message')}")
+            parts.append(Phrase("clients give up at {count} message",
+                                "clients give up at {count} messages", count=start.undecodable))
         if not parts:
-            parts.append("nothing is lost so far, and a start "
-                         f"{start.costless.replace('lose', 'loses', 1)}")
-        state = "damaged" if not self.findings.ok else "no damage found, but"
-        joined = f"{state}: {'; '.join(parts)}" if state == "damaged" else (
-            f"{state} {'; '.join(parts)}")
-        return f"{joined}. {self._advice}"
+            parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
+        said = {"what": Joined("; ", parts), "advice": self._advice}
+        if self.findings.ok:
+            return Phrase("no damage found, but {what}. {advice}", **said)
+        return Phrase("damaged: {what}. {advice}", **said)
 
     @property
-    def _advice(self) -> str:
+    def _advice(self) -> Phrase:
         if self.lock.held:
-            return "It is in use: these are figures of a moving picture"
+            return Phrase("It is in use: these are figures of a moving picture")
         if not self.start.start_is_harmless:
-            return "Start no broker on it before the steps below"
-        return "Take a copy before anything is changed"
+            return Phrase("Start no broker on it before the steps below")
+        return Phrase("Take a copy before anything is changed")
 
     @property
     def not_judged(self) -> dict[str, str]:
@@ -146,15 +151,16 @@ class Diagnosis:
         root, start = shlex.quote(self.findings.root), self.start
         steps = []
         if start.consumers is not None and start.consumers.groups_affected:
-            steps.append(Step(f"rmqctl impact {root}", "which groups miss what"))
+            steps.append(Step(f"rmqctl impact {root}", Phrase("which groups miss what")))
         if not start.harmless:
-            steps.append(Step(f"rmqctl preflight {root}", "what a start would do, file by file"))
+            steps.append(Step(f"rmqctl preflight {root}",
+                              Phrase("what a start would do, file by file")))
         if not self.findings.ok:
-            steps.append(Step(f"rmqctl verify {root}", "every finding, with its place"))
+            steps.append(Step(f"rmqctl verify {root}", Phrase("every finding, with its place")))
         if not start.not_judged and not self.lock.held:
             del steps[_STEPS - 1:]
-            steps.append(Step(f"rmqctl recover {root}", "the plan of a repair; changes nothing "
-                              "without --apply"))
+            steps.append(Step(f"rmqctl recover {root}", Phrase(
+                "the plan of a repair; changes nothing without --apply")))
         return steps[:_STEPS]
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.parse_values import time_text
+from rmqctl.phrases import Joined, Phrase, counted
 
 _TOPICS = 3
 
@@ -36,32 +37,45 @@ class Impact:
                 "to": None if self.latest is None else time_text(self.latest),
                 "complete": self.complete}
 
-    def in_words(self) -> str:
+    def in_words(self) -> Phrase:
         """``concerned: 20 of 274 messages; TopicA 11, TopicB 9; stored from … to …``."""
-        of = "" if self.of is None else f" of {self.of:,}"
-        count = self.messages if self.of is None else self.of
-        parts = [f"{self.messages:,}{of} message{'' if count == 1 else 's'}"]
+        return Phrase("concerned: {what}", what=self.concerned)
+
+    @property
+    def concerned(self) -> Phrase:
+        """The line without its name."""
+        if self.of is None:
+            parts: list[str] = [counted(self.messages, "message")]
+        else:
+            parts = [Phrase("{some:,} of {count:,} message", "{some:,} of {count:,} messages",
+                            some=self.messages, count=self.of)]
         topics = _by_count(self.topics)
         unknown = self.messages - sum(topics.values())
         if topics:
             named = [f"{topic} {count:,}" for topic, count in list(topics.items())[:_TOPICS]]
             more = len(topics) - _TOPICS
             if more > 0:
-                named.append(f"{more} more topic{'' if more == 1 else 's'}")
+                named.append(counted(more, "more topic"))
             if unknown > 0 and self.complete:
-                named.append(f"(unknown) {unknown:,}")
-            first = "" if self.complete else "of the first: "
-            parts.append(first + ", ".join(named))
-        stored = "stored" if self.complete else "the first stored"
-        if self.earliest is not None and self.earliest == self.latest:
-            parts.append(f"{stored} at {time_text(self.earliest)}")
-        elif self.earliest is not None and self.latest is not None:
-            parts.append(f"{stored} from {time_text(self.earliest)} to {time_text(self.latest)}")
-        elif self.earliest is not None:
-            parts.append(f"{stored} after {time_text(self.earliest)}")
-        elif self.latest is not None:
-            parts.append(f"{stored} before {time_text(self.latest)}")
-        return f"concerned: {'; '.join(parts)}"
+                named.append(Phrase("(unknown) {some:,}", some=unknown))
+            listed = Joined(", ", named)
+            parts.append(listed if self.complete else
+                         Phrase("of the first: {topics}", topics=listed))
+        if self.earliest is not None or self.latest is not None:
+            when = self._when()
+            parts.append(Phrase("stored {when}", when=when) if self.complete else
+                         Phrase("the first stored {when}", when=when))
+        return Joined("; ", parts)
+
+    def _when(self) -> Phrase:
+        earliest = "" if self.earliest is None else time_text(self.earliest)
+        latest = "" if self.latest is None else time_text(self.latest)
+        if earliest == latest:
+            return Phrase("at {time}", time=earliest)
+        if earliest and latest:
+            return Phrase("from {earliest} to {latest}", earliest=earliest, latest=latest)
+        return (Phrase("after {time}", time=earliest) if earliest else
+                Phrase("before {time}", time=latest))
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:

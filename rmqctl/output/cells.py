@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from rmqctl.output.escape import visible
+from rmqctl.output.language import Language
 
 Row = Mapping[str, Any]
 #: Column -> a function that words a value for people.
@@ -36,8 +38,13 @@ class Layout(NamedTuple):
     columns: Sequence[str] | None
     brief: Sequence[str] | None
     title: str | None
-    render: Render | None
-    styles: Styles | None
+    render: Render | None = None
+    styles: Styles | None = None
+    language: Language = Language()
+
+    def header(self, column: str) -> str:
+        """What stands above a column."""
+        return self.language.caption(column)
 
 
 _SENTENCES = 1000
@@ -122,14 +129,13 @@ def cell_text(value: Any) -> str:
     return visible(compact_json(value))
 
 
-def page_cells(
-    page: Iterable[Row], columns: Sequence[str], render: Render | None = None
-) -> list[list[str]]:
-    """Cell texts of a page, row by row; ``render`` gives columns their own way to show a value."""
-    show = [(name, (render or {}).get(name)) for name in columns]
+def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
+    """Cell texts of a page, row by row; columns may have their own way to show a value."""
+    show = [(name, (layout.render or {}).get(name)) for name in columns]
+    say = layout.language.say
     return [
         [
-            cell_text(row.get(name))
+            cell_text(say(row.get(name)))
             if special is None or row.get(name) is None
             else visible(special(row[name]))
             for name, special in show
@@ -171,3 +177,32 @@ def display_width(text: str) -> int:
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
     )
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """``text`` in ``width`` terminal columns, to the left or ``right``."""
+    blanks = " " * (width - display_width(text))
+    return blanks + text if right else text + blanks
+
+
+_UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
+                    "[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]*")
+
+
+def folded(text: str, width: int, indent: str = "") -> list[str]:
+    """``text`` in lines of at most ``width`` columns, later ones with ``indent``.
+
+    Lines end between words, and between characters of East Asian scripts, before whose commas
+    and full stops they do not. A longer word has a line of its own.
+    """
+    start = text.lstrip(" ")
+    lines, line = [], " " * (len(text) - len(start))
+    for word in start.split(" "):
+        units = [word] if word.isascii() else _UNITS.findall(word)
+        for number, unit in enumerate(units):
+            glue = "" if number or not line.strip() else " "
+            if line.strip() and display_width(line + glue + unit) > width:
+                lines.append(line)
+                line, glue = indent, ""
+            line += glue + unit
+    return [*lines, line] if line else lines

@@ -12,6 +12,7 @@ from rmqctl.errors import UsageError
 from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
+from rmqctl.output.language import ENGLISH, language
 from rmqctl.output.progress import Progress
 from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal
 
@@ -24,7 +25,7 @@ class Output:
 
     def __init__(self, fmt: str, *, quiet: int, verbose: int, no_progress: bool,
                  stdout: IO[str] | None, stderr: IO[str] | None,
-                 environ: Mapping[str, str]) -> None:
+                 environ: Mapping[str, str], lang: str = ENGLISH) -> None:
         if fmt not in FORMATS:
             raise ValueError(f"unknown output format {fmt!r}")
         self.format = fmt
@@ -34,6 +35,7 @@ class Output:
         self._stdout = stdout
         self._stderr = stderr
         self._environ = environ
+        self.language = language(lang)
         self._format = FORMATS[fmt]
         self._terminal = is_terminal(stdout)
         self._progress: Progress | None = None
@@ -43,9 +45,11 @@ class Output:
     @classmethod
     def open(cls, fmt: str | None = None, *, quiet: int = 0, verbose: int = 0,
              no_progress: bool = False, stdout: IO[str] | None = None,
-             stderr: IO[str] | None = None, environ: Mapping[str, str] | None = None) -> Output:
+             stderr: IO[str] | None = None, environ: Mapping[str, str] | None = None,
+             lang: str = ENGLISH) -> Output:
         """An output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
+        ``lang``: the language people are spoken to in.
         ``quiet`` 1 silences notes and progress, 2 warnings too; ``verbose`` 1 shows debug lines.
         The streams default to those of the process (which may be closed).
         """
@@ -58,6 +62,7 @@ class Output:
             stdout=out,
             stderr=sys.stderr if stderr is None else stderr,
             environ=os.environ if environ is None else environ,
+            lang=lang,
         )
 
     @property
@@ -139,7 +144,7 @@ class Output:
                 raise RuntimeError("a command wrote two JSON values")
             self._value_written = True
         return self._format.writer(self.format, Target(
-            self._sink, self._stdout, self._environ, self._terminal, self.warn))
+            self._sink, self._stdout, self._environ, self._terminal, self.warn, self.language))
 
     def binary(self) -> Raw:
         """Standard output for bytes of a format of their own: not for a terminal (UsageError)."""
@@ -156,12 +161,12 @@ class Output:
     def note(self, text: str) -> None:
         """A remark on stderr; silenced by -q."""
         if self.quiet < 1:
-            self._say(f"rmqctl: {visible(text)}")
+            self._say(f"rmqctl: {visible(self.language.say(text))}")
 
     def warn(self, text: str) -> None:
         """A warning on stderr; silenced by -qq."""
         if self.quiet < 2:
-            self._say(f"rmqctl: warning: {visible(text)}")
+            self._say(f"rmqctl: warning: {visible(self.language.say(text))}")
 
     def debug(self, text: str) -> None:
         """A detail on stderr; shown with -v."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.output.cells import (
@@ -20,7 +19,9 @@ from rmqctl.output.cells import (
     columns_of,
     cut,
     display_width,
+    folded,
     numeric_columns,
+    padded,
     page_cells,
     pages,
     peek,
@@ -29,6 +30,7 @@ from rmqctl.output.escape import markdown_text, visible, visible_lines
 from rmqctl.output.streams import Target, can_encode, wants_colour
 
 if TYPE_CHECKING:
+    from rmqctl.output.language import Language
     from rmqctl.output.richtable import Canvas
     from rmqctl.output.streams import Sink
 
@@ -54,8 +56,9 @@ class Human(ABC):
     ``colour`` whether styles have an effect.
     """
 
-    def __init__(self, sink: Sink, *, width: int, unicode: bool) -> None:
+    def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language) -> None:
         self._sink = sink
+        self._language = language
         self._started = False
         self.width = width
         self.unicode = unicode
@@ -65,13 +68,14 @@ class Human(ABC):
     def heading(self, text: str) -> None:
         """Start a section."""
         self._gap()
-        self._heading(visible(text))
+        self._heading(visible(self._language.caption(text)))
 
     def pairs(self, mapping: Mapping[str, Any], *, styles: Mapping[str, str] | None = None) -> None:
         """Names and values, one pair per line; ``styles`` names a style for some of the values."""
         self._started = True
         texts = {
-            visible(str(key)): cut(cell_text(value), _VALUE_LIMIT, self.mark)
+            visible(self._language.caption(key)): cut(
+                cell_text(self._language.say(value)), _VALUE_LIMIT, self.mark)
             for key, value in mapping.items()
         }
         if texts:
@@ -87,12 +91,12 @@ class Human(ABC):
         if title:
             self._gap()
         self._started = True
-        return self._table(rows, Layout(columns, None, title, render, styles))
+        return self._table(rows, Layout(columns, None, title, render, styles, self._language))
 
     def text(self, text: str, style: str | None = None) -> None:
         """Lines as they are (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
         self._started = True
-        self._text(visible_lines(text), style)
+        self._text(visible_lines(self._language.say(text)), style)
 
     def blank(self) -> None:
         """One empty line."""
@@ -130,12 +134,12 @@ class PlainHuman(Human):
         self._sink.write(f"{text}\n")
 
     def _heading(self, text: str) -> None:
-        self._sink.write(f"{text}\n{'-' * len(text)}\n")
+        self._sink.write(f"{text}\n{'-' * display_width(text)}\n")
 
     def _pairs(self, texts: Mapping[str, str], styles: Mapping[str, str]) -> None:
-        width = max(map(len, texts))
+        width = max(map(display_width, texts))
         for key, value in texts.items():
-            self._sink.write(f"{key:<{width}}  {value}".rstrip() + "\n")
+            self._sink.write(f"{padded(key, width)}  {value}".rstrip() + "\n")
 
     def _text(self, text: str, style: str | None) -> None:
         self._sink.write(f"{text}\n")
@@ -166,8 +170,8 @@ class MarkdownHuman(PlainHuman):
 class RichHuman(Human):
     """For a terminal: colours and rich tables."""
 
-    def __init__(self, sink: Sink, canvas: Canvas) -> None:
-        super().__init__(sink, width=canvas.width, unicode=canvas.unicode)
+    def __init__(self, sink: Sink, canvas: Canvas, language: Language) -> None:
+        super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language)
         self._canvas = canvas
         self.colour = canvas.colour
 
@@ -184,14 +188,14 @@ class RichHuman(Human):
 
         from rmqctl.output.richtable import STYLES
 
-        width = max(map(len, texts))
+        width = max(map(display_width, texts))
         room = max(self.width - width - 2, _LEAST_ROOM)
         lines = []
         for key, value in texts.items():
-            parts = wrap(value, room, break_long_words=False, break_on_hyphens=False) or [""]
-            for number, part in enumerate(parts if len(value) > room else [value]):
+            parts = folded(value, room) or [""]
+            for number, part in enumerate(parts if display_width(value) > room else [value]):
                 lines.append(Text.assemble(
-                    (f"{'' if number else key:<{width}}", STYLES["key"]), "  ",
+                    (padded("" if number else key, width), STYLES["key"]), "  ",
                     (part, STYLES.get(styles.get(key, ""), ""))))
         self._sink.write(self._canvas.draw(*lines))
 
@@ -204,8 +208,7 @@ class RichHuman(Human):
         if display_width(line) <= self.width or words.startswith("rmqctl "):
             return line
         indent = " " * (len(line) - len(words) + (2 if words.startswith("- ") else 0))
-        return "\n".join(wrap(line, self.width, subsequent_indent=indent,
-                              break_long_words=False, break_on_hyphens=False))
+        return "\n".join(folded(line, self.width, indent))
 
     def _styled(self, text: str, style: str | None) -> None:
         from rich.text import Text
@@ -247,17 +250,18 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
     if not names or not first:
         return 0
     numeric = numeric_columns(first, names)
-    headers = [_cell(visible(name), style) for name in names]
+    headers = [_cell(visible(layout.header(name)), style) for name in names]
     widths = [0] * len(names)
     count = 0
     for page in stream:
         cells = [
             [_cell(cut(text, _CELL_LIMIT[style], mark), style) for text in line]
-            for line in page_cells(page, names, layout.render)
+            for line in page_cells(page, names, layout)
         ]
         for column in range(len(names)):
             widest = max(display_width(line[column]) for line in cells)
-            widths[column] = max(widths[column], widest, len(headers[column]) + _HEADER_PADDING)
+            widths[column] = max(widths[column], widest,
+                                 display_width(headers[column]) + _HEADER_PADDING)
         lines = _layout(style, headers, cells, widths, numeric)
         if count:
             del lines[: _HEADER_LINES[style]]
@@ -276,13 +280,13 @@ def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
     from tabulate import tabulate
 
     # A header padded to the width makes tabulate keep that width on every page.
-    padded = [
-        header.rjust(width - _HEADER_PADDING) if right else header.ljust(width - _HEADER_PADDING)
+    tops = [
+        padded(header, width - _HEADER_PADDING, right=right)
         for header, width, right in zip(headers, widths, numeric, strict=True)
     ]
     text = tabulate(
         cells,
-        headers=padded,
+        headers=tops,
         tablefmt=_TABULATE[style],
         disable_numparse=True,
         colalign=["right" if right else "left" for right in numeric],
@@ -305,10 +309,11 @@ class Pages:
             from rmqctl.output.richtable import Canvas
 
             return RichHuman(target.sink, Canvas(
-                target.width, wants_colour(target.stream, target.environ), target.sink.encoding))
+                target.width, wants_colour(target.stream, target.environ), target.sink.encoding),
+                target.language)
         kind = MarkdownHuman if self._name == "markdown" else PlainHuman
         return kind(target.sink, width=target.width,
-                    unicode=can_encode(target.stream, _UNICODE_SAMPLE))
+                    unicode=can_encode(target.stream, _UNICODE_SAMPLE), language=target.language)
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         columns = layout.columns if layout.brief is None else layout.brief

@@ -126,11 +126,11 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     numeric = numeric_columns(first, names)
     if layout.title:
         sink.write(canvas.draw(Text(visible(layout.title), style=STYLES["title"])))
-    headers = [visible(name) for name in names]
+    headers = [visible(layout.header(name)) for name in names]
     widths: list[int] | None = []
     count = 0
     for page in stream:
-        cells = page_cells(page, names, layout.render)
+        cells = page_cells(page, names, layout)
         natural = [max(_cell_width(line[i]) for line in cells) for i in range(len(names))]
         least = [natural[i] if number else max(_least_width(name, line[i]) for line in cells)
                  for i, (name, number) in enumerate(zip(names, numeric, strict=True))]

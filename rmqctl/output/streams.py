@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
+from rmqctl.output.language import Language
 
 _FALLBACK_WIDTH = 100
 
@@ -145,6 +146,7 @@ class Target(NamedTuple):
     """Where a writer's data goes, and what there is to know of the place.
 
     ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.
+    ``language``: that of pages for people.
     """
 
     sink: Sink
@@ -152,6 +154,7 @@ class Target(NamedTuple):
     environ: Mapping[str, str]
     terminal: bool
     warn: Callable[[str], None]
+    language: Language = Language()
 
     @property
     def width(self) -> int:

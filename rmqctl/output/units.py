@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmqctl.parse_values import time_or_zero, time_text
+from rmqctl.phrases import counted
 
 __all__ = ["count_text", "counted", "duration_text", "rate_text", "size_text", "time_or_zero",
            "time_text"]
@@ -24,11 +25,6 @@ def size_text(count: int) -> str:
 def count_text(count: int) -> str:
     """A count with thousands separators: ``1,901,788``."""
     return f"{count:,}"
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """A count with its noun: ``1 file``, ``1,901 files``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def duration_text(millis: int) -> str:

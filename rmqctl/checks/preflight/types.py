@@ -10,9 +10,9 @@ from rmqctl.actions import Action
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
-from rmqctl.checks.verify.common import plural
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.phrases import Phrase
 from rmqctl.store.files import StoreFile
 
 
@@ -155,11 +155,18 @@ class Prediction:
             self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
 
     @property
-    def costless(self) -> str:
+    def costless(self) -> Phrase:
         """What a start that costs no message does: ``lose nothing``, or what of the index."""
-        if not self.index_lost:
-            return "lose nothing"
-        return f"lose no message, but {plural(self.index_lost, 'index entry', 'index entries')}"
+        return Phrase("lose no message, but {count:,} index entry",
+                      "lose no message, but {count:,} index entries", count=self.index_lost
+                      ) if self.index_lost else Phrase("lose nothing")
+
+    @property
+    def loses(self) -> Phrase:
+        """The same, said of a start: ``loses nothing``."""
+        return Phrase("loses no message, but {count:,} index entry",
+                      "loses no message, but {count:,} index entries", count=self.index_lost
+                      ) if self.index_lost else Phrase("loses nothing")
 
     def require_judged(self, root: str) -> None:
         """UnsupportedError, in one sentence, where not all of the store could be judged."""

@@ -13,6 +13,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats import layout
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HostV4, HostV6, Message
+from rmqctl.phrases import Phrase, counted
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
@@ -145,6 +146,6 @@ def nowhere(_: int) -> bool:
     return False
 
 
-def plural(count: int, noun: str, many: str | None = None) -> str:
+def plural(count: int, noun: str, many: str | None = None) -> Phrase:
     """``1 row``, ``2 rows``; ``many`` where an s does not do."""
-    return f"{count} {noun if count == 1 else many or noun + 's'}"
+    return counted(count, noun, many or "")

@@ -14,6 +14,7 @@ _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file
 """Options that say how a store is to be read: another command needs them as well."""
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
 """The same for a tier: the sizes are those of its index."""
+_LANGUAGE = "--lang"
 _TIERED = "tiered"
 
 words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
@@ -51,7 +52,7 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
     typed = words.get()
     if (typed[:1] == (_TIERED,)) != (command[0] == _TIERED):
         return []  # sizes of a tier's index are not those of a store's
-    wanted = _OF_A_TIER if command[0] == _TIERED else _OF_A_STORE
+    wanted = (_OF_A_TIER if command[0] == _TIERED else _OF_A_STORE) | {_LANGUAGE}
     left = list(typed[:typed.index("--")] if "--" in typed else typed)
     if second and any(word.partition("=")[0] == _FOLDERS_B for word in left):
         wanted = wanted - {_FOLDERS} | {_FOLDERS_B}

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from datetime import UTC
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, Out, StoreOptions, Zone, worker_count
+from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
-from rmqctl.output.units import count_text, size_text
+from rmqctl.output.units import size_text
 from rmqctl.parse_values import show_times_in
+from rmqctl.phrases import Joined, Phrase, counted, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.doctor import Diagnosis
     from rmqctl.output import Human
 
 _KINDS = 8
+_TOPICS = 3
 
 
 def command(
@@ -28,7 +30,7 @@ def command(
     jobs: Jobs = 0,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Say what is wrong with a store, on one screen: the first command at 3 a.m.
 
@@ -61,7 +63,8 @@ def command(
 
 
 def _show(page: Human, found: Diagnosis, root: str) -> None:
-    page.text(f"{root}: {found.verdict}", "good" if found.sound else "bad")
+    page.text(Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
+              "good" if found.sound else "bad")
     page.blank()
     page.pairs(_facts(found))
     rows = found.damaged
@@ -71,46 +74,51 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
                      "meaning": row.meaning} for row in rows[:_KINDS]],
                    styles={"severity": {"error": "bad", "warning": "warn"}.get})
         if len(rows) > _KINDS:
-            page.text(f"and {len(rows) - _KINDS} more kinds (rmqctl verify has all)")
+            page.text(Phrase("and {some} more kinds (rmqctl verify has all)",
+                             some=len(rows) - _KINDS))
     if found.next:
         page.heading("What next, the safest first")
         for step in found.next:
             page.text(f"{typed.completed(step.command)}")
-            page.text(f"    {step.why}", "dim")
+            page.text(Phrase("    {why}", why=step.why), "dim")
 
 
-def _facts(found: Diagnosis) -> dict[str, Any]:
+def _facts(found: Diagnosis) -> dict[str, str]:
     start, covered = found.start, found.findings.coverage
-    facts = {"messages": f"{count_text(covered.messages)} intact, in "
-                         f"{size_text(covered.bytes_total)} of log"}
+    facts: dict[str, str] = {"messages": Phrase(
+        "{some:,} intact, in {size} of log", some=covered.messages,
+        size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
-        facts["damaged"] = f"{size_text(covered.bytes_damaged)} of the log"
+        facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
     facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
     if start.positions_unclear:
-        facts["cannot be told"] = "; ".join(start.position_notes)
+        facts["cannot be told"] = Joined("; ", start.position_notes)
     lost = found.as_dict()["would_lose_by_topic"]
+    loses = Phrase("loses {what}", what=_counted(found.would_lose, lost))
+    said = {"loses": loses if found.would_lose else start.loses, "version": start.broker_version}
     facts["a start"] = (
-        "does not succeed: " + "; ".join(start.refusals) if not start.starts else
-        (f"loses {_counted(found.would_lose, lost)}" if found.would_lose
-         else start.costless.replace("lose", "loses", 1)) + f" (a {start.broker_version} broker" + (
-            ", as far as can be judged)" if found.not_judged else ")"))
+        Phrase("does not succeed: {why}", why=Joined("; ", start.refusals)) if not start.starts else
+        Phrase("{loses} (a {version} broker, as far as can be judged)", **said)
+        if found.not_judged else Phrase("{loses} (a {version} broker)", **said))
     if start.impact is not None:
-        facts["concerned"] = start.impact.in_words().removeprefix("concerned: ")
+        facts["concerned"] = start.impact.concerned
     if start.consumers is not None:
-        facts["consumers"] = start.consumers.in_words().removeprefix("consumers: ")
-    facts["disk"] = f"{size_text(found.disk.free)} free of {size_text(found.disk.total)}"
-    facts["in use"] = "no" if not found.lock.held else (
-        f"by process {found.lock.pid}" if found.lock.pid else "by another process")
+        facts["consumers"] = start.consumers.affects
+    facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
+                           total=size_text(found.disk.total))
+    facts["in use"] = Phrase("no") if not found.lock.held else (
+        Phrase("by process {pid}", pid=found.lock.pid) if found.lock.pid else
+        Phrase("by another process"))
     for name, reason in found.not_judged.items():
-        facts[f"not judged: {name}"] = reason
+        facts[Phrase("not judged: {name}", name=name)] = reason
     return facts
 
 
-def _counted(count: int, topics: dict[str, int]) -> str:
+def _counted(count: int, topics: dict[str, int]) -> Phrase:
     """``14 messages (orders 10, audit 4)``."""
     if not count:
-        return "nothing"
+        return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{topic} {number:,}" for topic, number in ordered[:3])
-    more = f" and {len(ordered) - 3} more topics" if len(ordered) > 3 else ""
-    return f"{count:,} message{'' if count == 1 else 's'}" + (f" ({named}{more})" if named else "")
+    named = some_of([f"{topic} {number:,}" for topic, number in ordered], _TOPICS)
+    messages = counted(count, "message")
+    return Phrase("{what} ({names})", what=messages, names=named) if named else messages

@@ -21,6 +21,7 @@ from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
+from rmqctl.output.language import chosen
 from rmqctl.parse_values import parse_size, parse_zone
 
 if TYPE_CHECKING:
@@ -79,7 +80,27 @@ class OutputOptions(OptionGroup):
                            no_progress=self.no_progress)
 
 
+Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
+    "--lang", rich_help_panel=_OUTPUT, show_default=False,
+    help="Language of what people read, not of data: en or zh. Default: RMQCTL_LANG, else that of "
+    "the locale (LC_ALL, LC_MESSAGES, LANG).")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpokenOptions(OutputOptions):
+    """The same for a command whose screens are there in each language."""
+
+    lang: Lang = None
+
+    def value(self) -> Output:
+        is_data = self.output is not None and FORMATS[self.output].is_data
+        lang = chosen(self.lang, {} if is_data else os.environ)  # data asks for it, or is English
+        return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
+                           no_progress=self.no_progress, lang=lang)
+
+
 Out = Annotated[Output, OutputOptions]
+SpokenOut = Annotated[Output, SpokenOptions]
 
 # -- where ------------------------------------------------------------------------------------
 
