@@ -58,11 +58,11 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 110),
-    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 110),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 112),
-    ("query offset STORE --phy 0 -o json", 110),
-    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 115),
+    ("query key STORE --topic TopicTest --key k -o json", 111),
+    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 111),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 113),
+    ("query offset STORE --phy 0 -o json", 111),
+    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 116),
     ("stats STORE --by topic -o json", 100),
     ("info STORE -o json", 140),
     ("verify STORE -o json", 160),

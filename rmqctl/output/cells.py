@@ -10,10 +10,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rmqctl.output.escape import visible
-from rmqctl.output.language import Language
+
+if TYPE_CHECKING:
+    from rmqctl.output.language import Language
 
 Row = Mapping[str, Any]
 #: Column -> a function that words a value for people.
@@ -40,11 +42,15 @@ class Layout(NamedTuple):
     title: str | None
     render: Render | None = None
     styles: Styles | None = None
-    language: Language = Language()
+    language: Language | None = None
 
     def header(self, column: str) -> str:
         """What stands above a column."""
-        return self.language.caption(column)
+        return column if self.language is None else self.language.caption(column)
+
+    def say(self, value: Any) -> Any:
+        """The value of a cell, as it is shown."""
+        return value if self.language is None else self.language.say(value)
 
 
 _SENTENCES = 1000
@@ -132,10 +138,9 @@ def cell_text(value: Any) -> str:
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
     """Cell texts of a page, row by row; columns may have their own way to show a value."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
-    say = layout.language.say
     return [
         [
-            cell_text(say(row.get(name)))
+            cell_text(layout.say(row.get(name)))
             if special is None or row.get(name) is None
             else visible(special(row[name]))
             for name, special in show

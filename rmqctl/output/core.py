@@ -12,12 +12,22 @@ from rmqctl.errors import UsageError
 from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
-from rmqctl.output.language import ENGLISH, language
 from rmqctl.output.progress import Progress
 from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal
 
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
+    from rmqctl.output.language import Language
+
+
+ENGLISH = "en"
+
+
+def _language(name: str) -> Language:
+    """One that is not English, with its catalog."""
+    from rmqctl.output.language import language
+
+    return language(name)
 
 
 class Output:
@@ -35,7 +45,8 @@ class Output:
         self._stdout = stdout
         self._stderr = stderr
         self._environ = environ
-        self.language = language(lang)
+        self.lang = lang
+        self._language = None if lang == ENGLISH else _language(lang)
         self._format = FORMATS[fmt]
         self._terminal = is_terminal(stdout)
         self._progress: Progress | None = None
@@ -144,7 +155,7 @@ class Output:
                 raise RuntimeError("a command wrote two JSON values")
             self._value_written = True
         return self._format.writer(self.format, Target(
-            self._sink, self._stdout, self._environ, self._terminal, self.warn, self.language))
+            self._sink, self._stdout, self._environ, self._terminal, self.warn, self._language))
 
     def binary(self) -> Raw:
         """Standard output for bytes of a format of their own: not for a terminal (UsageError)."""
@@ -161,17 +172,20 @@ class Output:
     def note(self, text: str) -> None:
         """A remark on stderr; silenced by -q."""
         if self.quiet < 1:
-            self._say(f"rmqctl: {visible(self.language.say(text))}")
+            self._say(f"rmqctl: {visible(self._said(text))}")
 
     def warn(self, text: str) -> None:
         """A warning on stderr; silenced by -qq."""
         if self.quiet < 2:
-            self._say(f"rmqctl: warning: {visible(self.language.say(text))}")
+            self._say(f"rmqctl: warning: {visible(self._said(text))}")
 
     def debug(self, text: str) -> None:
         """A detail on stderr; shown with -v."""
         if self.verbose >= 1:
             self._say(f"rmqctl: debug: {visible(text)}")
+
+    def _said(self, text: str) -> str:
+        return text if self._language is None else str(self._language.say(text))
 
     def _say(self, line: str) -> None:
         if self._progress is not None:

@@ -27,10 +27,10 @@ from rmqctl.output.cells import (
     peek,
 )
 from rmqctl.output.escape import markdown_text, visible, visible_lines
+from rmqctl.output.language import Language
 from rmqctl.output.streams import Target, can_encode, wants_colour
 
 if TYPE_CHECKING:
-    from rmqctl.output.language import Language
     from rmqctl.output.richtable import Canvas
     from rmqctl.output.streams import Sink
 
@@ -56,9 +56,9 @@ class Human(ABC):
     ``colour`` whether styles have an effect.
     """
 
-    def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language) -> None:
+    def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None) -> None:
         self._sink = sink
-        self._language = language
+        self._language = language or Language()
         self._started = False
         self.width = width
         self.unicode = unicode
@@ -170,7 +170,7 @@ class MarkdownHuman(PlainHuman):
 class RichHuman(Human):
     """For a terminal: colours and rich tables."""
 
-    def __init__(self, sink: Sink, canvas: Canvas, language: Language) -> None:
+    def __init__(self, sink: Sink, canvas: Canvas, language: Language | None) -> None:
         super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language)
         self._canvas = canvas
         self.colour = canvas.colour

@@ -13,10 +13,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
-from rmqctl.output.language import Language
+
+if TYPE_CHECKING:
+    from rmqctl.output.language import Language
 
 _FALLBACK_WIDTH = 100
 
@@ -146,7 +148,7 @@ class Target(NamedTuple):
     """Where a writer's data goes, and what there is to know of the place.
 
     ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.
-    ``language``: that of pages for people.
+    ``language``: that of pages for people, None for English.
     """
 
     sink: Sink
@@ -154,7 +156,7 @@ class Target(NamedTuple):
     environ: Mapping[str, str]
     terminal: bool
     warn: Callable[[str], None]
-    language: Language = Language()
+    language: Language | None
 
     @property
     def width(self) -> int:

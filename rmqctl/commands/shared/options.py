@@ -21,7 +21,6 @@ from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
-from rmqctl.output.language import chosen
 from rmqctl.parse_values import parse_size, parse_zone
 
 if TYPE_CHECKING:
@@ -93,6 +92,8 @@ class SpokenOptions(OutputOptions):
     lang: Lang = None
 
     def value(self) -> Output:
+        from rmqctl.output.language import chosen
+
         is_data = self.output is not None and FORMATS[self.output].is_data
         lang = chosen(self.lang, {} if is_data else os.environ)  # data asks for it, or is English
         return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
