@@ -5,6 +5,8 @@
 # make lint    ruff and mypy
 # make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
+# make binary  dist/rmqctl, one executable for machines without Python, and the demo run with it
+# make image   a container image from the Dockerfile (ENGINE=podman), and the demo's first step in it
 # make docs    docs/reference.md and the table of docs/verify.md from the program
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
@@ -19,6 +21,8 @@ JOBS ?= 2
 BENCH ?= benchmarks/data
 ARGS ?=
 SEED ?=
+EXTRAS ?=
+ENGINE ?= docker
 PART ?=
 
 PYTEST = $(if $(SEED),RMQCTL_SEED=$(SEED) )$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
@@ -26,7 +30,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-exhaustive lint kernel-asan wheel docs bench clean
+.PHONY: help venv demo test quick test-exhaustive lint kernel-asan wheel binary image docs bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -82,6 +86,24 @@ kernel-asan: venv
 wheel: $(VENV)/.made
 	@$(PIP) build
 	$(BIN)/python -m build --outdir dist
+
+# One file with Python and rmqctl in it, for Linux with this machine's C library or a younger one.
+# EXTRAS=data,spark puts their packages in, too (it gets several times as large).
+binary:
+	$(PYTHON) -m venv --clear build/binary
+	build/binary/bin/python -m pip install --quiet --disable-pip-version-check pyinstaller \
+	  '.$(if $(EXTRAS),[$(EXTRAS)])'
+	build/binary/bin/pyinstaller --noconfirm --log-level WARN --onefile --name rmqctl \
+	  --collect-submodules rmqctl --collect-data rmqctl --collect-submodules isal \
+	  --distpath dist --workpath build/pyinstaller --specpath build/pyinstaller \
+	  build/binary/bin/rmqctl
+	RMQCTL=dist/rmqctl bash examples/demo.sh >build/binary-demo.txt || \
+	  { cat build/binary-demo.txt; exit 1; }
+	@ls -l dist/rmqctl; echo "the demo ran with it"
+
+image:
+	$(ENGINE) build --tag rmqctl .
+	$(ENGINE) run --rm --read-only --volume "$(CURDIR)/examples/store:/store:ro" rmqctl verify /store
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from rmqctl.errors import UsageError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MAX = (1 << 63) - 1
+_LARGEST_PORT = (1 << 16) - 1
+_EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgtpe])(ib|b|i)?|b)?", re.IGNORECASE)
 _POWER = {unit: power for power, unit in enumerate("kmgtpe", start=1)}
@@ -236,6 +239,28 @@ def parse_property(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise UsageError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where something listens, as text ``127.0.0.1:9876``."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str | Address) -> Address:
+    """``127.0.0.1:9876``, ``[::1]:9876``, or ``:9876`` for every address of this machine."""
+    if isinstance(text, Address):
+        return text
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", text.strip())
+    if found is None or int(found[3]) > _LARGEST_PORT:
+        raise UsageError(f"{text!r} is not HOST:PORT; write 127.0.0.1:9876 or [::1]:9876")
+    return Address(found[1] or found[2] or _EVERYWHERE, int(found[3]))
 
 
 def parse_duration(text: str | int) -> int:

@@ -230,13 +230,15 @@ def rows_of(document):
 
 
 def samples(text):
-    """(metric, last label but the store's) -> value; every line must be one or a comment."""
+    """(metric, structure if it has one) -> value; every line must be a sample or a comment."""
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):
-            match = re.fullmatch(r'(\w+)\{store="[^"]*"(?:,\w+="([^"]*)")*\} (-?[0-9.]+)', line)
+            match = re.fullmatch(r'(\w+)\{((?:\w+="[^"]*",?)+)\} (-?[0-9.e+]+)', line)
             assert match, line
-            found[match[1], match[2] or ""] = float(match[3])
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
+            assert labels.pop("store")
+            found[match[1], labels.get("structure", "")] = float(match[3])
     return found
 
 

@@ -1,62 +1,41 @@
-"""Metrics for Prometheus' textfile collector, as text.
-
-Who has the text puts it in place with `rmqctl.files.durable.replace_file`, so that a scrape sees
-the old file or the new one.
+"""Metrics as Prometheus reads them: from a page, or from a file for node_exporter's textfile
+collector, which who has the text puts in place with `rmqctl.files.durable.replace_file`.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric family; ``kind`` is ``gauge``, ``counter`` or ``untyped``."""
+    """One metric that may go up and down; ``samples`` are (labels, value)."""
 
     name: str
     help: str
-    kind: str
-    samples: Sequence[tuple[Mapping[str, str], float]]
+    samples: Iterable[tuple[Mapping[str, str], float]]
 
 
-def exposition(metrics: Iterable[Metric]) -> str:
-    """The text exposition format. Raises ValueError for a name the format does not allow."""
-    lines = []
+def families(metrics: Iterable[Metric]) -> Iterator[Any]:
+    """The metrics as the library's own; a label that is no UTF-8 is written with escapes."""
+    from prometheus_client.core import Metric as Family
+
     for metric in metrics:
-        if not _METRIC_NAME.fullmatch(metric.name):
-            raise ValueError(f"not a metric name: {metric.name!r}")
-        lines.append(f"# HELP {metric.name} {_escape_help(metric.help)}")
-        lines.append(f"# TYPE {metric.name} {metric.kind}")
-        lines += [
-            f"{metric.name}{_labels(labels)} {_value(value)}" for labels, value in metric.samples
-        ]
-    return "\n".join(lines) + "\n" if lines else ""
+        family = Family(metric.name, metric.help, "gauge")
+        for labels, value in metric.samples:
+            family.add_sample(metric.name, {
+                name: text.encode("utf-8", "backslashreplace").decode()
+                for name, text in labels.items()}, value)
+        if family.samples:
+            yield family
 
 
-def _escape_help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """The text exposition format."""
+    from prometheus_client import generate_latest
 
+    class _Collected:
+        def collect(self) -> Iterator[Any]:
+            return families(metrics)
 
-def _labels(labels: Mapping[str, str]) -> str:
-    parts = []
-    for name, value in labels.items():
-        if not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"not a label name: {name!r}")
-        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        parts.append(f'{name}="{escaped}"')
-    return "{" + ",".join(parts) + "}" if parts else ""
-
-
-def _value(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    return bytes(generate_latest(_Collected()))

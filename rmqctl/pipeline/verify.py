@@ -7,56 +7,20 @@ same values, which are merged in log order with their seams checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rmqctl.checks.verify.judged import Judged
 from rmqctl.checks.verify.log.ranges import split
-from rmqctl.checks.verify.verdict import Verdict, verdict
-from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
+from rmqctl.checks.verify.verdict import verdict
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import RmqctlError
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
 WHOLE = 256 << 20
 """Bytes of log up to which a store is one task, where there are several stores."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdict on a store, or why there is none."""
-
-    root: str
-    verdict: Verdict[Coverage] | None
-    error: RmqctlError | None = None
-
-    def findings(self) -> list[dict[str, Any]]:
-        """The findings as rows that name the store."""
-        return [] if self.verdict is None else [
-            {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
-
-    def summary(self) -> dict[str, Any]:
-        """All of the verdict but its findings."""
-        if self.verdict is None:
-            return {"store": self.root, "ok": False, "error": str(self.error)}
-        return {"store": self.root, **{name: value for name, value in self.verdict.as_dict().items()
-                                       if name != "findings"}}
-
-
-def document(judged: Sequence[Judged]) -> dict[str, Any]:
-    """As that of ``verify``, over all stores, and what each of them came to."""
-    verdicts = [store.verdict for store in judged if store.verdict is not None]
-    coverage: dict[str, int] = {}
-    checked: dict[str, None] = {}
-    for each in verdicts:
-        checked |= dict.fromkeys(str(row["structure"]) for row in each.checked)
-        for name, value in each.coverage.as_dict().items():
-            coverage[name] = coverage.get(name, 0) + value
-    return {"ok": all(store.verdict is not None and store.verdict.ok for store in judged),
-            "findings": [row for store in judged for row in store.findings()], "coverage": coverage,
-            "checked": [{"structure": name} for name in checked],
-            "findings_total": sum(judgement.total for judgement in verdicts),
-            "stores": [store.summary() for store in judged]}
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> int:

@@ -105,3 +105,51 @@ def test_it_is_json_that_people_may_edit(golden: GoldenFolder, rmqctl: Runner,
     rows = json.loads(known.read_text())["findings"]
     assert [(row["category"], row["file"], row["offset"]) for row in rows] == [
         ("body-crc", "commitlog/00000000000000163840", 171668)]
+
+
+def test_several_stores_get_a_verdict_each(golden_copy: GoldenFolder, rmqctl: Runner,
+                                           tmp_path: Path) -> None:
+    damaged, sound, none = golden_copy(DAMAGED), golden_copy(SOUND), tmp_path / "none"
+    told = rmqctl("verify", damaged, sound, "-o", "json").expect(1).json()
+    assert [(one["store"], one["ok"]) for one in told["stores"]] == [
+        (str(damaged), False), (str(sound), True)]
+    assert {one["store"] for one in told["findings"] if one["severity"] == "error"} == {
+        str(damaged)}
+    alone = rmqctl("verify", damaged, "-o", "json").expect(1).json()
+    assert [{key: value for key, value in one.items() if key != "store"}
+            for one in told["findings"] if one["store"] == str(damaged)] == alone["findings"]
+    # One that cannot be judged does not stop the others, and counts more than damage.
+    run = rmqctl("verify", none, damaged, sound, "-o", "json").expect(3)
+    assert str(none) in run.err
+    assert [one["ok"] for one in run.json()["stores"]] == [False, False, True]
+    # A pattern names stores; metrics are of all of them.
+    file = tmp_path / "rmq.prom"
+    rmqctl("verify", sound, sound.parent / "no*such").expect(3)
+    rmqctl("verify", sound, damaged, "--format-prometheus", file).expect(1)
+    values = [line.rpartition(" ")[2] for line in file.read_text().splitlines()
+              if line.startswith("rmqctl_verify_ok{")]
+    assert values == ["1.0", "0.0"]
+
+
+def test_one_list_of_known_findings_for_several_stores(golden_copy: GoldenFolder, rmqctl: Runner,
+                                                       tmp_path: Path) -> None:
+    first, second, known = golden_copy(DAMAGED), golden_copy(DAMAGED), tmp_path / "known.json"
+    options = ("--baseline", known, "--quiet-if-ok")
+    assert "2 findings known from now on" in rmqctl(
+        "verify", first, second, *options, "--update-baseline").expect(1).err
+    quiet = rmqctl("verify", first, second, *options).expect(0)
+    assert (quiet.out, quiet.err) == ("", "")
+    damage.flip_bit(second, "commitlog/00000000000000000000", 300, 3)
+    told = rmqctl("verify", first, second, *options, "-o", "json").expect(1).json()
+    assert [(one["ok"], one["known"]) for one in told["stores"]] == [(True, 1), (False, 1)]
+
+
+def test_each_store_has_a_place_of_its_own(golden_copy: GoldenFolder, rmqctl: Runner,
+                                           tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    stores = golden_copy(SOUND), golden_copy("4.9.3/basic/store")
+    assert rmqctl("verify", *stores, "--since-last").expect(0).err.count("no earlier run") == 2
+    again = rmqctl("verify", *stores, "--since-last").expect(0)
+    assert again.err.count("from physical offset") == 2
+    assert "several have one each" in rmqctl(
+        "verify", *stores, "--since-last", "--state", tmp_path / "x").expect(2).err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from rmqctl.checks.findings import Finding
@@ -21,29 +22,31 @@ Key = tuple[Any, ...]
 
 
 class Baseline:
-    """The known findings of one store. `knows` also remembers what it is asked about, which
-    `save` writes.
+    """The known findings of one store, which the list names where it is about several. `knows`
+    also remembers what it is asked about, which `save` writes.
     """
 
-    def __init__(self, root: str, known: frozenset[Key] = frozenset()) -> None:
-        self._root, self._known = root, known
+    def __init__(self, root: str, known: frozenset[Key] = frozenset(),
+                 store: str | None = None) -> None:
+        self._root, self._known, self.store = root, known, store
         self._seen: dict[Key, None] = {}
 
     @classmethod
-    def load(cls, path: str, root: str) -> Baseline:
+    def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
         """UsageError for a file that is none; StoreIOError where it cannot be read."""
         try:
             if os.path.getsize(path) > _LARGEST:
                 raise UsageError(f"{path}: too large to be a list of known findings")
             with open(path, "rb") as source:
                 rows = json.load(source)["findings"]
-            known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows)
+            known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows
+                              if row.get("store") == store)
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "read") from None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{path}: no list of known findings; --update-baseline writes one"
                              ) from None
-        return cls(root, known)
+        return cls(root, known, store)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -60,17 +63,13 @@ class Baseline:
         """How many of the known ones were not found again."""
         return len(self._known - self._seen.keys())
 
-    def save(self, path: str) -> int:
-        """Writes what was seen as what is known from now on; how many these are. RefusedError for
-        more than anybody knows, StoreIOError.
-        """
+    def rows(self) -> list[dict[str, Any]]:
+        """What was seen, as the list has it. RefusedError for more than anybody knows."""
         if len(self._seen) >= _MOST:
             raise RefusedError(f"more than {_MOST:,} findings: too many to be called known")
-        rows = [dict(zip(_FIELDS, key, strict=True)) for key in sorted(self._seen, key=repr)]
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        text = f'{{"findings": [\n{lines}\n]}}\n' if rows else '{"findings": []}\n'
-        replace_file(path, text.encode(), doing="write")
-        return len(rows)
+        store = {} if self.store is None else {"store": self.store}
+        return [store | dict(zip(_FIELDS, key, strict=True))
+                for key in sorted(self._seen, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
         """A name that is no UTF-8 is written with escapes, and read back as it was."""
@@ -79,3 +78,14 @@ class Baseline:
             file = os.path.relpath(file, self._root)
         values = {name: getattr(finding, name) for name in _FIELDS} | {"file": file}
         return tuple(values[name] for name in _FIELDS)
+
+
+def save(path: str, baselines: Iterable[Baseline]) -> int:
+    """Writes what was seen of stores as what is known from now on; how many findings these are.
+    RefusedError, StoreIOError.
+    """
+    rows = [row for baseline in baselines for row in baseline.rows()]
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    text = f'{{"findings": [\n{lines}\n]}}\n' if rows else '{"findings": []}\n'
+    replace_file(path, text.encode(), doing="write")
+    return len(rows)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from datetime import tzinfo
 from typing import Any, Literal, NamedTuple
 
+from rmqctl.parse_values import Address
+
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
 
 
@@ -106,7 +108,7 @@ def _type_name(param: Any, choices: list[str] | None) -> str:
 
 def _default(value: Any) -> Any:
     """A default as JSON can say it."""
-    if isinstance(value, tzinfo):
+    if isinstance(value, tzinfo | Address):
         return str(value)
     if isinstance(value, list | tuple):
         return [_default(item) for item in value] or None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,20 +14,22 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, Zone, worker_count
-from rmqctl.commands.shared.spark_options import SparkOptions
+from rmqctl.commands.shared.spark_options import MoreStores, SparkOptions, roots_named
 from rmqctl.commands.shared.store_warnings import warn_if_held
-from rmqctl.errors import ExitCode, UsageError
-from rmqctl.output.units import count_text, size_text
+from rmqctl.errors import ExitCode, RmqctlError, UsageError
 from rmqctl.parse_values import parse_percent, show_times_in
 
 if TYPE_CHECKING:
+    from rmqctl.checks.verify.baseline import Baseline
     from rmqctl.checks.verify.state import Place
     from rmqctl.checks.verify.verdict import Verdict
-    from rmqctl.checks.verify.verify import Coverage
+    from rmqctl.checks.verify.verify import Coverage, VerifyOptions
+    from rmqctl.output import Output
 
 
 def command(
     *,
+    more: MoreStores = None,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
         "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store, tiered (a "
@@ -58,18 +63,24 @@ def command(
     its way again: a flipped bit costs one record. What a store of this kind cannot prove is
     counted as not verifiable. Exit code 1 when something is wrong; info findings do not count.
     Exit code 3 when all that can be judged is sound, but a part lies in a form that is not read
-    (RocksDB, DLedger).
+    (RocksDB, DLedger). Of several stores each gets its verdict, and one that cannot be judged does
+    not stop the others.
 
         rmqctl verify /data/store
         rmqctl verify /data/store -o json --jobs 2
         rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
-        rmqctl verify /data/store --baseline known.json --quiet-if-ok --limit-rate 50MiB
+        rmqctl verify '/data/*/store' --baseline known.json --quiet-if-ok --limit-rate 50MiB
     """
-    from rmqctl.checks.verify import state as states
-    from rmqctl.checks.verify.verdict import verdict
-    from rmqctl.checks.verify.verify import STRUCTURES, Verification, VerifyOptions
-    from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
-    from rmqctl.store.log.ranges import Threads
+    from rmqctl.checks.verify.judged import Judged
+    from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
+    from rmqctl.commands.shared.verifying import (
+        covered,
+        end_with,
+        show,
+        show_stores,
+        structures,
+        without_tier,
+    )
 
     show_times_in(tz)
     # What to check, and combinations that cannot be.
@@ -81,110 +92,150 @@ def command(
                          "pieces of everything, the other at all that is new")
     if spark.engine == "spark" and (sample is not None or since_last):
         raise UsageError("--sample and --since-last look at parts: that is the local engine's")
+    if sample is not None or since_last:
+        spark = replace(spark, engine="local")
     cron.check(since_last=since_last)
     if cron.limit_rate is not None:
         options.jobs = 1
-    with store.open() as opened:
-        place = state or states.default_path(opened.root)
-        _outside(opened.root, {"--format-prometheus": prometheus, "--baseline": cron.baseline,
-                               "--state": place if since_last else None})
-        baseline = cron.known(opened.root)
-        known = None if baseline is None else baseline.knows
-        # Where the last run ended.
-        before: Place | None = None
-        if since_last:
-            before = states.load(place, opened.root)
-            if before is None:
-                out.note("no earlier run is known: checking everything")
-            elif before.holds(opened):
-                options.since = before.position
-                out.note(f"from physical offset {options.since} on")
-            else:
-                before = None
-                out.warn("the log is not the one of the last run: checking everything")
-        # The checks.
-        warn_if_held(out, opened.lock, "the store")
-        size = opened.log.size if opened.layout.reads("commitlog") else 0
-        if sample is not None or since_last:
-            spark = replace(spark, engine="local")
-        with spark.pool(out, size, options.jobs) as pool, out.progress("verify", size) as progress:
-            run = Verification(opened, options, cron.slowed(out, progress.advance))
-            if not isinstance(pool, Threads):
-                run.pool, run.progress = pool, None
-            result = verdict(run, max_findings, known)
-        # The tier beside the store, then what to show and to keep for the next run.
-        if tiered and (only is not None or (sample is None and not since_last)):
-            result = with_tier(out, opened, result, max_findings, asked=only is not None,
-                               known=known)
-        fails = result.fails(cron.fail_on)
-        if baseline is not None:  # first: whoever reads what is shown may go away
-            cron.settle(out, baseline)
-        if fails or result.not_judged or not cron.quiet_if_ok:
-            show(out, result, covered)
-        if since_last:
-            states.save(place, opened.root, states.next_place(
-                before, result.findings, ok=run.settled, log_end=run.log_end,
-                last_record=run.last_record))
-        if prometheus is not None:
-            _metrics(prometheus, result)
-    if fails:
-        raise typer.Exit(int(ExitCode.FINDINGS))
-    result.require_judged()
+    roots = roots_named(store.root, more)
+    if len(roots) > 1 and state is not None:
+        raise UsageError("--state: the place in one store; several have one each in their folder")
+    # The checks, one store after the other.
+    check = _Check(options, max_findings, spark, cron, out, state if since_last else None,
+                   since_last, tiered, tier_asked=tiered and only is not None,
+                   named=len(roots) > 1)
+    judged = []
+    for root in roots:
+        _outside(root, {"--format-prometheus": prometheus, "--baseline": cron.baseline})
+        try:
+            judged.append(Judged(root, check.of(replace(store, root=root))))
+        except RmqctlError as error:
+            if len(roots) == 1 or error.exit_code == ExitCode.USAGE:
+                raise
+            judged.append(Judged(root, None, error))
+    # What to show, and to keep for the next run: first the latter, as who reads may go away.
+    cron.settle(out, check.baselines)
+    if not cron.quiet_if_ok or any(
+            one.verdict is None or one.verdict.fails(cron.fail_on) or one.verdict.not_judged
+            for one in judged):
+        if len(roots) == 1 and judged[0].verdict is not None:
+            show(out, judged[0].verdict, covered)
+        else:
+            show_stores(out, judged)
+    check.keep_places()
+    if prometheus is not None:
+        _metrics(prometheus, [one.verdict for one in judged if one.verdict is not None])
+    end_with(judged, lambda verdict: verdict.fails(cron.fail_on))
+
+
+@dataclass
+class _Check:
+    """How each store is checked. ``named``: notes say which store they are about, as there are
+    several; ``tiered``: a tier in it, too. ``baselines`` are those of the stores checked.
+    """
+
+    options: VerifyOptions
+    max_findings: int
+    spark: SparkOptions
+    cron: CronOptions
+    out: Output
+    state: str | None
+    since_last: bool
+    tiered: bool
+    tier_asked: bool
+    named: bool
+    baselines: list[Baseline] = field(default_factory=list)
+    _places: list[Callable[[], None]] = field(default_factory=list)
+
+    def of(self, store: StoreOptions) -> Verdict[Coverage]:
+        """The verdict on a store. NotAStoreError, StoreIOError, UsageError."""
+        from rmqctl.checks.verify import state as states
+        from rmqctl.checks.verify.verdict import verdict
+        from rmqctl.checks.verify.verify import Verification
+        from rmqctl.commands.shared.verifying import with_tier
+        from rmqctl.store.log.ranges import Threads
+
+        out, options = self.out, replace(self.options)
+        name = f"{store.root}: " if self.named else ""
+        with store.open() as opened:
+            baseline = self.cron.known(opened.root, store.root if self.named else None)
+            known = None if baseline is None else baseline.knows
+            # Where the last run ended.
+            before: Place | None = None
+            place = self.state or states.default_path(opened.root)
+            if self.since_last:
+                _outside(opened.root, {"--state": place})
+                before = states.load(place, opened.root)
+                if before is None:
+                    out.note(f"{name}no earlier run is known: checking everything")
+                elif before.holds(opened):
+                    options.since = before.position
+                    out.note(f"{name}from physical offset {options.since} on")
+                else:
+                    before = None
+                    out.warn(f"{name}the log is not the one of the last run: checking everything")
+            # The checks.
+            warn_if_held(out, opened.lock, store.root if self.named else "the store")
+            size = opened.log.size if opened.layout.reads("commitlog") else 0
+            with (self.spark.pool(out, size, options.jobs) as pool,
+                  out.progress(f"verify {name}".removesuffix(": ").rstrip(), size) as progress):
+                run = Verification(opened, options, self.cron.slowed(out, progress.advance))
+                if not isinstance(pool, Threads):
+                    run.pool, run.progress = pool, None
+                result = verdict(run, self.max_findings, known)
+            # The tier beside the store, and what the next run may leave out.
+            if self.tiered and (self.tier_asked or not (self.options.sample is not None
+                                                        or self.since_last)):
+                result = with_tier(out, opened, result, self.max_findings, asked=self.tier_asked,
+                                   known=known)
+            if self.since_last:
+                self._places.append(partial(states.save, place, opened.root, states.next_place(
+                    before, result.findings, ok=run.settled, log_end=run.log_end,
+                    last_record=run.last_record)))
+        if baseline is not None:
+            self.baselines.append(baseline)
+        return replace(result, root=store.root) if self.named else result
+
+    def keep_places(self) -> None:
+        """Writes where the next run with --since-last goes on."""
+        for keep in self._places:
+            keep()
 
 
 def _outside(root: str, files: dict[str, str | None]) -> None:
     """Refuses to write into the store: this command is read-only, wherever its files should go."""
-    import os
-
     real = os.path.realpath(root)
     for option, file in files.items():
         if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
 
 
-def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
-    """What was covered of a store, for people."""
-    cover = verdict.coverage
-    pairs = {
-        "messages": count_text(cover.messages),
-        "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
-                     f"messages + {size_text(cover.bytes_blank)} blank + "
-                     f"{size_text(cover.bytes_zero)} unused + "
-                     f"{size_text(cover.bytes_damaged)} damaged",
-        "not verifiable": f"{size_text(cover.bytes_unverifiable)} of the messages: fields and "
-                          "properties no checksum covers",
-        "consumequeue rows": count_text(cover.consumequeue_rows),
-        "index entries": count_text(cover.index_entries),
-    }
-    if verdict.tier is not None:
-        pairs["tier"] = (f"{count_text(verdict.tier['messages'])} messages in "
-                         f"{count_text(verdict.tier['queues'])} queues, "
-                         f"{count_text(verdict.tier['index_items'])} index items")
-    return pairs
-
-
-def _metrics(path: str, verdict: Verdict[Coverage]) -> None:
+def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
     import time
 
     from rmqctl.files.durable import replace_file
     from rmqctl.output.prometheus import Metric, exposition
 
-    store = {"store": verdict.root}
-    cover = verdict.coverage.as_dict()
+    kinds = ("messages", "blank", "zero", "damaged")
+    labels = [{"store": verdict.root} for verdict in verdicts]
+    covers = [verdict.coverage for verdict in verdicts]
     text = exposition([
-        Metric("rmqctl_verify_ok", "1 when nothing wrong was found.", "gauge",
-               [(store, float(verdict.ok))]),
-        Metric("rmqctl_verify_findings", "Findings by category and severity.", "gauge",
-               [({**store, "category": category, "severity": severity}, float(count))
+        Metric("rmqctl_verify_ok", "1 when nothing wrong was found.",
+               [(store, verdict.ok) for store, verdict in zip(labels, verdicts, strict=True)]),
+        Metric("rmqctl_verify_findings", "Findings by category and severity.",
+               [({**store, "category": category, "severity": severity}, count)
+                for store, verdict in zip(labels, verdicts, strict=True)
                 for (category, severity), count in sorted(verdict.counts.items())]),
-        Metric("rmqctl_verify_messages", "Intact messages.", "gauge",
-               [(store, float(cover["messages"]))]),
-        Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.", "gauge",
-               [({**store, "kind": name.removeprefix("bytes_").removeprefix("in_")},
-                 float(cover[name])) for name in (
-                     "bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")]),
-        Metric("rmqctl_verify_timestamp_seconds", "When this run ended.", "gauge",
-               [(store, time.time())]),
+        Metric("rmqctl_verify_messages", "Intact messages.",
+               [(store, cover.messages) for store, cover in zip(labels, covers, strict=True)]),
+        Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.",
+               [({**store, "kind": kind}, value)
+                for store, cover in zip(labels, covers, strict=True)
+                for kind, value in zip(kinds, (
+                    cover.bytes_in_messages, cover.bytes_blank, cover.bytes_zero,
+                    cover.bytes_damaged), strict=True)]),
+        Metric("rmqctl_verify_timestamp_seconds", "When this run ended.",
+               [(store, time.time()) for store in labels]),
     ])
     # The temporary name does not end in .prom, so the collector never reads it.
-    replace_file(path, text.encode("utf-8", "backslashreplace"), doing="write")
+    replace_file(path, text, doing="write")

@@ -18,9 +18,6 @@ from rmqctl.commands.shared.spark_options import (
 )
 from rmqctl.errors import require
 
-NAME = ("sql",)
-EFFECT = "read-only"
-
 
 def command(
     *,

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
-from rmqctl.errors import ExitCode
-from rmqctl.output.units import count_text, counted, size_text
-
-if TYPE_CHECKING:
-    from rmqctl.output import Human, Output
-    from rmqctl.pipeline.verify import Judged
 
 
 def command(
@@ -43,7 +36,7 @@ def command(
         rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077
     """
     from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
-    from rmqctl.commands.shared.verifying import structures
+    from rmqctl.commands.shared.verifying import end_with, show_stores, structures
     from rmqctl.pipeline.verify import planned, store_size, total_size, verify_stores
 
     options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
@@ -57,65 +50,5 @@ def command(
     with spark.pool(out, size) as pool:
         judged = list(verify_stores(roots, pool, options, max_findings, dirs,
                                     layout.sizes))
-    _show(out, judged)
-    failed = next((store.error for store in judged if store.error is not None), None)
-    if failed is not None:
-        if len(judged) == 1:
-            raise failed
-        raise typer.Exit(int(failed.exit_code))
-    if any(store.verdict is not None and not store.verdict.ok for store in judged):
-        raise typer.Exit(int(ExitCode.FINDINGS))
-    for store in judged:
-        if store.verdict is not None:
-            store.verdict.require_judged()
-
-
-def _show(out: Output, judged: list[Judged]) -> None:
-    from rmqctl.commands.shared.verifying import COLUMNS
-    from rmqctl.pipeline.verify import document
-
-    for store in judged:
-        if store.error is not None and len(judged) > 1:
-            out.warn(_reason(store))
-        elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
-            more = store.verdict.total - len(store.verdict.findings)
-            out.warn(f"{store.root}: {more} more findings are counted, not listed (--limit)")
-    verdicts = document(judged)
-    for row in (*verdicts["findings"], *verdicts["stores"]):
-        if "next" in row:
-            row["next"] = typed.completed(row["next"])
-    out.listing(verdicts, lambda page: _page(page, judged), columns=("store", *COLUMNS),
-                rows=verdicts["findings"])
-
-
-def _reason(store: Judged) -> str:
-    text = str(store.error)
-    return text if store.root in text else f"{store.root}: {text}"
-
-
-def _page(page: Human, judged: list[Judged]) -> None:
-    from rmqctl.commands.check.verify import covered
-    from rmqctl.commands.shared.verifying import show_page
-
-    if len(judged) == 1 and judged[0].verdict is not None:
-        show_page(page, judged[0].verdict, covered)
-        return
-    rows = []
-    for store in judged:
-        if store.verdict is None:
-            rows.append({"store": store.root, "verdict": "not judged", "detail": str(store.error)})
-            continue
-        each, cover = store.verdict, store.verdict.coverage
-        top = each.counts.most_common(3)
-        rows.append({
-            "store": store.root,
-            "verdict": "no damage" if each.ok else counted(each.troubles, "finding"),
-            "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
-            "damaged": size_text(cover.bytes_damaged),
-            "detail": ", ".join(f"{count} {name}" for (name, _), count in top)})
-    page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
-               styles={"verdict": lambda value: "good" if value == "no damage" else "bad"})
-    bad = [store.root for store in judged if store.verdict is not None and not store.verdict.ok]
-    if bad:
-        page.heading("What next")
-        page.text("\n".join(typed.other("verify", root) for root in bad[:6]))
+    show_stores(out, judged)
+    end_with(judged, lambda verdict: not verdict.ok)

@@ -8,7 +8,7 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -63,15 +63,17 @@ class CronOptions(OptionGroup):
         if self.limit_rate == 0:
             raise UsageError("--limit-rate 0: nothing would ever be read")
 
-    def known(self, root: str) -> Baseline | None:
-        """The known findings; none yet where they are to be written for the first time."""
+    def known(self, root: str, store: str | None) -> Baseline | None:
+        """The known findings; none yet where they are to be written for the first time. ``store``:
+        its name in a list about several.
+        """
         from rmqctl.checks.verify.baseline import Baseline
 
         if self.baseline is None:
             return None
         if self.update_baseline and not os.path.lexists(self.baseline):
-            return Baseline(root)
-        return Baseline.load(self.baseline, root)
+            return Baseline(root, store=store)
+        return Baseline.load(self.baseline, root, store)
 
     def slowed(self, out: Output, advance: Callable[[int], None]) -> Callable[[int], None]:
         """What tells of progress, and waits where it goes on too fast."""
@@ -79,14 +81,16 @@ class CronOptions(OptionGroup):
             out.warn("--idle: this system knows no idle class for the disk")
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
-    def settle(self, out: Output, baseline: Baseline) -> None:
+    def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
         """Writes what is known from now on, or says what is gone."""
+        from rmqctl.checks.verify.baseline import save
+
+        gone = sum(baseline.gone for baseline in baselines)
         if self.update_baseline and self.baseline is not None:
-            out.note(f"{self.baseline}: {counted(baseline.save(self.baseline), 'finding')} known "
+            out.note(f"{self.baseline}: {counted(save(self.baseline, baselines), 'finding')} known "
                      "from now on")
-        elif baseline.gone and not self.quiet_if_ok:
-            out.note(f"{counted(baseline.gone, 'known finding')} not found again "
-                     "(--update-baseline)")
+        elif gone and not self.quiet_if_ok:
+            out.note(f"{counted(gone, 'known finding')} not found again (--update-baseline)")
 
 
 def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:

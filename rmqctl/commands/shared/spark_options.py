@@ -35,6 +35,9 @@ Stores = Annotated[list[str] | None, typer.Argument(
     help="Store roots; a pattern such as '/backup/*/store' names all that match. Default: "
     "RMQCTL_STORE.")]
 
+MoreStores = Annotated[list[str] | None, typer.Argument(
+    metavar="[STORE]...", autocompletion=complete_folders, show_default=False,
+    help="More stores; a pattern such as '/backup/*/store' names all that match.")]
 
 StoresAndQuery = Annotated[list[str], typer.Argument(
     metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the query as "
@@ -126,6 +129,11 @@ def named_stores(names: list[str] | None) -> list[str]:
             raise NotAStoreError(f"{name}: no folder matches")
         roots |= dict.fromkeys(map(os.path.normpath, matches))
     return list(roots)
+
+
+def roots_named(first: str, more: list[str] | None) -> list[str]:
+    """The store roots of a command that has one, and may have more."""
+    return [first] if not more and os.path.lexists(first) else named_stores([first, *(more or ())])
 
 
 def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:

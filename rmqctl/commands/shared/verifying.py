@@ -8,11 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import typer
+
 from rmqctl.commands.app import typed
-from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.errors import ExitCode, NotAStoreError, UsageError
+from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
+    from rmqctl.checks.verify.judged import Judged
     from rmqctl.checks.verify.verdict import Covering, Known, Verdict
     from rmqctl.checks.verify.verify import Coverage
     from rmqctl.output import Output
@@ -112,6 +116,104 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
         f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
     return {"severity": finding.severity, "category": finding.category, "where": where,
             "queue": queue, "detail": finding.detail}
+
+
+def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
+    """What was covered of a store, for people."""
+    cover = verdict.coverage
+    pairs = {
+        "messages": count_text(cover.messages),
+        "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
+                     f"messages + {size_text(cover.bytes_blank)} blank + "
+                     f"{size_text(cover.bytes_zero)} unused + "
+                     f"{size_text(cover.bytes_damaged)} damaged",
+        "not verifiable": f"{size_text(cover.bytes_unverifiable)} of the messages: fields and "
+                          "properties no checksum covers",
+        "consumequeue rows": count_text(cover.consumequeue_rows),
+        "index entries": count_text(cover.index_entries),
+    }
+    if verdict.tier is not None:
+        pairs["tier"] = (f"{count_text(verdict.tier['messages'])} messages in "
+                         f"{count_text(verdict.tier['queues'])} queues, "
+                         f"{count_text(verdict.tier['index_items'])} index items")
+    return pairs
+
+
+# -- several stores -------------------------------------------------------------------------------
+
+
+def show_stores(out: Output, judged: Sequence[Judged]) -> None:
+    """The verdicts on stores in the format that is asked for."""
+    from rmqctl.checks.verify.judged import document
+
+    for store in judged:
+        if store.error is not None and len(judged) > 1:
+            out.warn(_reason(store))
+        elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
+            more = store.verdict.total - len(store.verdict.findings)
+            out.warn(f"{store.root}: {more} more findings are counted, not listed (--limit)")
+    verdicts = document(judged)
+    for row in (*verdicts["findings"], *verdicts["stores"]):
+        if "next" in row:
+            row["next"] = typed.completed(row["next"])
+    out.listing(verdicts, lambda page: _show_table(page, judged), columns=("store", *COLUMNS),
+                rows=verdicts["findings"])
+
+
+def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool]) -> None:
+    """Ends the command with the code of the first store that could not be judged at all, else with
+    1 where any fails, else with that of what is not judged of one.
+    """
+    failed = next((store.error for store in judged if store.error is not None), None)
+    if failed is not None:
+        if len(judged) == 1:
+            raise failed
+        raise typer.Exit(int(failed.exit_code))
+    verdicts = [store.verdict for store in judged if store.verdict is not None]
+    if any(map(fails, verdicts)):
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    for verdict in verdicts:
+        verdict.require_judged()
+
+
+def _reason(store: Judged) -> str:
+    text = str(store.error)
+    return text if store.root in text else f"{store.root}: {text}"
+
+
+def _show_table(page: Human, judged: Sequence[Judged]) -> None:
+    from rmqctl.checks.verify.verdict import KNOWN
+
+    if len(judged) == 1 and judged[0].verdict is not None:
+        show_page(page, judged[0].verdict, covered)
+        return
+    rows = []
+    for store in judged:
+        if store.verdict is None:
+            rows.append({"store": store.root, "verdict": "not judged", "detail": str(store.error)})
+            continue
+        each, cover = store.verdict, store.verdict.coverage
+        known = f" ({each.known:,} known)" if each.known else ""
+        top = each.counts.most_common(3)
+        rows.append({
+            "store": store.root,
+            "verdict": (f"no damage{known}" if each.ok and not each.not_judged else
+                        "partly judged" if each.ok else counted(each.troubles, "finding") + known),
+            "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
+            "damaged": size_text(cover.bytes_damaged),
+            "detail": ", ".join(each.not_judged) if each.ok and each.not_judged else ", ".join(
+                f"{count} {name}" for (name, severity), count in top if severity != KNOWN)})
+    page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
+               styles={"verdict": _style})
+    bad = [store.root for store in judged if store.verdict is not None and not store.verdict.ok]
+    if bad:
+        page.heading("What next")
+        page.text("\n".join(typed.other("verify", root) for root in bad[:6]))
+
+
+def _style(verdict: str) -> str:
+    return "good" if verdict.startswith("no damage") else (
+        "warn" if verdict == "partly judged" else "bad")
 
 
 # -- the tier that lies in a store ----------------------------------------------------------------

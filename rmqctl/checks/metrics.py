@@ -1,0 +1,85 @@
+"""What a store holds and how far consumers are behind, as numbers with names for monitoring.
+
+Reads the ends of files and the configuration only, as `info` and `offsets` do, so it can be asked
+every minute beside a running broker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from rmqctl.broker.view import view_of
+from rmqctl.errors import RmqctlError, UnsupportedError
+from rmqctl.files.disk_usage import free_bytes
+from rmqctl.store.config.offsets import Lag
+from rmqctl.store.info import collect
+from rmqctl.store.store import Store
+
+HELP = {
+    "rmqctl_store_up": "1: the store could be read.",
+    "rmqctl_store_messages": "Messages that the consumequeues lead to.",
+    "rmqctl_store_min_phy_offset": "First physical offset of the commitlog.",
+    "rmqctl_store_max_phy_offset": "End of the commitlog.",
+    "rmqctl_store_last_message_timestamp_seconds": "Store time of the newest message.",
+    "rmqctl_store_abort": "1: the abort file is there.",
+    "rmqctl_store_held": "1: a process holds the lock.",
+    "rmqctl_store_troubles": "Things that could not be read.",
+    "rmqctl_store_bytes": "Bytes on the disk by structure.",
+    "rmqctl_store_free_bytes": "Free bytes of the disk that the store lies on.",
+    "rmqctl_topic_messages": "Messages of a topic that its consumequeues lead to.",
+    "rmqctl_group_diff": "Messages a group has not consumed; negative: it is beyond the end.",
+    "rmqctl_store_timestamp_seconds": "When this was read.",
+}
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
+             failed: Callable[[RmqctlError], None]) -> dict[
+                 str, list[tuple[Mapping[str, str], float]]]:
+    """By the names of `HELP` what each of the stores, by name, has when it is opened; ``failed``
+    hears why one cannot be read.
+    """
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
+    for name, opens in stores:
+        label = {"store": name}
+        try:
+            with opens() as store:
+                samples = list(_of(store, label))
+        except RmqctlError as error:
+            failed(error)
+            samples = [("rmqctl_store_up", label, 0)]
+        for metric, labels, value in samples:
+            found[metric].append((labels, value))
+    return found
+
+
+def _of(store: Store, label: dict[str, str]) -> Iterator[Sample]:
+    view = view_of(store, "disk")
+    facts = collect(store, view)
+    yield "rmqctl_store_up", label, 1
+    for metric, value in (
+            ("messages", facts["messages"]), ("min_phy_offset", facts["min_phy_offset"]),
+            ("max_phy_offset", facts["max_phy_offset"]),
+            ("abort", int(facts["abort"])), ("held", int(facts["lock"]["held"])),
+            ("troubles", len(facts["troubles"])), ("free_bytes", free_bytes(store.root)),
+            ("timestamp_seconds", time.time())):
+        if value is not None:
+            yield f"rmqctl_store_{metric}", label, value
+    if facts["last_store_timestamp"] is not None:
+        yield ("rmqctl_store_last_message_timestamp_seconds", label,
+               facts["last_store_timestamp"] / 1000)
+    for structure in facts["structures"]:
+        yield ("rmqctl_store_bytes", {**label, "structure": structure["kind"]},
+               structure["allocated"])
+    for topic in facts["topics"]:
+        yield "rmqctl_topic_messages", {**label, "topic": topic["topic"]}, topic["messages"]
+    behind = Counter[tuple[str, str]]()
+    with suppress(UnsupportedError):  # offsets in a form that is not read
+        for row in Lag(store, view).rows():
+            if row["group"] and row["diff"] is not None:
+                behind[row["group"], row["topic"]] += row["diff"]
+    for (group, topic), diff in behind.items():
+        yield "rmqctl_group_diff", {**label, "group": group, "topic": topic}, diff

@@ -1,0 +1,48 @@
+"""The verdicts on several stores, as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.checks.verify.verdict import Verdict
+from rmqctl.checks.verify.verify import Coverage
+from rmqctl.errors import RmqctlError
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict on a store, or why there is none."""
+
+    root: str
+    verdict: Verdict[Coverage] | None
+    error: RmqctlError | None = None
+
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings as rows that name the store."""
+        return [] if self.verdict is None else [
+            {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
+
+    def summary(self) -> dict[str, Any]:
+        """All of the verdict but its findings."""
+        if self.verdict is None:
+            return {"store": self.root, "ok": False, "error": str(self.error)}
+        return {"store": self.root, **{name: value for name, value in self.verdict.as_dict().items()
+                                       if name != "findings"}}
+
+
+def document(judged: Sequence[Judged]) -> dict[str, Any]:
+    """As that of ``verify``, over all stores, and what each of them came to."""
+    verdicts = [store.verdict for store in judged if store.verdict is not None]
+    coverage: dict[str, int] = {}
+    checked: dict[str, None] = {}
+    for each in verdicts:
+        checked |= dict.fromkeys(str(row["structure"]) for row in each.checked)
+        for name, value in each.coverage.as_dict().items():
+            coverage[name] = coverage.get(name, 0) + value
+    return {"ok": all(store.verdict is not None and store.verdict.ok for store in judged),
+            "findings": [row for store in judged for row in store.findings()], "coverage": coverage,
+            "checked": [{"structure": name} for name in checked],
+            "findings_total": sum(judgement.total for judgement in verdicts),
+            "stores": [store.summary() for store in judged]}

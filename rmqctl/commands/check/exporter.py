@@ -1,0 +1,106 @@
+"""``rmqctl exporter``: metrics of stores for Prometheus, over HTTP."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import typer
+
+from rmqctl.commands.app.exit_codes import Terminated
+from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.commands.shared.spark_options import MoreStores, roots_named
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.output import Output
+from rmqctl.output.prometheus import Metric, exposition, families
+from rmqctl.parse_values import Address, parse_address
+
+_FRESH_S = 5.0
+_HERE = Address("127.0.0.1", 9877)
+
+
+def command(
+    *,
+    more: MoreStores = None,
+    listen: Annotated[Address, typer.Option(
+        "--listen", metavar="HOST:PORT", parser=parse_address, help="Where to answer; :9877 is "
+        "every address of this machine, port 0 any free port.")] = _HERE,
+    once: Annotated[bool, typer.Option(
+        "--once", help="Print the metrics, and end: for the textfile collector.")] = False,
+    store: StoreOptions,
+    out: Out,
+) -> None:
+    """Answer Prometheus: what stores hold, how far consumer groups are behind, space, locks.
+
+    Each time it is asked it reads the ends of the files and the configuration, never the whole
+    log, and keeps the answer for 5 seconds. A store that cannot be read has rmqctl_store_up 0, and
+    does not stop the others. Whether a store is sound is the question of `rmqctl verify
+    --format-prometheus`. SIGTERM ends it with exit code 0.
+
+        rmqctl exporter /data/store --listen 127.0.0.1:9877
+        rmqctl exporter '/data/*/store' --once
+    """
+    stores = _Stores([replace(store, root=root) for root in roots_named(store.root, more)])
+    if once:
+        _print(stores, out)
+        return
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(stores)
+    try:
+        server, _ = start_http_server(listen.port, listen.host, registry)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, str(listen), "listen on") from None
+    address = str(replace(listen, port=server.server_port))
+    out.document({"ready": address}, lambda page: page.text(f"ready {address}"))
+    out.flush()
+    with suppress(Terminated):
+        threading.Event().wait()
+    server.shutdown()
+
+
+def _print(stores: _Stores, out: Output) -> None:
+    """The metrics, once. The code of the first store that cannot be read."""
+    metrics = stores.metrics()
+    if out.is_data:
+        out.rows(({"metric": metric.name, **labels, "value": value}
+                  for metric in metrics for labels, value in metric.samples),
+                 ("metric", "store", "structure", "topic", "group", "value"))
+    else:
+        out.binary().write(exposition(metrics))
+    for error in stores.errors:
+        out.warn(str(error))
+    if stores.errors:
+        raise typer.Exit(int(stores.errors[0].exit_code))
+
+
+@dataclass(eq=False)
+class _Stores:
+    """Asks the stores, one question at a time."""
+
+    stores: list[StoreOptions]
+    errors: list[RmqctlError] = field(default_factory=list)
+    _asked: float = -math.inf
+    _last: list[Metric] = field(default_factory=list)
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def collect(self) -> Iterator[Any]:
+        """For the library, in one of its threads."""
+        with self._lock:
+            if time.monotonic() - self._asked >= _FRESH_S:
+                self._last = self.metrics()
+                self._asked = time.monotonic()
+            yield from families(self._last)
+
+    def metrics(self) -> list[Metric]:
+        from rmqctl.checks.metrics import HELP, measured
+
+        self.errors.clear()
+        found = measured([(store.root, store.open) for store in self.stores], self.errors.append)
+        return [Metric(name, HELP[name], samples) for name, samples in found.items()]
