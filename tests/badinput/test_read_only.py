@@ -40,7 +40,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "offsets": [["{store}"], ["{store}", "--group", "billing"]],
     "config": [["{store}"]],
     "stats": [["{store}"], ["{store}", "--by", "queue"]],
-    "verify": [["{store}"], ["{store}", "-o", "json"], ["{store}", "{store}/../store"]],
+    "verify": [["{store}"], ["{store}", "-o", "json"]],
     "pipeline verify": [["{store}", "--engine", "local"], ["{store}", "--dry-run"]],
     "pipeline stats": [["{store}", "--engine", "local"], ["{store}", "--dry-run"]],
     "diff": [["{store}", "{store}"]],
