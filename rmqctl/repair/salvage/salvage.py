@@ -29,7 +29,8 @@ from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded,
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
 from rmqctl.repair.salvage.stale import stale_records
-from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
+from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece
@@ -138,6 +139,11 @@ class _Job:
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     copied: Copied = field(default_factory=lambda: Copied([]))
+    surveyor: Surveyor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.surveyor = Surveyor(self.generation, self.batch_topics, self.progress,
+                                 store=self.store)
 
     def run(self) -> Salvage:
         parts: Sequence[LogPart] = log_parts(self.store,
@@ -241,8 +247,7 @@ class _Job:
                     or mending.confirmed.items() - self.confirmed.items())
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:
-        return Surveyor(self.generation, self.batch_topics, self.rejected, self.confirmed,
-                        self.progress, store=self.store).run(parts)
+        return self.surveyor.run(parts, self.rejected, self.confirmed)
 
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: Evidence, restored: int) -> Salvage:

@@ -1,4 +1,4 @@
-"""What of a log is intact: one pass gives the damaged regions and how the queues' offsets run.
+"""What of a log is intact: its damaged regions, how the queues' offsets run, what is odd in it.
 
 A record is intact when a broker's recovery accepts it (commitlog.md §9): provably a record, and
 its body matches its CRC. Where a store's messages carry an appended CRC, that must match too.
@@ -6,36 +6,17 @@ its body matches its CRC. Where a store's messages carry an appended CRC, that m
 
 from __future__ import annotations
 
-import os
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from rmqctl.formats.local import append_crc, sysflag
-from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.header_rules import MOST_PORT
-from rmqctl.formats.local.message import MAGIC_V2, decode
-from rmqctl.scan import text
-from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
-from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
-from rmqctl.scan.headers import Headers, bad_numbers
-from rmqctl.scan.overlay import LogPart
-from rmqctl.scan.queue_reach import NOT_DISPATCHED, LightQueues, dispatched_rows, skipped_rows
-from rmqctl.scan.source import Source
-from rmqctl.scan.walk import Walk
-from rmqctl.store.store import Store
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.scan.headers import Headers
 
-_SLACK = 1000
-"""Milliseconds a store time may be out of order without being looked at."""
-_LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Milliseconds behind the others that make the last store time worth a look."""
-_FAR = 1 << 61
-"""Milliseconds to which a pause can be added; no time is near it."""
-_MOST_LISTED, _MOST_ODD = 1_000_000, 1000
-_CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+MOST_LISTED, MOST_ODD = 1_000_000, 1000
+"""How many places of a kind are kept."""
 
 
 # -- how the queue offsets of a queue follow each other -------------------------------------------
@@ -54,66 +35,62 @@ class Run:
     high: int
 
 
+def joined(rows: Array) -> Array:
+    """Messages by column, int64 of shape (5, n): number of the queue, first queue offset, end,
+    physical offset of the first and of the last; those of a queue in log order. What goes on where
+    another one of its queue ends becomes one column; queues ascend.
+    """
+    if not rows.shape[1]:
+        return rows
+    rows = rows[:, np.argsort(rows[0], kind="stable")]
+    queue, first, end = rows[:3]
+    fresh = np.ones(len(queue), bool)
+    fresh[1:] = (queue[1:] != queue[:-1]) | (first[1:] != end[:-1])
+    start = np.flatnonzero(fresh)
+    last = np.append(start[1:], len(queue)) - 1
+    return np.stack([queue[start], first[start], end[last], rows[3, start], rows[4, last]])
+
+
 class Runs:
-    """The queue offsets of every queue as they follow in the log."""
+    """The queue offsets of every queue as they follow in the log. ``numbers``: of the queues, by
+    which `add` is told of them; several surveys may share them.
+    """
 
-    def __init__(self) -> None:
-        self.keys: list[QueueKey] = []
-        self._numbers: dict[QueueKey, int] = {}
+    def __init__(self, numbers: Mapping[QueueKey, int]) -> None:
+        self._numbers = numbers
         self._closed: dict[int, list[Run]] = {}
-        self._first: Array = np.zeros(0, np.int64)
-        self._end: Array = np.zeros(0, np.int64)
-        self._low: Array = np.zeros(0, np.int64)
-        self._high: Array = np.zeros(0, np.int64)
+        self._open: Array = np.full((4, 0), -1, np.int64)
 
-    def number(self, key: QueueKey) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.keys)
-            self.keys.append(key)
-            if number >= len(self._end):
-                room = np.full(max(64, number), -1, np.int64)
-                self._first, self._end, self._low, self._high = (
-                    np.concatenate([column, room])
-                    for column in (self._first, self._end, self._low, self._high))
-        return number
+    @property
+    def keys(self) -> list[QueueKey]:
+        """The queues that have messages."""
+        used = set(np.flatnonzero(self._open[1] >= 0).tolist())
+        return [key for key, number in self._numbers.items() if number in used]
 
     def of(self, key: QueueKey) -> list[Run]:
         """The runs of a queue, in log order."""
-        number = self._numbers.get(key)
-        if number is None:
+        number = self._numbers.get(key, self._open.shape[1])
+        if number >= self._open.shape[1] or self._open[1, number] < 0:
             return []
-        runs = list(self._closed.get(number, ()))
-        if self._end[number] >= 0:
-            runs.append(Run(int(self._first[number]), int(self._end[number]),
-                            int(self._low[number]), int(self._high[number])))
-        return runs
+        return [*self._closed.get(number, ()), Run(*self._open[:, number].tolist())]
 
-    def add(self, queue: Array, first: Array, count: Array, physical: Array) -> None:
-        """Rows in log order: queue number, first queue offset, how many, place (all int64)."""
-        if not len(queue):
-            return
-        order = np.argsort(queue, kind="stable")
-        queue, first, physical = queue[order], first[order], physical[order]
-        end = first + count[order]
-        fresh = np.ones(len(queue), bool)
-        fresh[1:] = (queue[1:] != queue[:-1]) | (first[1:] != end[:-1])
-        start = np.flatnonzero(fresh)
-        last = np.append(start[1:], len(queue)) - 1
-        runs = queue[start]
-        other = np.ones(len(runs), bool)
-        other[1:] = runs[1:] != runs[:-1]
-        goes_on = other & (first[start] == self._end[runs])
-        self._end[runs[goes_on]] = end[last[goes_on]]
-        self._high[runs[goes_on]] = physical[last[goes_on]]
+    def add(self, rows: Array) -> None:
+        """Takes what `joined` gives, of messages behind those that are here."""
+        more = len(self._numbers) - self._open.shape[1]
+        if more > 0:
+            room = np.full((4, max(64, more, self._open.shape[1])), -1, np.int64)
+            self._open = np.concatenate([self._open, room], axis=1)
+        queue, first = rows[0], rows[1]
+        is_first = np.ones(len(queue), bool)
+        is_first[1:] = queue[1:] != queue[:-1]
+        goes_on = is_first & (first == self._open[1, queue])
+        self._open[1, queue[goes_on]], self._open[3, queue[goes_on]] = (
+            rows[2, goes_on], rows[4, goes_on])
         for row in np.flatnonzero(~goes_on).tolist():
-            number, a, b = int(runs[row]), int(start[row]), int(last[row])
-            if self._end[number] >= 0:
-                self._closed.setdefault(number, []).append(Run(
-                    int(self._first[number]), int(self._end[number]), int(self._low[number]),
-                    int(self._high[number])))
-            self._first[number], self._end[number] = first[a], end[b]
-            self._low[number], self._high[number] = physical[a], physical[b]
+            number = int(queue[row])
+            if self._open[1, number] >= 0:
+                self._closed.setdefault(number, []).append(Run(*self._open[:, number].tolist()))
+            self._open[:, number] = rows[1:, row]
 
 
 # -- the survey -----------------------------------------------------------------------------------
@@ -186,6 +163,24 @@ class Survey:
     skipping: set[str] = field(default_factory=set)
     """Light queues some of whose queue offsets a broker gave to messages without writing a row."""
 
+    def add(self, behind: Survey) -> None:
+        """Takes in what was found in the part of the log behind this one, but for its runs."""
+        self.regions += behind.regions
+        if behind.messages:
+            self.used, self.last_end = behind.used, behind.last_end
+        self.messages += behind.messages
+        self.with_crc += behind.with_crc
+        self.closed |= behind.closed
+        for name in ("newer", "undated", "unchecked", "lacking_crc", "astray"):
+            listed = getattr(self, name)
+            listed += getattr(behind, name)[:max(0, MOST_ODD - len(listed))]
+        self.wrong_crcs += behind.wrong_crcs[:max(0, MOST_LISTED - len(self.wrong_crcs))]
+        self.newest_before_last = max(self.newest_before_last, behind.newest_before_last)
+        self.host = self.host or behind.host
+        self.headers.merge(behind.headers)
+        self.inner_batch_topics |= behind.inner_batch_topics
+        self.skipping |= behind.skipping
+
     @property
     def has_crcs(self) -> bool:
         """Whether the store's messages carry appended CRCs: most of them do."""
@@ -203,298 +198,3 @@ class Survey:
         another version wrote it, and a broker reads it (commitlog.md §5.4).
         """
         return set(self.wrong_crcs) if self.has_crcs else set()
-
-
-class Surveyor:
-    """Walks the parts of a log, file by file.
-
-    ``batch_topics``: those with batch queues. ``rejected``: physical offsets of records that
-    count as damaged. ``confirmed`` (physical offset -> size): records in damaged bytes which the
-    walk cannot prove (without a body, and nothing whole behind them), but something else does.
-    ``store``: whose consumequeues say under which queue ids light queues lie.
-    """
-
-    def __init__(self, generation: int, batch_topics: Iterable[str],
-                 rejected: Iterable[int] = (), confirmed: Mapping[int, int] | None = None,
-                 progress: Callable[[int], None] | None = None, *,
-                 store: Store | None = None) -> None:
-        self._generation = generation
-        self._light = LightQueues() if store is None else store.light_queues
-        self._leads = None if store is None else store.leads
-        self._names = text.Dictionary()
-        self._batched = {os.fsencode(topic) for topic in batch_topics}
-        self._progress = progress or (lambda _bytes: None)
-        self._rejected = np.array(sorted(rejected), np.int64)
-        self._confirmed = confirmed or {}
-        self._confirmed_places = sorted(self._confirmed)
-        self._topics = text.Dictionary()
-        self.survey = Survey([], Runs(), generation)
-        self._table = QueueTable(self._topics, self.survey.runs.number)
-        self._waiting: list[Region] = []
-        self._time: int | None = None
-        self._previous = -1, -1
-        self._last: list[tuple[int, int]] = []
-
-    def run(self, parts: Sequence[LogPart]) -> Survey:
-        """StoreIOError when a file cannot be read."""
-        for number, part in enumerate(parts):
-            self._file(number, part)
-            self._progress(part.size)
-        self.survey.last_time = self._time
-        self.survey.headers.settle()
-        if len(self._last) > 1:
-            (_, before), (physical, when) = self._last
-            if not before - _SLACK <= when <= before + _LONG_PAUSE:
-                self.survey.astray.append((physical, before, 1 << 62))
-        return self.survey
-
-    def _file(self, number: int, part: LogPart) -> None:
-        survey = self.survey
-        with part.open() as source:
-            if part.path is None and not part.pieces:
-                self._damage(Region(number, part.base, part.end))
-                return
-            for batch in Walk(source):
-                self._messages(number, batch)
-                for span in batch.spans:
-                    if span.kind != BLANK:
-                        self._span(number, source, span)
-                    elif self._goes_on(number, span.offset):
-                        # It does not say where it belongs: it may be that of another file.
-                        self._damage(Region(number, span.offset, span.end, dirty=True))
-                    else:
-                        survey.closed.add(number)
-
-    def _span(self, number: int, source: Source, span: Span) -> None:
-        """A damaged span, cut where records in it are vouched for."""
-        position = span.offset
-        first = bisect_left(self._confirmed_places, position)
-        for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, span.end)]:
-            size = self._confirmed[physical]
-            raw = source.read(physical - source.base, size)
-            batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
-            if physical < position or physical + size > span.end or not ok.all():
-                continue
-            if position < physical:
-                self._damage(Region(number, position, physical, dirty=span.kind == DAMAGED))
-            self._messages(number, batch)
-            position = physical + size
-        if position < span.end:
-            complete = position == span.offset and span.located
-            self._damage(Region(number, position, span.end, dirty=span.kind == DAMAGED,
-                                extents=[(span.offset, span.length)] if complete else [],
-                                doubtful=[span for span in span.doubtful if span[0] >= position]))
-
-    def _goes_on(self, number: int, position: int) -> bool:
-        """Whether the last damaged region ends at a place in a file."""
-        last = self.survey.regions[-1] if self.survey.regions else None
-        return last is not None and last.file == number and last.end == position
-
-    def _damage(self, region: Region) -> None:
-        region.before = self._time
-        if self._previous[1] == region.start:
-            region.previous = self._previous[0]
-        if self._goes_on(region.file, region.start):
-            last = self.survey.regions[-1]
-            last.end, last.dirty = region.end, last.dirty or region.dirty
-            last.extents += region.extents
-            last.starts.append(region.start)
-            last.doubtful += region.doubtful
-            return
-        region.starts.append(region.start)
-        self.survey.regions.append(region)
-        self._waiting.append(region)
-
-    # -- one batch --------------------------------------------------------------------------------
-
-    def _messages(self, number: int, batch: Batch) -> None:
-        if not len(batch):
-            return
-        survey = self.survey
-        bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
-        if len(self._rejected):
-            bad |= np.isin(batch.offset, self._rejected)
-        self._appended_crcs(batch, bad)
-        offset, size = batch.offset, batch.column("total_size")
-        when = batch.column("store_timestamp")
-        if bad.any():
-            self._bad(number, batch, np.flatnonzero(bad))
-        good = np.flatnonzero(~bad)
-        if not len(good):
-            return
-        if not bad.any():
-            self._settle(int(when[0]))
-            self._time = int(when[-1])
-            self._previous = int(offset[-1]), int(offset[-1] + size[-1])
-        survey.messages += len(good)
-        survey.used, survey.last_end = number, int(offset[good[-1]] + size[good[-1]])
-        survey.headers.add(batch, ~bad if bad.any() else None,
-                           bad_numbers(batch, self._generation))
-        self._oddities(batch, good)
-        self._times(offset[good], when[good])
-        self._rows(batch.select(good) if bad.any() else batch)
-
-    def _appended_crcs(self, batch: Batch, bad: Array) -> None:
-        survey, offset = self.survey, batch.offset
-        with_crc, wrong = appended_crcs(batch)
-        good = with_crc & ~wrong
-        count = int(np.count_nonzero(good))
-        if not count and not survey.with_crc:
-            return
-        survey.with_crc += count
-        if len(survey.wrong_crcs) < _MOST_LISTED:
-            survey.wrong_crcs += offset[wrong & ~bad].tolist()
-        if len(survey.lacking_crc) < _MOST_ODD:
-            first = 0 if survey.with_crc > count else int(good.argmax())
-            survey.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
-
-    def _bad(self, number: int, batch: Batch, rows: Array) -> None:
-        """Records with a wrong body CRC become regions; times come from those between them."""
-        offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
-        when = batch.column("store_timestamp").tolist()
-        first = 0
-        for row in [*rows.tolist(), len(when)]:
-            if row > first:
-                self._settle(when[first])
-                self._time = when[row - 1]
-                self._previous = offset[row - 1], offset[row - 1] + size[row - 1]
-            if row < len(when):
-                self._damage(Region(number, offset[row], offset[row] + size[row], dirty=True,
-                                    extents=[(offset[row], size[row])]))
-            first = row + 1
-
-    def _settle(self, time: int) -> None:
-        for region in self._waiting:
-            region.after = time
-        self._waiting.clear()
-
-    def _oddities(self, batch: Batch, good: Array) -> None:
-        survey, offset = self.survey, batch.offset
-        for which, offsets in (
-                (batch.column("magic") == MAGIC_V2, survey.newer),
-                (batch.column("store_timestamp") == 0, survey.undated),
-                ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
-                 survey.unchecked)):
-            if which[good].any() and len(offsets) < _MOST_ODD:
-                offsets.extend(offset[good][which[good]].tolist())
-        if survey.host is None:
-            flags = batch.column("sys_flag")[good]
-            port = batch.column("store_host.port")[good]
-            plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
-                                   & (port >= 0) & (port <= MOST_PORT))
-            if len(plain):
-                survey.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
-
-    def _times(self, offset: Array, when: Array) -> None:
-        """Looks for single store times out of order; the last two messages wait for the next."""
-        when = np.clip(when, -_FAR, _FAR)
-        is_start = len(self._last) < 2
-        offset = np.concatenate([np.array([physical for physical, _ in self._last], np.int64),
-                                 offset])
-        when = np.concatenate([np.array([stamp for _, stamp in self._last], np.int64), when])
-        self._last = list(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True))
-        if len(when) > 1:
-            self.survey.newest_before_last = max(self.survey.newest_before_last,
-                                                 int(when[:-1].max()))
-        if is_start and len(when) > 1 and not (
-                when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
-            self.survey.astray.append((int(offset[0]), -1, int(when[1])))
-        before, own_times, behind = when[:-2], when[1:-1], when[2:]
-        out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
-        if out.any() and len(self.survey.astray) < _MOST_ODD:
-            self.survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
-                                           behind[out].tolist(), strict=True))
-
-    def _rows(self, batch: Batch) -> None:
-        topic = self._topics.encode(text.topics(batch))
-        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
-        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
-        queue = self._table.encode(topic, batch.column("queue_id"))
-        first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
-        properties: text.Properties | None = None
-        inner = (batch.column("sys_flag") & sysflag.INNER_BATCH) != 0
-        batched = np.array([topic in self._batched for topic in self._topics.texts], bool)[topic]
-        batched &= self._generation >= 5
-        if inner.any() or batched.any():
-            properties = text.Properties(batch)
-            ranges = batch_ranges(properties, first)
-            # Without a word from topics.json or a folder: the flag, and both numbers fit.
-            inner &= (ranges[0] == first) & (ranges[1] > 1)
-            self.survey.inner_batch_topics.update(
-                os.fsdecode(self._topics.texts[number]) for number in np.unique(topic[inner]))
-            if self._generation >= 5:
-                first = np.where(batched, ranges[0], first)
-                count = np.where(batched | inner, ranges[1], count)
-        which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
-        columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
-        further = self._further(batch, topic, rowed, properties)
-        if further is not None:
-            columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
-            order = np.argsort(columns[3], kind="stable")
-            columns = [column[order] for column in columns]
-        self.survey.runs.add(*columns)
-
-    def _further(self, batch: Batch, topic: Array, rowed: Array,
-                 properties: text.Properties | None) -> tuple[Array, Array, Array, Array] | None:
-        """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
-
-        Also those which a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): the queue
-        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where
-        it may write none at all, it begins at 0 again and again: such numbers say nothing.
-        """
-        if self._light.rows_optional:
-            return None
-        low = int(batch.start[0])
-        high = int(batch.start[-1] + batch.column("total_size")[-1])
-        if properties is None:
-            if batch.data[low:high].tobytes().find(props.MULTI_QUEUE_OFFSET.encode()) < 0:
-                return None
-            properties = text.Properties(batch)
-        newer = self._generation >= 5
-        message, names, offset = dispatched_rows(properties, rowed, skipped=newer)
-        if not len(message):
-            return None
-        if newer:
-            self._skipping(properties, rowed, topic)
-        name, own = self._names.encode(names), batch.column("queue_id")[message]
-        ids = self._light.ids(self._names.texts, name, own, offset, batch.offset[message],
-                              self._leads)
-        number = self.survey.runs.number
-        queue = np.array([number((os.fsdecode(raw), queue_id)) for raw, queue_id in zip(
-            names.tolist(), ids.tolist(), strict=True)], np.int64)
-        return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
-
-    def _skipping(self, properties: text.Properties, rowed: Array, topic: Array) -> None:
-        left_out = np.array([raw.startswith(NOT_DISPATCHED) for raw in self._topics.texts], bool)
-        for _, names, _ in (skipped_rows(properties, rowed),
-                            dispatched_rows(properties, rowed & left_out[topic])):
-            self.survey.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
-
-
-# -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
-
-
-def appended_crcs(batch: Batch) -> tuple[Array, Array]:
-    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
-    size = batch.column("total_size")
-    wrong: Array = np.zeros(len(batch), bool)
-    with_crc = batch.column("properties_length") >= append_crc.SIZE
-    rows = np.flatnonzero(with_crc)
-    with_crc[:] = False
-    if not len(rows):
-        return with_crc, wrong
-    end = (batch.start + size)[rows]
-    tail = gather(batch.data, end - append_crc.SIZE, append_crc.SIZE).view(np.uint8).reshape(
-        -1, append_crc.SIZE)
-    has = (tail[:, :len(_CRC_NAME)] == _CRC_NAME).all(axis=1)
-    rows, end, tail = rows[has], end[has], tail[has]
-    if not len(rows):
-        return with_crc, wrong
-    with_crc[rows] = True
-    digits = tail[:, len(_CRC_NAME):-1].astype(np.int64) - ord("0")
-    stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
-    start = batch.start[rows]
-    good = ((digits >= 0) & (digits <= 9)).all(axis=1)
-    good &= batch.crc(start, end - append_crc.SIZE - start) == stored
-    wrong[rows] = ~good
-    return with_crc, wrong

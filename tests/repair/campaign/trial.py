@@ -162,22 +162,22 @@ def try_one(case: Case, base: Base, folder: Path, *, by_command: bool = False) -
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    root, source, done = _damaged(case, base, folder)
+    root, source, done = damaged(case, base, folder)
     outcome = Outcome(case, len(base.messages), done)
     verdict, options = outcome.verdict, options_of(base, case, source)
-    damaged, was = touched(base, root), state(root)
+    hit, was = touched(base, root), state(root)
     before = None if source is None else state(source)
     again = shutil.copytree(root, folder / "again", symlinks=True) if by_command else None
     try:
         plan = recover(root, options)
     except RmqctlError as error:
         outcome.refused = str(error)
-        verdict.fates.update(damaged=len(damaged), refused=len(damaged))
+        verdict.fates.update(damaged=len(hit), refused=len(hit))
         plan = None
     if plan is not None:
         theirs = (stores.walk(base.log(source)) if source is not None
                   and case.source == SPLIT_THEIRS else None)
-        outcome.verdict = verdict = judge(base, damaged, After(base, root), plan, theirs=theirs)
+        outcome.verdict = verdict = judge(base, hit, After(base, root), plan, theirs=theirs)
         _look_again(base, root, options, plan, verdict)
     if source is not None and state(source) != before:
         verdict.add("the source was changed")
@@ -191,7 +191,7 @@ def try_one(case: Case, base: Base, folder: Path, *, by_command: bool = False) -
     return outcome
 
 
-def _damaged(case: Case, base: Base, folder: Path) -> tuple[Path, Path | None, list[str]]:
+def damaged(case: Case, base: Base, folder: Path) -> tuple[Path, Path | None, list[str]]:
     """The damaged store, its source if it has one, and what was done to both."""
     luck = random.Random(case.seed)
     root = base.copy(folder / "store")

@@ -1,0 +1,412 @@
+"""The pass over a log that gives a `Survey`; the next one reads what has changed (`stretches`)."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.header_rules import MOST_PORT
+from rmqctl.formats.local.message import MAGIC_V2, decode
+from rmqctl.repair.salvage.stretches import Asked, Passed, Stretch, Stretches
+from rmqctl.repair.salvage.survey import (
+    MOST_LISTED,
+    MOST_ODD,
+    Region,
+    Runs,
+    Survey,
+    joined,
+)
+from rmqctl.scan import text
+from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
+from rmqctl.scan.headers import bad_numbers
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, LightQueues, dispatched_rows, skipped_rows
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
+
+_SLACK = 1000
+"""Milliseconds a store time may be out of order without being looked at."""
+_LONG_PAUSE = 30 * 24 * 3600 * 1000
+"""Milliseconds behind the others that make the last store time worth a look."""
+_FAR = 1 << 61
+"""Milliseconds to which a pause can be added; no time is near it."""
+_CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+_PENDING = 1 << 17
+"""Columns of one stretch that wait to be joined."""
+
+
+class Surveyor:
+    """Walks the parts of a log, file by file.
+
+    ``batch_topics``: those with batch queues. ``store``: whose consumequeues say under which queue
+    ids light queues lie.
+    """
+
+    def __init__(self, generation: int, batch_topics: Iterable[str],
+                 progress: Callable[[int], None] | None = None, *,
+                 store: Store | None = None) -> None:
+        self._generation = generation
+        self._light = LightQueues() if store is None else store.light_queues
+        self._leads = None if store is None else store.leads
+        self._names = text.Dictionary()
+        self._batched = {os.fsencode(topic) for topic in batch_topics}
+        self._progress = progress or (lambda _bytes: None)
+        self._topics = text.Dictionary()
+        self._queues: dict[QueueKey, int] = {}
+        self._table = QueueTable(self._topics, self._number)
+        self._stretches = Stretches()
+
+    def _number(self, key: QueueKey) -> int:
+        return self._queues.setdefault(key, len(self._queues))
+
+    def run(self, parts: Sequence[LogPart], rejected: Collection[int] = (),
+            confirmed: Mapping[int, int] | None = None) -> Survey:
+        """A survey of all of them; what was walked before is not walked again unless it changed.
+
+        ``rejected``: physical offsets of records that count as damaged. ``confirmed`` (physical
+        offset -> size): records in damaged bytes which the walk cannot prove (without a body, and
+        nothing whole behind them), but something else does. StoreIOError when a file cannot be
+        read.
+        """
+        self._rejected = np.array(sorted(rejected), np.int64)
+        self._confirmed = dict(confirmed or {})
+        self._confirmed_places = sorted(self._confirmed)
+        self._stretches.begin(parts, rejected, self._confirmed)
+        self._survey = survey = Survey([], Runs(self._queues), self._generation)
+        self._waiting: list[Region] = []
+        self._passed = Passed()
+        for number, part in enumerate(parts):
+            self._file(number, part)
+            self._progress(part.size)
+        survey.last_time = self._passed.time
+        survey.headers.settle()
+        if len(self._passed.times) > 1:
+            (_, before), (physical, when) = self._passed.times
+            if not before - _SLACK <= when <= before + _LONG_PAUSE:
+                survey.astray.append((physical, before, 1 << 62))
+        return survey
+
+    def _file(self, number: int, part: LogPart) -> None:
+        with part.open() as opened:
+            source, position = Asked(opened), 0
+            self._begin(source, position)
+            if part.path is None and not part.pieces:
+                self._damage(Region(number, part.base, part.end))
+                position = source.size
+            while position < source.size:
+                if not self._goes_on(number, part.base + position):
+                    self._end(number, source, position)
+                    known = self._stretches.known(number, position, self._passed)
+                    if known is not None:
+                        position = known.end
+                        self._take(number, known)
+                        self._begin(source, position)
+                        continue
+                walk = Walk(source, position, self._stretches.border(number, position))
+                for batch in walk:
+                    self._batch(number, source, batch)
+                    if walk.position - self._start >= self._stretches.length and not (
+                            self._goes_on(number, part.base + walk.position)):
+                        self._end(number, source, walk.position)
+                if walk.position == position:  # the file has shrunk
+                    break
+                position = walk.position
+            self._end(number, source, position)
+
+    def _batch(self, number: int, source: Source, batch: Batch) -> None:
+        self._messages(number, batch)
+        for span in batch.spans:
+            if span.kind != BLANK:
+                self._span(number, source, span)
+            elif self._goes_on(number, span.offset):
+                # It does not say where it belongs: it may be that of another file.
+                self._damage(Region(number, span.offset, span.end, dirty=True))
+            else:
+                self._found.closed.add(number)
+
+    # -- stretches --------------------------------------------------------------------------------
+
+    def _begin(self, source: Asked, position: int) -> None:
+        """What comes now is of a stretch that begins at this position of a file."""
+        source.reach = self._start = position
+        self._before = self._passed
+        self._first: int | None = None
+        self._found = Survey([], self._survey.runs, self._generation)
+        self._rows = np.zeros((5, 0), np.int64)
+        self._pending: list[Array] = []
+
+    def _end(self, number: int, source: Asked, end: int) -> None:
+        """The stretch ends here. No damage goes on behind it."""
+        if end == self._start:
+            return
+        found, first = self._found, self._first
+        self._join()
+        self._add(found, self._rows)
+        self._stretches.keep(number, Stretch(
+            self._start, end, max(end, source.reach), self._before, self._passed, found,
+            self._rows, first, len(found.regions if first is None else self._waiting)))
+        self._begin(source, end)
+
+    def _take(self, number: int, known: Stretch) -> None:
+        """What a stretch gave before it gives again, but for a message behind its last damage."""
+        found = known.found
+        if known.first is not None:
+            self._settle(known.first)
+        at = len(found.regions) - known.waiting
+        ends = [replace(region, after=None) for region in found.regions[at:]]
+        self._waiting += ends
+        self._add(replace(found, regions=[*found.regions[:at], *ends]), known.rows)
+        self._passed = known.behind
+        self._stretches.keep(number, known)
+
+    def _add(self, found: Survey, rows: Array) -> None:
+        self._survey.add(found)
+        self._survey.runs.add(rows)
+
+    def _join(self) -> None:
+        self._rows, self._pending = joined(np.concatenate(
+            [self._rows, *self._pending], axis=1)), []
+
+    def _span(self, number: int, source: Source, span: Span) -> None:
+        """A damaged span, cut where records in it are vouched for."""
+        position = span.offset
+        first = bisect_left(self._confirmed_places, position)
+        for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, span.end)]:
+            size = self._confirmed[physical]
+            raw = source.read(physical - source.base, size)
+            batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
+            if physical < position or physical + size > span.end or not ok.all():
+                continue
+            if position < physical:
+                self._damage(Region(number, position, physical, dirty=span.kind == DAMAGED))
+            self._messages(number, batch)
+            position = physical + size
+        if position < span.end:
+            complete = position == span.offset and span.located
+            self._damage(Region(number, position, span.end, dirty=span.kind == DAMAGED,
+                                extents=[(span.offset, span.length)] if complete else [],
+                                doubtful=[span for span in span.doubtful if span[0] >= position]))
+
+    def _goes_on(self, number: int, position: int) -> bool:
+        """Whether the last damaged region ends at a place in a file."""
+        last = self._found.regions[-1] if self._found.regions else None
+        return last is not None and last.file == number and last.end == position
+
+    def _damage(self, region: Region) -> None:
+        region.before = self._passed.time
+        if self._passed.last[1] == region.start:
+            region.previous = self._passed.last[0]
+        if self._goes_on(region.file, region.start):
+            last = self._found.regions[-1]
+            last.end, last.dirty = region.end, last.dirty or region.dirty
+            last.extents += region.extents
+            last.starts.append(region.start)
+            last.doubtful += region.doubtful
+            return
+        region.starts.append(region.start)
+        self._found.regions.append(region)
+        self._waiting.append(region)
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _messages(self, number: int, batch: Batch) -> None:
+        if not len(batch):
+            return
+        found = self._found
+        bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
+        if len(self._rejected):
+            bad |= np.isin(batch.offset, self._rejected)
+        self._appended_crcs(batch, bad)
+        offset, size = batch.offset, batch.column("total_size")
+        when = batch.column("store_timestamp")
+        if bad.any():
+            self._bad(number, batch, np.flatnonzero(bad))
+        good = np.flatnonzero(~bad)
+        if not len(good):
+            return
+        if not bad.any():
+            self._pass(int(when[0]), int(when[-1]), int(offset[-1]), int(size[-1]))
+        found.messages += len(good)
+        found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
+        properties = text.Properties(batch)
+        found.headers.add(batch, ~bad if bad.any() else None,
+                          bad_numbers(batch, self._generation, properties))
+        self._oddities(batch, good)
+        self._times(offset[good], when[good])
+        if bad.any():
+            batch = batch.select(good)
+            properties = text.Properties(batch)
+        self._queue_offsets(batch, properties)
+
+    def _appended_crcs(self, batch: Batch, bad: Array) -> None:
+        found, offset = self._found, batch.offset
+        with_crc, wrong = appended_crcs(batch)
+        good = with_crc & ~wrong
+        found.with_crc += int(np.count_nonzero(good))
+        if len(found.wrong_crcs) < MOST_LISTED:
+            found.wrong_crcs += offset[wrong & ~bad].tolist()
+        first = 0 if self._passed.sealed else int(good.argmax())
+        if not self._passed.sealed and not good[first]:
+            return
+        self._passed = self._passed._replace(sealed=True)
+        if len(found.lacking_crc) < MOST_ODD:
+            found.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
+
+    def _bad(self, number: int, batch: Batch, rows: Array) -> None:
+        """Records with a wrong body CRC become regions; times come from those between them."""
+        offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
+        when = batch.column("store_timestamp").tolist()
+        first = 0
+        for row in [*rows.tolist(), len(when)]:
+            if row > first:
+                self._pass(when[first], when[row - 1], offset[row - 1], size[row - 1])
+            if row < len(when):
+                self._damage(Region(number, offset[row], offset[row] + size[row], dirty=True,
+                                    extents=[(offset[row], size[row])]))
+            first = row + 1
+
+    def _pass(self, first: int, time: int, place: int, size: int) -> None:
+        """Intact messages, by the store times of the first and the last, which is at ``place``."""
+        self._settle(first)
+        if self._first is None:
+            self._first = first
+        self._passed = self._passed._replace(time=time, last=(place, place + size))
+
+    def _settle(self, time: int) -> None:
+        for region in self._waiting:
+            region.after = time
+        self._waiting.clear()
+
+    def _oddities(self, batch: Batch, good: Array) -> None:
+        found, offset = self._found, batch.offset
+        for which, offsets in (
+                (batch.column("magic") == MAGIC_V2, found.newer),
+                (batch.column("store_timestamp") == 0, found.undated),
+                ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
+                 found.unchecked)):
+            if which[good].any() and len(offsets) < MOST_ODD:
+                offsets.extend(offset[good][which[good]].tolist())
+        if found.host is None:
+            flags = batch.column("sys_flag")[good]
+            port = batch.column("store_host.port")[good]
+            plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
+                                   & (port >= 0) & (port <= MOST_PORT))
+            if len(plain):
+                found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
+
+    def _times(self, offset: Array, when: Array) -> None:
+        """Looks for single store times out of order; the last two messages wait for the next."""
+        when = np.clip(when, -_FAR, _FAR)
+        found, last = self._found, self._passed.times
+        is_start = len(last) < 2
+        offset = np.concatenate([np.array([physical for physical, _ in last], np.int64), offset])
+        when = np.concatenate([np.array([stamp for _, stamp in last], np.int64), when])
+        self._passed = self._passed._replace(
+            times=tuple(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True)))
+        if len(when) > 1:
+            found.newest_before_last = max(found.newest_before_last, int(when[:-1].max()))
+        if is_start and len(when) > 1 and not (
+                when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
+            found.astray.append((int(offset[0]), -1, int(when[1])))
+        before, own_times, behind = when[:-2], when[1:-1], when[2:]
+        out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
+        if out.any() and len(found.astray) < MOST_ODD:
+            found.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
+                                     behind[out].tolist(), strict=True))
+
+    def _queue_offsets(self, batch: Batch, properties: text.Properties) -> None:
+        topic = self._topics.encode(text.topics(batch))
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+        queue = self._table.encode(topic, batch.column("queue_id"))
+        first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
+        inner = (batch.column("sys_flag") & sysflag.INNER_BATCH) != 0
+        batched = np.array([topic in self._batched for topic in self._topics.texts], bool)[topic]
+        batched &= self._generation >= 5
+        if inner.any() or batched.any():
+            ranges = batch_ranges(properties, first)
+            # Without a word from topics.json or a folder: the flag, and both numbers fit.
+            inner &= (ranges[0] == first) & (ranges[1] > 1)
+            self._found.inner_batch_topics.update(
+                os.fsdecode(self._topics.texts[number]) for number in np.unique(topic[inner]))
+            if self._generation >= 5:
+                first = np.where(batched, ranges[0], first)
+                count = np.where(batched | inner, ranges[1], count)
+        which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
+        columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
+        further = self._further(batch, topic, rowed, properties)
+        if further is not None:
+            columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
+            order = np.argsort(columns[3], kind="stable")
+            columns = [column[order] for column in columns]
+        queue, first, count, physical = columns
+        self._pending.append(joined(np.stack([queue, first, first + count, physical, physical])))
+        if sum(rows.shape[1] for rows in self._pending) > self._rows.shape[1] + _PENDING:
+            self._join()
+
+    def _further(self, batch: Batch, topic: Array, rowed: Array,
+                 properties: text.Properties) -> tuple[Array, Array, Array, Array] | None:
+        """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
+
+        Also those which a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): the queue
+        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where
+        it may write none at all, it begins at 0 again and again: such numbers say nothing.
+        """
+        if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
+            return None
+        newer = self._generation >= 5
+        message, names, offset = dispatched_rows(properties, rowed, skipped=newer)
+        if not len(message):
+            return None
+        if newer:
+            self._skipping(properties, rowed, topic)
+        name, own = self._names.encode(names), batch.column("queue_id")[message]
+        ids = self._light.ids(self._names.texts, name, own, offset, batch.offset[message],
+                              self._leads)
+        queue = np.array([self._number((os.fsdecode(raw), queue_id)) for raw, queue_id in zip(
+            names.tolist(), ids.tolist(), strict=True)], np.int64)
+        return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
+
+    def _skipping(self, properties: text.Properties, rowed: Array, topic: Array) -> None:
+        left_out = np.array([raw.startswith(NOT_DISPATCHED) for raw in self._topics.texts], bool)
+        for _, names, _ in (skipped_rows(properties, rowed),
+                            dispatched_rows(properties, rowed & left_out[topic])):
+            self._found.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
+
+
+# -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
+
+
+def appended_crcs(batch: Batch) -> tuple[Array, Array]:
+    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
+    size = batch.column("total_size")
+    wrong: Array = np.zeros(len(batch), bool)
+    with_crc = batch.column("properties_length") >= append_crc.SIZE
+    rows = np.flatnonzero(with_crc)
+    with_crc[:] = False
+    if not len(rows):
+        return with_crc, wrong
+    end = (batch.start + size)[rows]
+    tail = gather(batch.data, end - append_crc.SIZE, append_crc.SIZE).view(np.uint8).reshape(
+        -1, append_crc.SIZE)
+    has = (tail[:, :len(_CRC_NAME)] == _CRC_NAME).all(axis=1)
+    rows, end, tail = rows[has], end[has], tail[has]
+    if not len(rows):
+        return with_crc, wrong
+    with_crc[rows] = True
+    digits = tail[:, len(_CRC_NAME):-1].astype(np.int64) - ord("0")
+    stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
+    start = batch.start[rows]
+    good = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    good &= batch.crc(start, end - append_crc.SIZE - start) == stored
+    wrong[rows] = ~good
+    return with_crc, wrong
