@@ -47,7 +47,7 @@ from rmqctl.repair.salvage.salvage import (
     Salvage,
     salvage,
 )
-from rmqctl.repair.salvage.surveyor import Surveyor
+from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
 from rmqctl.scan.overlay import LogPart

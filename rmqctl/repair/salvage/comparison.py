@@ -23,8 +23,8 @@ from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.heads import kept_from
 from rmqctl.repair.salvage.lost import keys_of_places
-from rmqctl.repair.salvage.survey import Region, Survey
-from rmqctl.repair.salvage.surveyor import appended_crcs
+from rmqctl.repair.salvage.survey.survey import Region, Survey
+from rmqctl.repair.salvage.survey.surveyor import appended_crcs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.fillers import fillers, kept_damaged

@@ -24,7 +24,7 @@ from rmqctl.repair.salvage.records import (
     unless_crc_differs,
     with_fields,
 )
-from rmqctl.repair.salvage.survey import Run
+from rmqctl.repair.salvage.survey.survey import Run
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 

@@ -32,7 +32,7 @@ from rmqctl.repair.salvage.comparison import (
 from rmqctl.repair.salvage.heads import same_message
 from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
 from rmqctl.repair.salvage.mend import misplaced
-from rmqctl.repair.salvage.survey import Survey
+from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source
 from rmqctl.repair.targets import part_target

@@ -20,7 +20,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.repair.salvage.survey import Region, Run, Runs
+from rmqctl.repair.salvage.survey.survey import Region, Run, Runs
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.queue_reach import ascending

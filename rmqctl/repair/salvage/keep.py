@@ -32,7 +32,7 @@ from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.contents import unpacks
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.records import MOST_BODY, body_crc
-from rmqctl.repair.salvage.survey import Survey
+from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.overlay import LogPart
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()

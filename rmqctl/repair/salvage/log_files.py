@@ -17,7 +17,7 @@ from rmqctl.repair.plan import Action, Create, FileContent, MoveAside, Patch, Re
 from rmqctl.repair.salvage.bulk import Bulk
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
-from rmqctl.repair.salvage.survey import Region
+from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece

@@ -35,7 +35,7 @@ from rmqctl.repair.salvage.evidence import (
 from rmqctl.repair.salvage.filler import Filler, Row, Style
 from rmqctl.repair.salvage.layout import FilledMessage
 from rmqctl.repair.salvage.records import is_foreign_place
-from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart

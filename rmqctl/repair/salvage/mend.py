@@ -51,7 +51,7 @@ from rmqctl.repair.salvage.records import (
     whole_record,
     with_fields,
 )
-from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target

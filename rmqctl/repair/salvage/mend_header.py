@@ -27,7 +27,7 @@ from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.mend_time import Times
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey import Survey
+from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store import index_files
 from rmqctl.store.store import Store

@@ -29,7 +29,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.lost import IndexedKey, keys_of_places
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey import Survey
+from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store.store import Store
 

@@ -29,8 +29,8 @@ from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded,
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
 from rmqctl.repair.salvage.stale import stale_records
-from rmqctl.repair.salvage.survey import Region, Survey
-from rmqctl.repair.salvage.surveyor import Surveyor
+from rmqctl.repair.salvage.survey.survey import Region, Survey
+from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece

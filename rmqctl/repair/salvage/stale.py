@@ -21,7 +21,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Message, Record, decode, is_magic
 from rmqctl.repair.salvage.records import MOST_BODY
-from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source, Witness

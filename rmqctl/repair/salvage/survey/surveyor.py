@@ -14,8 +14,8 @@ from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.header_rules import MOST_PORT
 from rmqctl.formats.local.message import MAGIC_V2, decode
-from rmqctl.repair.salvage.stretches import Asked, Passed, Stretch, Stretches
-from rmqctl.repair.salvage.survey import (
+from rmqctl.repair.salvage.survey.stretches import Asked, Passed, Stretch, Stretches
+from rmqctl.repair.salvage.survey.survey import (
     MOST_LISTED,
     MOST_ODD,
     Region,

@@ -1,0 +1,1 @@
+"""What of a log is intact, and what is odd in it."""
