@@ -71,6 +71,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
     GroupSpec(("offsets",), "Queue ranges, consumer offsets and their lag", _INSPECT),
+    GroupSpec(("dlq",), "Dead letters: the messages that groups gave up", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
     GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, write, recover",
               _TIERED),
@@ -89,6 +90,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("query time", "read-only", _INSPECT, "The queue offset at a time, as a broker says"),
     _spec("query offset", "read-only", _INSPECT, "The message at a physical offset"),
     _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and their lag"),
+    _spec("dlq list", "read-only", _INSPECT, "Dead letters by group: where from, how often failed"),
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
     _spec("export", "writes-new", _INSPECT, "Messages for other programs: Parquet, CSV, Excel …"),
@@ -104,6 +106,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("init", "mutates", _WRITE, "Make an empty store"),
     _spec("write", "mutates", _WRITE, "Put one message, the way a broker does"),
     _spec("append", "mutates", _WRITE, "Put many messages, from JSON lines"),
+    _spec("dlq requeue", "mutates", _WRITE, "Send dead letters anew: to their topic, or a file"),
     _spec("flush", "mutates", _WRITE, "Force everything to disk, then the checkpoint"),
     _spec("topic create", "mutates", _WRITE, "Enter a topic into config/topics.json, or change it"),
     _spec("recover", "mutates", _REPAIR, "Make a damaged store whole; no intact message is lost"),

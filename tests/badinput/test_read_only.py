@@ -38,6 +38,7 @@ COMMANDS: dict[str, list[list[str]]] = {
                     str(tiny_stores.EPOCH)]],
     "query offset": [["{store}", "--phy", "0"]],
     "offsets": [["{store}"], ["{store}", "--group", "billing"]],
+    "dlq list": [["{store}"]],
     "config": [["{store}"]],
     "stats": [["{store}"], ["{store}", "--by", "queue"]],
     "verify": [["{store}"], ["{store}", "-o", "json"]],

@@ -22,7 +22,7 @@ def command(
     *,
     select: SelectOptions,
     group: Annotated[str | None, typer.Option(
-        "--group", metavar="GROUP", help="With --unconsumed: which consumer group.")] = None,
+        "--group", "-g", metavar="GROUP", help="With --unconsumed: which consumer group.")] = None,
     unconsumed: Annotated[bool, typer.Option(
         "--unconsumed", help="Only what the group has not consumed: from its position to the end "
         "of each queue, its retry topic included.")] = False,

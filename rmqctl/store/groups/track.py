@@ -29,6 +29,7 @@ Track = Literal["CONSUMED", "NOT_CONSUME_YET", "NOT_SUBSCRIBED", "UNKNOWN"]
 Role = Literal["message", "requeued", "delayed", "retry", "dead letter"]
 _DELAYED = (props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
 _COPIES = (props.RETRY_PREFIX, props.DLQ_PREFIX)
+_INTERNAL = (*_DELAYED, props.HALF_TOPIC, props.OP_HALF_TOPIC)
 _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
 """Topics (by their beginning) of which no group needs to be told that it does not read them."""
 
@@ -216,7 +217,7 @@ def origin_topic(topic: str, values: dict[str, str]) -> str | None:
     """Where a message was sent at first, as far as it says so; None where that is not told."""
     for named in (values.get(props.RETRY_TOPIC), values.get(props.DLQ_ORIGIN_TOPIC),
                   values.get(props.REAL_TOPIC), topic):
-        if named and not named.startswith(_COPIES) and named not in _DELAYED:
+        if named and not named.startswith((*_COPIES, "rmq_sys_")) and named not in _INTERNAL:
             return named
     return None
 

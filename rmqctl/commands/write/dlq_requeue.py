@@ -1,0 +1,192 @@
+"""``rmqctl dlq requeue``: dead letters sent anew, to their topic, another store, or a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.app import typed
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import ApplyOptions, ask
+from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.engine_options import settings_from
+from rmqctl.commands.shared.message_options import SelectOptions
+from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.options import Out, StoreIndex, View, Zone
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.output import FLUSH
+
+if TYPE_CHECKING:
+    from rmqctl.engine.input.requeue import Made
+    from rmqctl.output import Output
+    from rmqctl.store import Store as OpenedStore
+
+_SENT, _WRITTEN = "sent", "WRITTEN"
+_BRIEF = ("dead_letter", "topic", "queue_id", "status", "physical_offset", "reason")
+
+
+def command(
+    *,
+    group: Annotated[str, typer.Option(
+        "--group", "-g", metavar="GROUP", show_default=False,
+        help="The consumer group whose dead letters they are.")],
+    select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
+    into: Annotated[Literal["original", "retry"], typer.Option(
+        "--into", help="original: the topic it came from, which all its groups read. retry: the "
+        "retry topic of the group, which no other group reads.")] = "original",
+    again: Annotated[bool, typer.Option(
+        "--again", help="Also what was requeued before.")] = False,
+    to: Annotated[str | None, typer.Option(
+        "--to", metavar="STORE2", show_default=False, help="Put them into this store instead.",
+    )] = None,
+    file: Annotated[str | None, typer.Option(
+        "--out", metavar="FILE", show_default=False,
+        help="Write them into this new file instead, as the JSON lines that `append` takes.",
+    )] = None,
+    view: View = "disk",
+    tz: Zone = UTC,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: Out,
+) -> None:
+    """Send a group's dead letters anew: shows what would be put, and with --apply puts it.
+
+    Each becomes a new message as a producer would send it: same body, tag, keys, unique key and
+    own properties, reconsume times 0, in the queue of the message it was first, if that is still
+    here. The property RMQCTL_REQUEUED names the dead letter, so what was requeued is not put
+    again: run it as often as you like. Dead letters stay where they are. A message is put the way
+    `append` does it, while no broker runs; there is no `undo`, but `truncate` takes it back as long
+    as nothing was put behind. Exit code 1 when something was left out.
+
+        rmqctl dlq requeue STORE --group billing --since -1d
+
+        rmqctl dlq requeue STORE --group billing --into retry --apply --yes
+    """
+    if to is not None and file is not None:
+        raise UsageError("--to and --out: give one of them")
+    if apply.dry_run and apply.apply:
+        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
+    if file is not None and apply.apply:
+        raise UsageError("--out writes a new file at once: it goes without --apply")
+    if apply.yes and not apply.apply:
+        raise UsageError("--yes goes with --apply")
+    from rmqctl.broker.view import view_of
+    from rmqctl.engine.input.append_stream import open_session
+    from rmqctl.engine.input.requeue import COLUMNS, made, requeue
+    from rmqctl.store.groups.dead_letters import Requeued, Resending, dead_letters
+
+    wanted = select.selection(tz)
+    faults = Faults(out)
+    with store.open() as known:
+        known.layout.require(store.root, "consumequeue")
+        refuse_unknown(out, known, group)
+        _warn_of_others(out, known, group, into)
+    root = to or store.root
+    folders = () if to else store.folders
+    if apply.apply:
+        ask(out, f"Send the dead letters of {group} anew?", yes=apply.yes or out.is_data)
+    with ExitStack() as stack:
+        signals = stack.enter_context(DeferredSignals())
+        session = None
+        if file is None:
+            settings = settings_from(root, commitlog_dirs=folders, flush="sync")
+            session = stack.enter_context(open_session(root, settings, folders,
+                                                       dry_run=not apply.apply))
+            for note in session.notes:
+                out.note(note)
+        # Only now: opening for writing may have completed what the last run left.
+        source = stack.enter_context(store.open())
+        target = source if to is None else stack.enter_context(_opened(to))
+        letters = made(
+            dead_letters(view_of(source, view), group, wanted, faults.report),
+            Resending(source, None if file else target, into),
+            Requeued(view_of(target, "disk"), faults.report), again=again)
+        tally: Counter[str] = Counter()
+        places: list[int] = []
+        if session is None:
+            assert file is not None
+            rows: Iterable[Any] = _written(file, letters)
+        else:
+            rows = requeue(letters, session)
+        out.rows(_counted(rows, tally, places, signals), COLUMNS, brief=_BRIEF,
+                 empty="no dead letters match")
+    _end(out, faults, tally, places, root, file, applied=apply.apply)
+
+
+def _opened(root: str) -> OpenedStore:
+    from rmqctl.store import Store as OpenedStore
+
+    return OpenedStore.open(root)
+
+
+def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> None:
+    """Who else reads the topics from which the group takes: they get the messages once more."""
+    from rmqctl.formats.local.properties import RETRY_PREFIX
+    from rmqctl.store.config.progress import ConsumerProgress, named
+
+    if into == "retry":
+        return
+    positions = ConsumerProgress.of(store).by_group()
+    own = {topic for topic in positions.get(group, {}) if not topic.startswith(RETRY_PREFIX)}
+    others = sorted(name for name, topics in positions.items()
+                    if name != group and own & topics.keys())
+    if others:
+        out.warn(f"{named(others)} read{'s' if len(others) == 1 else ''} the same topics and "
+                 f"get{'s' if len(others) == 1 else ''} these messages once more; --into retry "
+                 f"gives them to {group} alone")
+
+
+def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
+    """Writes message objects into a new file; what became of each. StoreIOError."""
+    from rmqctl.engine.input.requeue import line
+
+    try:
+        with open(path, "xb") as target:
+            for each in letters:
+                if each.message is not None:
+                    target.write(line(each.message) + b"\n")
+                yield each.row(**({} if each.message is None else {"status": _WRITTEN}))
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "write to") from None
+
+
+def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
+             signals: DeferredSignals) -> Iterator[Any]:
+    """The rows; a signal ends them between two messages. ``places`` gets the first one's place."""
+    for row in rows:
+        place, status = row["physical_offset"], row["status"]
+        tally[_SENT if place is not None or status == _WRITTEN else status] += 1
+        if place is not None and not places:
+            places.append(place)
+        yield row
+        yield FLUSH
+        signals.check()
+
+
+def _end(out: Output, faults: Faults, tally: Counter[str], places: list[int], root: str,
+         file: str | None, *, applied: bool) -> None:
+    from rmqctl.engine.input.requeue import ALREADY
+
+    already = tally.pop(ALREADY, 0)
+    stored = tally.pop(_SENT, 0)
+    if already:
+        out.note(f"{already} requeued before, and left alone (--again sends them once more)")
+    if file is not None:
+        out.note(f"{stored} written to {file}; `rmqctl append STORE {file}` puts them")
+    elif applied and stored:
+        out.note(f"{stored} put; as long as nothing is put behind them, "
+                 f"`{typed.other('truncate', root, '--to-phy', str(places[0]))}` takes them back")
+    elif stored:
+        out.note(f"nothing was changed; --apply puts {stored}")
+    if tally:
+        out.warn(f"{sum(tally.values())} left out, see status and reason")
+    faults.found |= bool(tally) or not (stored or already)
+    faults.end()
+
+

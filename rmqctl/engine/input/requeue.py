@@ -1,0 +1,84 @@
+"""Dead letters put anew: each once, by what `rmqctl.store.groups.dead_letters` makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rmqctl.engine.input.append_stream import AppendSession, LineAppender, converter
+from rmqctl.store.groups.dead_letters import DeadLetter, Requeued, Resending
+
+ALREADY, LEFT_OUT = "ALREADY_REQUEUED", "LEFT_OUT"
+COLUMNS = ("dead_letter", "topic", "queue_id", "status", "physical_offset", "msg_id", "reason")
+_TOGETHER = 64
+
+
+class Made(NamedTuple):
+    """What is to become of a dead letter: the message object, or the ``status`` and the ``reason``
+    why there is none; ``msg_id`` is that of the message it became before.
+    """
+
+    letter: DeadLetter
+    message: dict[str, Any] | None
+    status: str | None = None
+    reason: str | None = None
+    msg_id: str | None = None
+
+    def row(self, **result: Any) -> dict[str, Any]:
+        message = self.message or {}
+        return {"dead_letter": self.letter.record.message_id,
+                "topic": message.get("topic", self.letter.origin_topic),
+                "queue_id": message.get("queue_id"), "status": self.status,
+                "physical_offset": None, "msg_id": self.msg_id, "reason": self.reason, **result}
+
+
+def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
+         again: bool = False) -> Iterator[Made]:
+    """What each dead letter becomes; ``again``: also those that were requeued before."""
+    for letter in letters:
+        before = None if again else requeued.find(letter)
+        if before is not None:
+            yield Made(letter, None, ALREADY, None, before)
+            continue
+        message = resending.object(letter)
+        if message is None:
+            yield Made(letter, None, LEFT_OUT, "it does not say which topic it came from")
+        else:
+            yield Made(letter, message)
+
+
+def line(message: dict[str, Any]) -> bytes:
+    """A message object as a line that `append` takes, without its end."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[str, Any]]:
+    """Puts them, some at a time, and says what became of each: rows of `COLUMNS`.
+
+    A message for a topic that config/topics.json does not know is left out: no client could read
+    it. StoreIOError.
+    """
+    appender = LineAppender(session, converter(session.settings), stop=False)
+    rest = iter(letters)
+    while group := list(islice(rest, _TOGETHER)):
+        lines: dict[int, bytes] = {}
+        rows = []
+        for number, each in enumerate(group):
+            rows.append(each.row())
+            if each.message is None:
+                continue
+            topic = each.message["topic"]
+            if session.topics.exists and session.topics.get(topic) is None:
+                rows[-1] |= {"status": LEFT_OUT, "reason": "config/topics.json does not know the "
+                             "topic (`rmqctl topic create` enters it)"}
+                continue
+            lines[number] = line(each.message)
+        for number, result in appender.put(list(lines.items())):
+            rows[number] |= {"status": result.status, "physical_offset": result.physical_offset,
+                             "msg_id": result.msg_id, "reason": result.reason}
+        for fault in appender.faults:
+            if rows[fault.line]["status"] is None:
+                rows[fault.line] |= {"status": fault.status or LEFT_OUT, "reason": fault.reason}
+        yield from rows
