@@ -43,7 +43,9 @@ class QueueLosses:
     """What becomes of one queue, in queue offsets. ``end``: behind its last message, after the
     start or the repair. ``lost``: gone from the log already. ``cut``: intact, and the start cuts
     them off. ``without_row``: in the log, and no consumer gets them. ``undecodable``: clients give
-    up at them.
+    up at them. ``made_from``: of a queue that the start makes anew, and not from its beginning, the
+    first queue offset with a row, behind fillers; ``least``: what the broker then takes for its min
+    offset, None where the size of its files is not known.
     """
 
     end: int
@@ -51,6 +53,8 @@ class QueueLosses:
     cut: OffsetRuns = field(default_factory=OffsetRuns)
     without_row: OffsetRuns = field(default_factory=OffsetRuns)
     undecodable: OffsetRuns = field(default_factory=OffsetRuns)
+    made_from: int = 0
+    least: int | None = 0
 
     @property
     def complete(self) -> bool:
@@ -241,12 +245,15 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
     behind = 0 if position is None else position
     beyond: int | None = max(0, behind - losses.end)
     goes_on_at = position
-    twice = 0
+    twice = untold = 0
     if beyond:
-        goes_on_at = _moved_to(view, situation, group, key, behind, losses.end)
-        twice = 0 if goes_on_at is None else max(0, losses.end - goes_on_at)
+        goes_on_at = _moved_to(view, situation, group, key, behind, losses)
+        if goes_on_at is None:
+            untold = losses.end - losses.made_from if losses.least is None else 0
+        else:
+            twice = max(0, losses.end - max(goes_on_at, losses.made_from))
         if situation.running:  # its files and the positions were not read in the same moment
-            beyond, goes_on_at, twice = None, position, 0
+            beyond, goes_on_at, twice, untold = None, position, 0, 0
     # A message counts once, for the first reason there is.
     gone = [losses.lost, losses.cut, losses.without_row, losses.undecodable]
     unread = [runs.count(behind) for runs in gone]
@@ -260,18 +267,24 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
     return QueueImpact(
         group, *key, position, losses.end, beyond, losses.lost.count(0, behind), lost_after,
         cut + rowless + odd, cut, rowless, odd, goes_on_at, twice,
-        twice + (left if situation.unclean or (position is None and group == DELAY_GROUP) else 0))
+        twice + untold + (
+            left if situation.unclean or (position is None and group == DELAY_GROUP) else 0))
 
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
-              end: int) -> int | None:
+              losses: QueueLosses) -> int | None:
     """Where a consumer beyond the end goes on; None where that cannot be told."""
+    end = losses.end
     if group == DELAY_GROUP:
         return end if situation.clamps else None
     least = 0
     queue = view.store.queues.get(key)
     try:
-        if queue is not None and end:
+        if losses.made_from:
+            if losses.least is None:
+                return None
+            least = losses.least
+        elif queue is not None and end:
             with closing(queue):
                 least = min(view.bounds(queue).first, end)
     except (StoreIOError, FormatError):

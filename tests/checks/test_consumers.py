@@ -11,6 +11,7 @@ import pytest
 
 from tests.adversary.test_lost import JSON, SIZES, SMALL, filled, torn
 from tests.adversary.writer import Header, Layout, Put, Writer
+from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support.cli import run
 from tests.support.holder import held
@@ -290,3 +291,36 @@ def test_where_no_broker_starts(tmp_path: Path) -> None:
     log = next((store / "commitlog").iterdir())
     log.with_name("notes.txt").write_bytes(b"mine")
     assert "would not start" in run("impact", store, *SIZES).expect(1).err
+
+
+MADE_FROM = {("TP_bill_Event9", 0): 31, ("TP_bill_Event9", 1): 23, ("TP_bill_Event9", 2): 5,
+             ("TP_pay_Topic", 0): 25, ("TP_pay_Topic", 1): 20, ("TP_pay_Topic", 2): 1}
+"""The first queue offsets for which the engine made rows, of set crash-nocq."""
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+@pytest.mark.parametrize("size", [(), ("--consumequeue-file-size", "440")])
+def test_beyond_the_end_of_queues_that_a_start_makes_anew(
+        golden: GoldenFolder, golden_copy: GoldenFolder, version: str,
+        size: tuple[str, ...]) -> None:
+    """4.9.3 goes on at the beginning where it takes 0 for the min offset, else at the end; which
+    one its fillers decide, and the engine said which (``min``).
+    """
+    expected = json.loads((golden(f"{version}/crash-nocq/before").parent /
+                           "expect.json").read_text())["queues"]
+    queues = {(one["topic"], one["queueId"]): one for one in expected if one["max"]}
+    root = golden_copy(f"{version}/crash-nocq/before")
+    (root / "config").mkdir()
+    table: dict[str, dict[str, int]] = {}
+    for (topic, queue_id), one in queues.items():
+        table.setdefault(f"{topic}@g", {})[str(queue_id)] = one["max"] + 5
+    (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+    found = run("impact", root, *size, *JSON).expect(1).json()
+    for (topic, queue_id), one in queues.items():
+        record = of_queue(found, "g", topic, queue_id)
+        made = one["max"] - MADE_FROM[topic, queue_id]
+        at_the_end = version == "5.3.3" or one["min"]
+        told = (one["max"], 0, 0) if at_the_end else (0, made, made)
+        if version == "4.9.3" and not size:  # which of its files a queue begins in
+            told = (None, 0, made)
+        assert (record["goes_on_at"], record["twice"], record["twice_at_most"]) == told, one

@@ -28,7 +28,8 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
             cut = _cut_rows(state).without(gone)
         end = state.end if state.kind == PLAIN else batch_end(state, predicted.truncate_to)
         losses = QueueLosses(end, gone, cut, rowless.get(number) or OffsetRuns(),
-                             already.undecodable_offsets.get(number) or OffsetRuns())
+                             already.undecodable_offsets.get(number) or OffsetRuns(),
+                             state.blanked, queues.least_made(state))
         if state.kind == PLAIN:
             found[state.key] = losses
         else:

@@ -25,7 +25,9 @@ from rmqctl.broker.consume_queue import (
 )
 from rmqctl.broker.recovery import properties
 from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.preflight.load import queue_file_size
 from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges, is_queue_name
 from rmqctl.scan.frames import Array, Batch
@@ -91,6 +93,20 @@ class Queues:
         """Where each plain queue stands: (queue offset behind its last row, ``max_physic``)."""
         return {state.key: (state.end, state.max_physic) for state in self.states
                 if state.kind == PLAIN}
+
+    def least_made(self, state: QueueState) -> int | None:
+        """What the broker takes for the min offset of a queue that it made anew, with ``blanked``
+        fillers up to its first row; None where that depends on a size of files that is not known.
+
+        4.x takes a filler for a row of the message at 0 (`correctMinOffset`, consumequeue.md §5).
+        """
+        if self._version.generation >= 5 or self._store.log.min_offset > 0 or not state.blanked:
+            return state.blanked
+        size = queue_file_size(self._store)
+        if size is None:
+            return None
+        rows = size // UNIT_SIZE
+        return state.blanked - state.blanked % rows
 
     # -- truncation -----------------------------------------------------------------------------
 
