@@ -103,6 +103,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "fastavro": ("data", "Avro"),
     "xlsxwriter": ("data", "Excel"),
     "duckdb": ("data", "SQL"),
+    "textual": ("tui", "a screen to browse on"),
     "pyspark": ("spark", "Spark"),
     "fsspec": ("url", "a tier behind a URL"),
 }

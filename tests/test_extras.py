@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[1]
 STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
-for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec"):
+for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual"):
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
-    if not module.name.startswith(("rmqctl.pipeline.", "rmqctl.__main__")) \\
+    if not module.name.startswith(("rmqctl.pipeline.", "rmqctl.browse.", "rmqctl.__main__")) \\
             and module.name not in ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns"):
         __import__(module.name)
 from rmqctl.cli import main
@@ -84,4 +84,4 @@ def test_the_extras_are_those_of_the_project():
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
-    assert extras["all"] == ["rmqctl[spark,url]"]
+    assert extras["all"] == ["rmqctl[spark,tui,url]"]

@@ -30,8 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiered": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair"},
     "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
+    "browse": LIBRARY | {"files", "checks", "pipeline", "output"},
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",
-                           "pipeline", "output"},
+                           "pipeline", "output", "browse"},
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }

@@ -20,7 +20,8 @@ from rmqctl.commands import REGISTRY
 from tests.fake_command import with_command
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydantic", "pyspark")
+HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydantic", "pyspark",
+         "textual")
 POOLS = ("multiprocessing", "concurrent.futures", "logging", "socket", "asyncio")
 """What comes with a pool of processes."""
 SELDOM = ("numpy.ma", "fractions", "decimal", "email", "ctypes.util", "tempfile", "unittest")
@@ -74,6 +75,11 @@ def test_a_command_loads_what_it_needs(tiny, words, most):
     assert modules & {*HEAVY, *POOLS, *SELDOM} == {"numpy", "construct"}
     assert not {name for name in modules if re.match(OTHERS, name)}
     assert ours(modules) <= most
+
+
+def test_browse_loads_no_screen_without_a_terminal(tiny):
+    modules = loaded("browse", tiny.root, codes=(2,))
+    assert modules & {"numpy", "construct", "textual"} == set()
 
 
 def test_no_look_for_cycles_before_the_command_runs(monkeypatch):

@@ -31,6 +31,12 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
+def has_screen(environ: Mapping[str, str]) -> bool:
+    """Whether this process has a terminal to draw on and to read keys from."""
+    return environ.get("TERM") != "dumb" and all(
+        map(is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
+
+
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
     """Whether to colour ``stream``: NO_COLOR (https://no-color.org), then FORCE_COLOR, then tty."""
     if environ.get("NO_COLOR"):

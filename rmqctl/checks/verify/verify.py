@@ -56,8 +56,9 @@ class VerifyOptions:
 
     ``ranges``: the number of pieces the log is cut into for them (None: as fits).
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
-    this physical offset on, which must be a frame border. Either way rows and entries are only
-    held against what was read. ``profile``: also what the log holds, by time and place.
+    this physical offset on, ``part``: these physical offsets ``[start, end)`` only; either start
+    must be a frame border. In all three cases rows and entries are only held against what was read.
+    ``profile``: also what the log holds, by time and place.
     """
 
     only: frozenset[str] | None = None
@@ -68,6 +69,7 @@ class VerifyOptions:
     seed: int = 0
     ranges: int | None = None
     profile: bool = False
+    part: tuple[int, int] | None = None
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -122,6 +124,8 @@ class Verification:
     def _parts(self) -> list[ranges.Range] | None:
         """The ranges of the log to look at; None for all of it."""
         options, log = self.options, self.store.log
+        if options.part is not None:
+            return [ranges.Range(*options.part, False)]
         if options.since is not None and options.since > log.min_offset:
             return [ranges.Range(min(options.since, log.end), log.end, False)]
         if options.sample is not None and options.sample < 1:
@@ -222,8 +226,9 @@ class Verification:
         cover.bytes_total = (cover.bytes_in_messages + cover.bytes_blank + cover.bytes_zero
                              + cover.bytes_damaged)
         if self.parts is not None and (not self.parts or (
-                self.parts[-1].end < store.log.end
-                and (result.last_record_end or 0) <= self.parts[-1].start)):
+                self.parts[-1].end < store.log.end and (
+                    self.options.part is not None
+                    or (result.last_record_end or 0) <= self.parts[-1].start))):
             self.log_end = store.log.end  # the end was not looked at
         # A torn last record is damage at the end, not the end: rows that lead to it are lost.
         torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]

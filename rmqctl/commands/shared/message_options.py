@@ -60,6 +60,15 @@ def parse_condition(text: str | RawCondition) -> RawCondition:
     return RawCondition(field.strip(), "=" if operator == "==" else operator, value)
 
 
+def condition_of(raw: RawCondition, tz: tzinfo) -> Condition:
+    """The condition, checked; values of time fields may be written like any time. UsageError."""
+    from rmqctl.store.query.conditions import Condition
+
+    field, operator, value = raw
+    return Condition.of(field, operator, parse_time(value, tz=tz)
+                        if field in _TIMES and "~" not in operator else value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectOptions(OptionGroup):
     """Which messages."""
@@ -99,13 +108,7 @@ class SelectOptions(OptionGroup):
                          self.to_phy, begin, end, self.tag, self.key, self._conditions(tz))
 
     def _conditions(self, tz: tzinfo) -> tuple[Condition, ...]:
-        """Checked conditions; values of time fields may be written like any time. UsageError."""
-        from rmqctl.store.query.conditions import Condition
-
-        return tuple(
-            Condition.of(field, operator, parse_time(value, tz=tz)
-                         if field in _TIMES and "~" not in operator else value)
-            for field, operator, value in self.where or ())
+        return tuple(condition_of(raw, tz) for raw in self.where or ())
 
 
 #: The options of `SelectOptions` for what reads a log in its order.

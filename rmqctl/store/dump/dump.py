@@ -159,6 +159,11 @@ class Dump(Closing):
         return self._target.base
 
     @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._target.size
+
+    @property
     def faults(self) -> int:
         return self._target.faults
 

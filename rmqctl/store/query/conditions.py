@@ -33,6 +33,8 @@ _LEAST_NEEDLE = 3
 
 KEY = "key"
 """A pseudo field: the application keys and the unique key of a message together."""
+TEXT = "text"
+"""A pseudo field: tags, keys, unique key and body of a message together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Condition:
             raise UsageError(f"no operator {operator!r}; there are {' '.join(OPERATORS)}")
         known = [name for name in FIELDS if name not in _NO_CONDITION]
         is_property = field.startswith(PROPERTY) and field != PROPERTY
-        if not (field in known or field == KEY or is_property):
+        if not (field in known or field in (KEY, TEXT) or is_property):
             raise UsageError(f"no field {field!r} to compare; there are {', '.join(known)} and "
                              f"{PROPERTY}NAME")
         if operator in ("~", "!~"):
@@ -104,6 +106,10 @@ class Condition:
         if self.field == KEY:
             return [[*keys, unique] if unique else keys for keys, unique in zip(
                 page.column("keys"), page.column("unique_key"), strict=True)]
+        if self.field == TEXT:
+            return [[body, *keys, *(text for text in (tags, unique) if text)]
+                    for body, keys, tags, unique in zip(*map(page.column, (
+                        "body", "keys", "tags", "unique_key")), strict=True)]
         if self.field.startswith(PROPERTY):
             name = self.field.removeprefix(PROPERTY)
             return [properties.get(name) for properties in page.column("properties")]

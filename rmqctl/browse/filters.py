@@ -1,0 +1,35 @@
+"""The line of the filter: conditions as in ``read --where``, or text to look for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rmqctl.errors import UsageError
+from rmqctl.store.query.conditions import TEXT, Condition
+
+_AND = re.compile(r"\s+&&\s+")
+_FIELD = re.compile(r"\s*[A-Za-z_][\w.]*\s*(==|!=|<=|>=|!~|=|<|>|~)")
+
+Parse = Callable[[str], Condition]
+"""One condition as typed, such as ``tags=A``. UsageError."""
+
+
+def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
+    """The conditions of a line, which must all hold; none for an empty one. UsageError.
+
+    ``tags=A && body~^x`` is two. What has no comparison, or stands in double quotes, is looked for
+    in tags, keys and body.
+    """
+    return tuple(_one(part.strip(), parse) for part in _AND.split(text) if part.strip())
+
+
+def _one(part: str, parse: Parse) -> Condition:
+    if len(part) > 1 and part[0] == part[-1] == '"':
+        return Condition(TEXT, "~", re.escape(part[1:-1]))
+    if _FIELD.match(part) is None:
+        return Condition(TEXT, "~", re.escape(part))
+    try:
+        return parse(part)
+    except UsageError as error:
+        raise UsageError(f'{error} (to look for text: "{part}")') from None

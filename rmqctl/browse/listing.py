@@ -1,0 +1,397 @@
+"""What a list on the screen reads: rows from a place on, or before it, a few at a time.
+
+A listing knows no screen and keeps no rows, so that of a log of 100 GB costs what is shown of it.
+Positions are the listing's own (`Row.position`, and `Row.after` for what follows it): physical
+offsets in the log, (number of the queue, queue offset) in queues, numbers in other files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from rmqctl.formats.local.message import Record
+from rmqctl.output.cells import cell_text
+from rmqctl.output.escape import visible
+from rmqctl.output.units import time_text
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import used_size
+from rmqctl.store.log.pages import log_pages
+from rmqctl.store.pages import Page, RecordPage
+from rmqctl.store.problems import Problem
+from rmqctl.store.projection import Projection
+from rmqctl.store.query.conditions import Condition, filtered
+from rmqctl.store.query.select import Selection
+from rmqctl.store.queue.rows import PAGE_ROWS, QueueRows
+
+Position = Any
+"""Of one listing; positions of the same listing compare."""
+Kind = Literal["message", "damage", "record"]
+Watch = Callable[[int], None]
+"""Called again and again while something is read, with the bytes or rows since the last call;
+raises `Stopped` where nobody waits for it any more."""
+
+
+class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
+    """Nobody waits for what is being read."""
+
+
+def unwatched(_done: int) -> None:
+    """Never stops."""
+
+
+class Column(NamedTuple):
+    """``width`` in terminal columns; 0: what is left of the line."""
+
+    name: str
+    title: str
+    width: int
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``cells``: column -> text, safe for a terminal and on one line. ``physical`` and ``size`` say
+    where its bytes lie in the log; ``place``: topic, queue id and queue offset of a message.
+    """
+
+    position: Position
+    after: Position
+    kind: Kind
+    cells: dict[str, str]
+    physical: int | None = None
+    size: int | None = None
+    place: tuple[str, int, int] | None = None
+    wrong: bool = False
+
+
+class Step(NamedTuple):
+    """Some rows, and how far the reading has come: all before ``reached`` was looked at."""
+
+    rows: list[Row]
+    reached: Position
+
+
+class Listing(Protocol):
+    """Rows in an order."""
+
+    title: str
+    """Safe for a terminal."""
+    columns: tuple[Column, ...]
+    of_messages: bool
+    """Whether its rows lie in the log; else it is a `DumpListing`."""
+
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+        """About ``count`` rows at or behind ``start`` (None: the first ones). The end is reached
+        where the iterator ends before there are so many.
+        """
+        ...
+
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+        """The last rows before ``end`` (None: of all), at most ``count``; none: it is the start."""
+        ...
+
+    def share(self, reached: Position) -> float:
+        """How much of it lies before a position, from 0 to 1."""
+        ...
+
+
+PREVIEW = 160
+"""Bytes of a body that a list shows."""
+_FIELDS = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags",
+           "keys", "total_size", "crc_ok", "body")
+_PROJECTION = Projection(_FIELDS, preview=PREVIEW)
+_TIME = Column("time", "stored", 24)
+_TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", "body", 0))
+
+
+def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
+                 ) -> list[Row]:
+    """The rows of a page; ``position`` gives a message's own position and the one behind it."""
+    rows = []
+    for fields in _PROJECTION.rows(page):
+        here, after = position(fields)
+        cells = {name: cell_text(fields[name]) for name in _FIELDS}
+        cells["time"] = time_text(fields["store_timestamp"])
+        cells["queue"] = f"{cells['topic']}/{fields['queue_id']}"
+        rows.append(Row(here, after, "message", cells, fields["physical_offset"],
+                        fields["total_size"],
+                        (fields["topic"], fields["queue_id"], fields["queue_offset"]),
+                        not fields["crc_ok"]))
+    return rows
+
+
+def _damage_row(problem: Problem, position: Position, after: Position) -> Row:
+    text = visible(problem.text).replace(f" at physical offset {problem.offset},", "", 1)
+    return Row(position, after, "damage", {"body": text}, problem.offset, problem.length,
+               wrong=problem.is_fault)
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+class LogListing:
+    """The log, or one of its files ``[first, end)``, in physical order; damage has rows, too,
+    unless there are conditions. ``note`` hears of all damage that is met.
+    """
+
+    of_messages = True
+    columns: tuple[Column, ...] = (
+        Column("physical_offset", "offset", 12, right=True), _TIME,
+        Column("queue", "topic/queue", 18), *_TEXTS)
+
+    def __init__(self, view: View, title: str, span: tuple[int, int] | None = None,
+                 conditions: Sequence[Condition] = (),
+                 note: Callable[[Problem], None] = lambda _problem: None) -> None:
+        self.view, self.title, self._conditions, self._note = view, title, conditions, note
+        log = view.store.log
+        self.first, self.end = span or (log.min_offset, log.end)
+        self._used: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Behind the last byte that is not zero. StoreIOError."""
+        if self._used is None:
+            log = self.view.store.log
+            self._used = self.first
+            for number in reversed(range(len(log.files))):
+                file = log.files[number]
+                if file.base < self.end and file.end > self.first:
+                    size = used_size(log.source(number))
+                    if size:
+                        self._used = min(file.base + size, self.end)
+                        break
+        return self._used
+
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+        left = count
+        for step in self._pass(self.first if start is None else start, self.end, watch, count):
+            yield Step(step.rows[:left], step.reached)
+            left -= len(step.rows)
+            if left <= 0:
+                return
+
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+        stop = self.used if end is None else end
+        span = 64 << 10
+        while True:
+            begin = max(self.first, stop - span)
+            kept: deque[Row] = deque(maxlen=count)
+            # With the frame behind, which tells whether zeros before it are damage.
+            for step in self._pass(begin, min(stop + 1, self.end), watch, None):
+                kept.extend(row for row in step.rows if row.position < stop)
+            if len(kept) == count or begin == self.first:
+                return list(kept)
+            span *= 8
+
+    def share(self, reached: Position) -> float:
+        return float(reached - self.first) / max(self.end - self.first, 1)
+
+    def at_time(self, when: int, watch: Watch) -> Position | None:
+        """The offset of the first message stored at ``when`` (ms) or later. Looks through the files
+        that may hold it only.
+        """
+        wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
+        for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):
+            return int(page.numbers("physical_offset")[0])
+        return None
+
+    def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[Step]:
+        """All rows from one place to another, of each page the first or last ``most``."""
+        problems: list[Problem] = []
+        wanted = Selection(from_phy=start, to_phy=end)
+        for page in log_pages(self.view, wanted, (), problems.append, watch):
+            offsets = page.numbers("physical_offset")
+            reached = int(offsets[-1]) + int(page.numbers("total_size")[-1])
+            rows = self._of_problems(problems)
+            chosen = filtered(page, self._conditions)
+            if most is not None and len(chosen) > most:
+                chosen = chosen.select(np.arange(most))
+            rows += message_rows(chosen, lambda row: (
+                row["physical_offset"], row["physical_offset"] + row["total_size"]))
+            yield Step(rows, reached)
+            watch(0)
+        yield Step(self._of_problems(problems), end)
+
+    def _of_problems(self, problems: list[Problem]) -> list[Row]:
+        rows = []
+        for problem in problems:
+            self._note(problem)
+            if problem.offset is not None and not self._conditions:
+                rows.append(_damage_row(problem, problem.offset,
+                                        problem.offset + max(problem.length or 0, 1)))
+        problems.clear()
+        for row in rows:
+            row.cells["physical_offset"] = str(row.position)
+        return rows
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+_CHUNK, _CHUNK_BYTES = 64, 4 << 20
+"""Messages, and bytes of them, that are read between two looks at whether anybody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row of a queue, and the message that it leads to, if there is one."""
+
+    offset: int
+    physical: int
+    size: int
+    record: Record | None
+
+
+class QueueListing:
+    """Queues of a topic, one after the other; rows that lead nowhere have rows, too."""
+
+    of_messages = True
+
+    def __init__(self, view: View, title: str, queues: Sequence[QueueRows],
+                 conditions: Sequence[Condition] = (),
+                 note: Callable[[Problem], None] = lambda _problem: None) -> None:
+        self.view, self.title, self.queues = view, title, queues
+        self._conditions, self._note = conditions, note
+        many = (Column("queue_id", "queue", 5, right=True),) if len(queues) > 1 else ()
+        self.columns = (*many, Column("queue_offset", "offset", 10, right=True), _TIME, *_TEXTS)
+
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+        number, offset = (0, 0) if start is None else start
+        left = count
+        while number < len(self.queues):
+            queue = self.queues[number]
+            for found in self._chunks(queue, max(offset, queue.first), queue.end):
+                rows = self._rows(number, found)
+                yield Step(rows[:left], (number, found[-1].offset + 1))
+                left -= len(rows)
+                if left <= 0:
+                    return
+                watch(len(found))
+            number, offset = number + 1, 0
+
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+        number, offset = (len(self.queues), 0) if end is None else end
+        kept: list[Row] = []
+        if number < len(self.queues):
+            kept = self._before(number, min(offset, self.queues[number].end), count, watch)
+        while len(kept) < count and number > 0:
+            number -= 1
+            kept = self._before(number, self.queues[number].end, count - len(kept), watch) + kept
+        return kept
+
+    def share(self, reached: Position) -> float:
+        number, offset = reached
+        sizes = [max(queue.end - queue.first, 0) for queue in self.queues]
+        passed = sum(sizes[:number])
+        if number < len(sizes):
+            passed += max(offset - self.queues[number].first, 0)
+        return passed / max(sum(sizes), 1)
+
+    def at_offset(self, offset: int, number: int) -> Position:
+        """The position of a queue offset in the queue ``number`` of this listing."""
+        return number, offset
+
+    def at_time(self, when: int, number: int) -> Position:
+        """That of the first message stored at ``when`` (ms) or later. StoreIOError."""
+        return number, self.queues[number].at_or_after(when)
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """The queue offsets ``[first, end)`` of the queue ``number``."""
+        return self.queues[number].first, self.queues[number].end
+
+    def _before(self, number: int, end: int, count: int, watch: Watch) -> list[Row]:
+        queue, span = self.queues[number], _CHUNK
+        kept: list[Row] = []
+        while len(kept) < count and end > queue.first:
+            begin = max(queue.first, end - span)
+            part: list[Row] = []
+            for found in self._chunks(queue, begin, end):
+                part += self._rows(number, found)
+                watch(len(found))
+            kept = part + kept
+            end, span = begin, min(span * 4, PAGE_ROWS)
+        return kept[-count:]
+
+    def _chunks(self, queue: QueueRows, start: int, end: int) -> Iterator[list[Found]]:
+        """The rows of ``[start, end)`` with their records, a few at a time."""
+        read = self.view.store.log.record_at
+        for offsets, physical, sizes in queue.pages(start, end):
+            chunk: list[Found] = []
+            held = 0
+            for offset, place, size in zip(offsets.tolist(), physical.tolist(), sizes.tolist(),
+                                           strict=True):
+                if offset < start:  # a batch that begins before
+                    continue
+                chunk.append(Found(offset, place, size, read(place, size)))
+                held += size
+                if len(chunk) == _CHUNK or held > _CHUNK_BYTES:
+                    yield chunk
+                    chunk, held = [], 0
+            if chunk:
+                yield chunk
+
+    def _rows(self, number: int, found: list[Found]) -> list[Row]:
+        whole = [each for each in found if each.record is not None]
+        page = filtered(RecordPage([each.record for each in whole if each.record is not None]),
+                        self._conditions)
+        offsets: dict[int, deque[int]] = {}
+        for each in whole:  # rows may be double
+            offsets.setdefault(each.physical, deque()).append(each.offset)
+
+        def position(fields: dict[str, Any]) -> tuple[Position, Position]:
+            offset = offsets[fields["physical_offset"]].popleft()
+            return (number, offset), (number, offset + 1)
+
+        rows = message_rows(page, position)
+        lost = [each for each in found if each.record is None]
+        queue = self.queues[number]
+        for each in lost:
+            reason = self.view.store.log.explain(each.physical)
+            problem = Problem("row", f"leads to no message at physical offset {each.physical}: "
+                              f"{reason}", each.physical, each.size)
+            self._note(problem)
+            if not self._conditions:
+                row = _damage_row(problem, (number, each.offset), (number, each.offset + 1))
+                rows.append(row)
+        for row in rows:  # a light queue has offsets of its own
+            row.cells["queue_offset"] = str(row.position[1])
+            row.cells["queue_id"] = str(queue.queue_id)
+        return sorted(rows, key=lambda row: row.position) if lost else rows
+
+
+# -- messages at hand ------------------------------------------------------------------------------
+
+
+@dataclass
+class RecordListing:
+    """Some messages, in the order given."""
+
+    title: str
+    records: Sequence[Record]
+    conditions: Sequence[Condition] = ()
+    columns: tuple[Column, ...] = LogListing.columns
+    of_messages: bool = True
+    _rows: list[Row] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        number = iter(range(len(self.records)))
+
+        def position(_row: dict[str, Any]) -> tuple[int, int]:
+            here = next(number)
+            return here, here + 1
+
+        self._rows = message_rows(filtered(RecordPage(self.records), self.conditions), position)
+
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+        rows = self._rows[start or 0:][:count]
+        yield Step(rows, len(self._rows))
+
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+        return self._rows[:end][-count:]
+
+    def share(self, reached: Position) -> float:
+        return 1.0

@@ -1,0 +1,45 @@
+"""``rmqctl browse``: a store on the screen."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC
+
+from rmqctl.commands.app.exit_codes import Terminated
+from rmqctl.commands.shared.message_options import condition_of, parse_condition
+from rmqctl.commands.shared.options import StoreOptions, Zone
+from rmqctl.errors import UsageError, require
+from rmqctl.output.streams import has_screen
+from rmqctl.parse_values import parse_time, show_times_in
+
+
+def command(*, store: StoreOptions, tz: Zone = UTC) -> None:
+    """Look around in a store: topics, queues, files, messages, damage. Nothing is changed.
+
+    A tree of what there is, a list of messages with a filter (the conditions of `rmqctl read
+    --where`, or text), and the fields, bytes or JSON of the one under the cursor. Goes to offsets,
+    times and keys, verifies what is looked at, and exports it to a new file. Only what is shown is
+    read, so the size of the store does not matter; damage has rows of its own. ? lists the keys.
+    Needs a terminal of 80 by 24 or more, and `pip install 'rmqctl[tui]'`.
+
+        rmqctl browse STORE
+    """
+    if not has_screen(os.environ):
+        raise UsageError("browse needs a terminal for its input, output and errors; `rmqctl read` "
+                         "and `rmqctl info` write to files and pipes")
+    require("textual")
+    from rmqctl.browse.app import Browser
+    from rmqctl.browse.opened import Opened
+
+    show_times_in(tz)
+    opened = Opened(store.open)
+    try:
+        app = Browser(opened, lambda text: condition_of(parse_condition(text), tz),
+                      lambda text: parse_time(text, tz=tz))
+        app.run()
+    finally:
+        opened.close()
+    if app.failure is not None:
+        raise app.failure
+    if app.terminated:
+        raise Terminated

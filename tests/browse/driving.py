@@ -1,0 +1,83 @@
+"""Drives the screen of ``rmqctl browse`` without a terminal, and reads what is on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC
+from pathlib import Path
+
+from textual.pilot import Pilot
+from textual.widgets import Input
+from textual.worker import WorkerCancelled
+
+from rmqctl.browse.app import Browser
+from rmqctl.browse.opened import Opened
+from rmqctl.browse.widgets import RowList
+from rmqctl.commands.shared.message_options import condition_of, parse_condition
+from rmqctl.parse_values import parse_time
+from rmqctl.store import Store
+
+NARROW, WIDE = (80, 24), (120, 40)
+
+
+class Screen:
+    """The screen, while it runs."""
+
+    def __init__(self, app: Browser, pilot: Pilot[None]) -> None:
+        self.app, self.pilot = app, pilot
+
+    @property
+    def rows(self) -> RowList:
+        return self.app.query_one(RowList)
+
+    @property
+    def text(self) -> str:
+        """What is on it, line by line."""
+        strips = self.app.screen._compositor.render_strips()
+        return "".join("".join(part.text for part in strip).rstrip() + "\n" for strip in strips)
+
+    async def press(self, *keys: str) -> None:
+        """Presses keys, one after the other, and waits for what comes of each; ``:text`` is put
+        into the line that has the focus, and Enter pressed.
+        """
+        for key in keys:
+            if key[0] == ":":
+                line = self.app.focused
+                assert isinstance(line, Input), line
+                line.value = key[1:]
+            self.app.simulate_key("enter" if key[0] == ":" else key)
+            await self._quiet()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Waits until nothing is read any more, and all is laid out."""
+        await self._quiet()
+        await self.pilot.pause()
+
+    async def _quiet(self) -> None:
+        """The same without the layout. (`Pilot.press` would sleep a quarter of a second a key.)"""
+        for _ in range(3):  # what is done may call for more
+            await self.pilot._wait_for_screen()
+            with suppress(WorkerCancelled):
+                await self.app.workers.wait_for_complete()
+        await self.pilot._wait_for_screen()
+
+
+def browse(root: Path, act: Callable[[Screen], Awaitable[None]],
+           size: tuple[int, int] = NARROW) -> None:
+    """Opens a store and acts on the screen. A defect of the program is raised."""
+    async def main() -> None:
+        opened = Opened(lambda: Store.open(root))
+        app = Browser(opened, lambda text: condition_of(parse_condition(text), UTC),
+                      lambda text: parse_time(text, tz=UTC))
+        try:
+            async with app.run_test(size=size) as pilot:
+                screen = Screen(app, pilot)
+                await screen.settle()
+                await act(screen)
+        finally:
+            opened.close()
+
+    asyncio.run(main())

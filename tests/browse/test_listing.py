@@ -1,0 +1,228 @@
+"""Lists read piece by piece, in both directions, have just the rows that `read` gives at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from rmqctl.browse.dump_listing import DumpListing
+from rmqctl.browse.filters import conditions_of
+from rmqctl.browse.listing import Listing, LogListing, Row, Stopped, unwatched
+from rmqctl.browse.opened import Opened, Place
+from rmqctl.browse.panes import PANES, pane
+from rmqctl.commands.shared.message_options import condition_of, parse_condition
+from rmqctl.errors import UsageError
+from rmqctl.parse_values import UTC
+from rmqctl.store import Store
+from rmqctl.store.dump.dump import Dump, DumpOptions
+from rmqctl.store.log.bounds import View
+from rmqctl.store.query.select import Selection, Selector
+from tests.support import damage, golden
+from tests.support.share import sample
+
+STEP = 7
+STORES = [store for store in golden.golden_stores() if not store.options]
+
+
+def parse(text: str):
+    return conditions_of(text, lambda part: condition_of(parse_condition(part), UTC))
+
+
+def onward(listing: Listing) -> list[Row]:
+    """All rows, a few at a time, from the first one on."""
+    rows: list[Row] = []
+    start = None
+    while True:
+        part = [row for step in listing.forward(start, STEP, unwatched) for row in step.rows]
+        rows += part
+        if len(part) < STEP:
+            return rows
+        start = part[-1].after
+
+
+def back(listing: Listing) -> list[Row]:
+    """All rows, a few at a time, from the last one back; in the order of the listing."""
+    rows: list[Row] = []
+    end = None
+    while True:
+        part = listing.backward(end, STEP, unwatched)
+        rows = part + rows
+        if len(part) < STEP:
+            return rows
+        end = part[0].position
+
+
+def offsets(rows: list[Row]) -> list[int | None]:
+    return [row.physical for row in rows if row.kind == "message"]
+
+
+def read(store: Store, selection: Selection) -> list[int]:
+    return [record.physical_offset
+            for record in Selector(store, selection, View(store)).records()]
+
+
+@pytest.fixture
+def opened(request, golden) -> Iterator[Opened]:
+    found = Opened(lambda: Store.open(golden(request.param.id)))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("opened", sample(STORES, 6, "browse"), ids=lambda store: store.id,
+                         indirect=True)
+def test_all_that_read_gives_in_both_directions(opened: Opened):
+    store = opened.reader.store
+    log = opened.reader.listing(Place())
+    assert offsets(onward(log)) == read(store, Selection())
+    assert onward(log) == back(log)
+    for topic in opened.topics():
+        queues = opened.queues(topic)
+        own = [read(store, Selection(topic=topic, queue_id=queue)) for queue in queues]
+        for queue, wanted in zip(queues, own, strict=True):
+            listing = opened.reader.listing(Place("queue", topic, queue))
+            assert offsets(onward(listing)) == wanted
+            assert onward(listing) == back(listing)
+        listing = opened.reader.listing(Place("topic", topic))
+        assert offsets(back(listing)) == offsets(onward(listing)) == [*chain.from_iterable(own)]
+
+
+@pytest.fixture
+def sound(golden) -> Iterator[Opened]:
+    found = Opened(lambda: Store.open(golden("5.3.3/basic/store")))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def broken(golden_copy) -> Iterator[Opened]:
+    root = golden_copy("5.3.3/basic/store")
+    damage.garbage_tail(root, "commitlog/00000000000000065536", 9000, 7, 3000)
+    damage.zero(root, "commitlog/00000000000000131072", 4096, 4096)
+    damage.cq_wrong_offset(root, "consumequeue/TP_fraud_Topic/0/00000000000000000000", 5)
+    found = Opened(lambda: Store.open(root))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("text", ["TagA", "tags=TagA", 'body~h && queue_id=0', '"TagA"',
+                                  "store_timestamp>=2024-06-21T19:51:00Z && tags!=A"])
+def test_a_filter_is_that_of_read(sound: Opened, text: str):
+    conditions = parse(text)
+    for place, wanted in ((Place(), Selection(where=conditions)),
+                          (Place("queue", "TP_fraud_Topic", 0), Selection(
+                              topic="TP_fraud_Topic", queue_id=0, where=conditions))):
+        listing = sound.reader.listing(place, conditions)
+        found = offsets(onward(listing))
+        assert found
+        assert found == read(sound.reader.store, wanted) == offsets(back(listing))
+
+
+def test_text_is_looked_for_in_tags_keys_and_body(sound: Opened):
+    wanted = [record.physical_offset for record in Selector(
+        sound.reader.store, Selection(), View(sound.reader.store)).records()
+        if any(b"order-3" in part for part in (record.body, record.properties))]
+    found = offsets(onward(sound.reader.listing(Place(), parse("order-3"))))
+    assert found
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("nosuch=1", "no field 'nosuch'"), ("queue_id=x", "whole number"), ("body~(", "regular"),
+    ("tags=A && nosuch>1", "to look for text: \"nosuch>1\"")])
+def test_a_filter_that_means_nothing_is_refused(text, said):
+    with pytest.raises(UsageError) as refused:
+        parse(text)
+    assert said in str(refused.value)
+
+
+def test_no_conditions_in_an_empty_line():
+    assert parse("  ") == ()
+
+
+def test_damage_has_rows(broken: Opened):
+    rows = onward(broken.reader.listing(Place()))
+    spans = [(row.physical, row.size) for row in rows if row.kind == "damage"]
+    assert spans[0] == (74565, 9731)
+    assert len(spans) > 1
+    assert rows == back(broken.reader.listing(Place()))
+    assert all(each.after >= each.position for each in rows)
+    assert len(broken.problems) == len(spans)
+    # From within the damage on: what follows it.
+    later = next(broken.reader.listing(Place()).forward(80_000, 3, unwatched))
+    assert later.rows[0].position == 84296
+    queue = onward(broken.reader.listing(Place("queue", "TP_fraud_Topic", 0)))
+    assert [row.position[1] for row in queue] == list(range(len(queue)))
+    wrong = queue[5]
+    assert wrong.kind == "damage"
+    assert "leads to no message" in wrong.cells["body"]
+
+
+def test_a_file_of_the_log_alone(broken: Opened):
+    store = broken.reader.store
+    for file in store.log.files:
+        rows = onward(broken.reader.listing(Place("file", path=file.path)))
+        assert rows == back(broken.reader.listing(Place("file", path=file.path)))
+        assert all(file.base <= row.position < file.end for row in rows)
+        assert offsets(rows) == read(store, Selection(from_phy=file.base, to_phy=file.end))
+
+
+def test_times(sound: Opened):
+    reader = sound.reader
+    record = list(Selector(reader.store, Selection(), View(reader.store)).records())[40]
+    log = reader.listing(Place())
+    assert isinstance(log, LogListing)
+    found = log.at_time(record.store_timestamp, unwatched)
+    assert found is not None
+    assert reader.record(found).store_timestamp == record.store_timestamp
+    assert log.at_time(1 << 50, unwatched) is None
+
+
+def test_every_file_and_every_pane(broken: Opened):
+    """All files of a store, as `dump` shows them, and what is shown of their records."""
+    root, seen = Path(broken.root), set()
+    for path in sorted(root.rglob("*")):
+        if not path.is_file() or path.parent.name == "commitlog":
+            continue
+        listing = DumpListing(str(path), path.name)
+        seen.add(listing.kind)
+        with Dump(str(path), DumpOptions(start=0)) as dump:
+            numbers = [row.get("number", 0) for row in dump.rows()]
+        rows = onward(listing)
+        header = 1 if listing.kind == "index" else 0
+        assert [row.position for row in rows[header:]] == numbers
+        assert [row.position for row in back(listing)] == [row.position for row in rows]
+        for name in PANES if rows else ():
+            assert pane(name, broken.reader, listing, rows[-1], 50)
+    assert {"consumequeue", "index", "checkpoint", "lock"} <= seen
+    log = broken.reader.listing(Place())
+    for row in onward(log):
+        for name in PANES:
+            lines = pane(name, broken.reader, log, row, 50)
+            assert lines
+            assert not any(ord(char) < 0x20 for line in lines for text, _ in line for char in text)
+
+
+def test_nobody_waits_for_a_scan_that_was_stopped(sound: Opened):
+    def stop(_done: int) -> None:
+        raise Stopped
+
+    for place in (Place(), Place("topic", "TP_fraud_Topic")):
+        listing = sound.reader.listing(place, parse("no such text anywhere"))
+        with pytest.raises(Stopped):
+            list(listing.forward(None, 10, stop))
+
+
+def test_keys_and_message_ids(sound: Opened):
+    reader = sound.reader
+    record = next(record for record in Selector(
+        reader.store, Selection(), View(reader.store)).records() if b"user-290" in
+        record.properties)
+    by_id = reader.with_key(record.message_id, [])
+    assert offsets(onward(by_id)) == [record.physical_offset]
+    by_key = reader.with_key("user-290", sound.known_topics())
+    assert record.physical_offset in offsets(onward(by_key))
+    with pytest.raises(UsageError, match="no message with the key"):
+        reader.with_key("no-such-key", sound.known_topics())
