@@ -20,6 +20,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.repair.salvage.survey.survey import Region, Run, Runs
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -293,11 +294,14 @@ def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
 
     Where the run is that message alone, its queue offset may as well be damaged. Then the row of
     the message ``after`` it tells; of the queue's last message, whether the rows ``before`` it
-    are early.
+    are early. Else nothing tells it from one behind a gap, and a message is not changed on a row's
+    word alone: its queue offset is damaged where the log up to it has no room for so many.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)
-    return before if after is None else _leads(queue, row + 1, after.low)
+    if after is not None:
+        return _leads(queue, row + 1, after.low)
+    return before or run.first <= run.low // MIN_SIZE
 
 
 def _rows(key: QueueKey, *columns: Array) -> Iterator[FoundRow]:
