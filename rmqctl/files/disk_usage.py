@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
 
+BLOCK = 512
+"""Bytes of a unit of ``st_blocks``."""
 _SECONDS = 1.0
 """Between two questions."""
 
@@ -80,3 +83,13 @@ class Watch:
             self._next = now + _SECONDS
             self._full = over_watermark(self._folders, self._ratio)
         return self._full
+
+
+def bytes_below(folder: str) -> int:
+    """Bytes on disk of all that lies below a folder; what cannot be looked at is left out."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * BLOCK
+    return total

@@ -17,6 +17,7 @@ import numpy as np
 
 from rmqctl.checks.verify.common import pages, plural
 from rmqctl.errors import StoreIOError
+from rmqctl.files.disk_usage import BLOCK
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
 from rmqctl.formats.local.index_file import HEADER
@@ -49,12 +50,14 @@ class Limits:
 
     ``older_than`` (ms): as with a broker's ``fileReservedTime``, files that were last written
     (modification time) so long ago. ``keep_bytes``: further ones, whatever their age, until the
-    log has no more bytes than these; a broker does so when its disk is full. A file that meets
-    either goes. None: no such limit.
+    log has no more bytes than these; a broker does so when its disk is full. ``free_bytes``:
+    whatever their age, until the log files that go take so many bytes of the disk. A file that
+    meets any goes. None: no such limit.
     """
 
     older_than: int | None = None
     keep_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         actions += [Action("move aside", target(store, file.path), file.size, None,
                            "all its messages have expired", "byte") for file in follow]
         notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
+    if limits.free_bytes is not None:
+        notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:
         notes += _younger_than_messages(store, now, limits.older_than)
     plan = Plan("expire", store.root, tuple(actions), tuple(steps), notes=tuple(notes))
@@ -114,20 +119,31 @@ def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[Sto
     # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
         last -= 1
-    left = sum(file.size for file in files)
+    left, freed = sum(file.size for file in files), 0
     for file in files[:max(last, 0)]:
         try:
-            written = os.stat(file.path).st_mtime_ns // 1_000_000
+            about = os.stat(file.path)
+            written = about.st_mtime_ns // 1_000_000
         except OSError as error:
             raise StoreIOError.from_oserror(error, file.path, "look at") from None
         if limits.older_than is not None and written + limits.older_than <= now:
             reason = f"last written {_hours(now - written)} ago"
         elif limits.keep_bytes is not None and left > limits.keep_bytes:
             reason = f"more than {limits.keep_bytes} bytes of log"
+        elif limits.free_bytes is not None and freed < limits.free_bytes:
+            reason = f"the oldest, as {limits.free_bytes} bytes are to be freed"
         else:
             return
         left -= file.size
+        freed += min(about.st_blocks * BLOCK, file.size)
         yield file, reason
+
+
+def _too_little(gone: list[tuple[StoreFile, str]], wanted: int) -> Iterator[str]:
+    freed = sum(min(os.stat(file.path).st_blocks * BLOCK, file.size) for file, _ in gone)
+    if freed < wanted:
+        yield (f"the log files that can go take {freed} bytes of the disk, of {wanted} that are to "
+               "be freed: the last file in use stays")
 
 
 def _hours(span: int) -> str:

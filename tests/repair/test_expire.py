@@ -180,6 +180,18 @@ def test_keep_bytes_takes_young_files_too(golden_copy: GoldenFolder) -> None:
     assert run(root, Limits(LIMIT, 4 * 65536)).min_after == 3 * 65536
 
 
+def test_so_much_is_freed(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("4.9.3/basic/store")
+    count = len(log_names(root))
+    age(root, [1.0])
+    assert run(root, Limits(free_bytes=0)).plan.empty
+    assert run(root, Limits(free_bytes=65536)).min_after == 65536
+    assert run(root, Limits(free_bytes=65537)).min_after == 2 * 65536
+    all_of_it = run(root, Limits(free_bytes=1 << 40))
+    assert all_of_it.min_after == (count - 1) * 65536
+    assert any("the last file in use stays" in note for note in all_of_it.plan.notes)
+
+
 def test_what_an_earlier_deletion_left_goes(golden_copy: GoldenFolder) -> None:
     """Log files that were deleted by hand: a broker cleans up when it starts."""
     root = golden_copy("5.3.3/basic/store")

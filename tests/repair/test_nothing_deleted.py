@@ -69,7 +69,7 @@ ALLOWED = {
     ("repair/salvage/copies.py", "Copier._written", "ftruncate"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "ftruncate"): SCRATCH,
     ("repair/executor/staging.py", "clear", "rmtree"):
-        "what a repair staged that was never committed",
+        "what a repair staged that was never committed, or keeps and a user gave up: undo --prune",
     ("tiered/index/compacted_form.py", "write", "unlink"): OWN,
     ("tiered/files/writer.py", "_truncate", "ftruncate"):
         "a block that could not be appended whole; and what `cut` has a copy of, forced to disk",

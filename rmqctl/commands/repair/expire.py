@@ -25,6 +25,9 @@ def command(
     keep_bytes: Annotated[int | None, typer.Option(
         "--keep-bytes", metavar="SIZE", parser=parse_size, help="Further ones expire, whatever "
         "their age, until no more than SIZE of log is left.")] = None,
+    free: Annotated[int | None, typer.Option(
+        "--free", metavar="SIZE", parser=parse_size, help="The oldest expire, whatever their age, "
+        "until the log files that go take SIZE of the disk.")] = None,
     apply: ApplyOptions,
     store: StoreQueues,
     tz: Zone = UTC,
@@ -34,10 +37,10 @@ def command(
 
     Log files go from the oldest on, up to the first that is to be kept; the last one always
     stays. Then go the files of consumequeues, timer log and index that lead to nothing else. A
-    log file's age is that of its last modification. With both options a file expires by either.
+    log file's age is that of its last modification. With several options a file expires by any.
     Delayed messages, half messages and messages of consumer groups that expire unread are warned
-    about. The files are moved aside, not deleted: their space is free once you remove the folder
-    that is named at the end; until then `rmqctl undo` brings them back.
+    about. The files are moved aside, not deleted: `rmqctl undo` brings them back, until you give
+    them up for good (`rmqctl undo STORE --prune 0h`), and only that frees their space.
 
         rmqctl expire STORE --older-than 72h
 
@@ -48,13 +51,13 @@ def command(
     from rmqctl.repair.expire import Limits, expire
 
     show_times_in(tz)
-    if older_than is None and keep_bytes is None:
-        raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB, or both")
+    if older_than is None and keep_bytes is None and free is None:
+        raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB or --free 50GiB")
     now = now_ms()
 
     def propose(_: Scratch) -> applying.Proposal:
         with store.open() as opened:
-            expiry = expire(opened, now, Limits(older_than, keep_bytes))
+            expiry = expire(opened, now, Limits(older_than, keep_bytes, free))
         count = sum(expiry.rows.values())
         return applying.Proposal(
             expiry.plan,

@@ -10,13 +10,14 @@ import typer
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
 from rmqctl.errors import NotAStoreError, UsageError
-from rmqctl.output.units import time_text
-from rmqctl.parse_values import show_times_in
+from rmqctl.output.units import size_text, time_text
+from rmqctl.parse_values import now_ms, parse_duration, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
 _SHOWN = 20
+_FOR_GOOD = "They can then not be undone any more."
 
 
 def command(
@@ -42,6 +43,12 @@ def command(
     abandon: Annotated[bool, typer.Option(
         "--abandon", help="Give an interrupted repair up: STORE stays as it is, and so does what "
         "is kept.")] = False,
+    prune: Annotated[int | None, typer.Option(
+        "--prune", metavar="AGE", parser=parse_duration, show_default=False,
+        help="Free the space of the repairs made so long ago: 30d, 12h. What they keep is deleted, "
+        "and they can not be undone any more. Shows which; --apply does it.")] = None,
+    apply: Annotated[bool, typer.Option(
+        "--apply", help="With --prune: delete what they keep, for good.")] = False,
     yes: Annotated[bool, typer.Option(
         "--yes", "-y", help="Do not ask, though there is a terminal.")] = False,
     dry_run: DryRun = False,
@@ -56,9 +63,15 @@ def command(
     changed since, and where a later repair changed the same files: take that back first. Name
     the ID in a script: run twice without one, undo takes back two repairs.
 
+    What is kept stays on the disk until --prune, the only option of rmqctl that deletes it: the
+    oldest repairs go, up to the first that is younger than AGE; one that is not finished keeps all
+    of them. The store itself is not changed by that.
+
         rmqctl undo STORE --list
 
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
+
+        rmqctl undo STORE --prune 30d
     """
     from rmqctl.commands.shared.applying import ask
     from rmqctl.repair.executor.executor import Repair
@@ -75,6 +88,14 @@ def command(
             raise UsageError("--list goes with no ID, --force, --moved or --abandon")
         _list(out, store.root)
         return
+    if prune is not None:
+        if id is not None or force or abandon or moved or (apply and dry_run):
+            raise UsageError("--prune goes with no ID, --force, --moved or --abandon, and --apply "
+                             "without --dry-run")
+        _prune(out, store.root, prune, apply=apply, yes=yes)
+        return
+    if apply:
+        raise UsageError("--apply goes with --prune: undo takes back without it")
     if abandon and (force or moved or id is None):
         raise UsageError("--abandon needs the ID and goes without --force and --moved")
     # What would be taken back, and what was changed since.
@@ -107,6 +128,62 @@ def command(
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
     _show(out, document)
+
+
+def _prune(out: Output, root: str, age: int, *, apply: bool, yes: bool) -> None:
+    """Shows which repairs are older, and with ``apply`` deletes what they keep."""
+    from rmqctl.commands.shared.applying import ask, at_a_terminal
+    from rmqctl.repair.executor.executor import Repair
+    from rmqctl.repair.executor.prune import left_elsewhere, prunable
+
+    if apply and not yes and not at_a_terminal():
+        raise UsageError("--prune deletes for good: where nobody can be asked, --apply needs --yes")
+    before = now_ms() - age
+    found = prunable(root, before)
+    total = sum(one.bytes for one in found)
+    document: dict[str, Any] = {
+        "before": before, "repairs": [one.as_dict() for one in found], "bytes": total,
+        "applied": False,
+        "next": typed.again("--apply", without=("--dry-run",)) if found and not apply else None}
+    for one in found:
+        for folder in left_elsewhere(root, one.entry.id):
+            out.warn(f"repair {one.entry.id} also keeps things in {folder}, made when this store "
+                     "lay elsewhere: they stay")
+    if found and apply:
+        count = f"{len(found)} repair{'' if len(found) == 1 else 's'}"
+        ask(out, f"Delete what {count} keep{'s' if len(found) == 1 else ''} "
+            f"({size_text(total)})? {_FOR_GOOD}", yes=yes)
+        with (out.progress("deleting", len(found), unit="repairs") as progress,
+              Repair(root, "undo", progress=progress.advance, finish=False) as repair):
+            repair.prune([one.entry.id for one in found])
+        document["applied"] = True
+    out.document(document, lambda page: _show_pruned(page, document))
+
+
+def _show_pruned(page: Human, document: dict[str, Any]) -> None:
+    rows = document["repairs"]
+    if not rows:
+        page.text(f"no repair was made before {time_text(document['before'])}")
+        return
+    page.table(({**row, "time": _when(row["time"]), "keeps": size_text(row["bytes"]),
+                 "log files": row["log_files"] or ""} for row in rows[:_SHOWN]),
+               ("id", "time", "command", "state", "keeps", "log files"))
+    if len(rows) > _SHOWN:
+        page.text(f"and {len(rows) - _SHOWN} more (-o json has all)")
+    page.blank()
+    logs = sum(row["log_files"] for row in rows)
+    if document["applied"]:
+        page.text(f"Deleted: {size_text(document['bytes'])}. These repairs can not be undone any "
+                  "more.")
+        return
+    page.text(f"Nothing was changed. --apply frees {size_text(document['bytes'])}: what these "
+              f"repairs keep is then deleted. {_FOR_GOOD}")
+    if logs:
+        page.text(f"Among it {'is' if logs == 1 else 'are'} {logs} whole "
+                  f"file{'' if logs == 1 else 's'} of the log that these repairs took away; their "
+                  "messages may be nowhere else.")
+    page.heading("What next")
+    page.text(document["next"])
 
 
 def _check_root(root: str) -> None:

@@ -248,6 +248,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool) -> None:
+    from rmqctl.files.disk_usage import bytes_below
+
     if proposal.plan.empty:
         _nothing(out, proposal)
         return
@@ -265,7 +267,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         _nothing(out, proposal)
         return
     backup = os.path.join(store_root, done.backup)
-    backup_bytes = _bytes_below(backup)
+    backup_bytes = bytes_below(backup)
     last = _last_line(store_root, done, backup, backup_bytes)
     if yes:
         _show(out, proposal, last, following, {
@@ -299,16 +301,6 @@ def _say_interrupted(out: Output, store_root: str) -> None:
         else:
             out.warn(f"repair {id} is not finished: nothing is lost, running the command again "
                      f"completes it, and `rmqctl undo {store_root} {id}` takes it back")
-
-
-def _bytes_below(folder: str) -> int:
-    """Bytes on disk of all that lies below a folder."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-    return total
 
 
 def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> str:

@@ -42,6 +42,7 @@ from rmqctl.repair.executor.journal import (
     set_state,
     state_of,
 )
+from rmqctl.repair.executor.prune import forget
 from rmqctl.repair.executor.relocated import load_here
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
@@ -251,6 +252,18 @@ class Repair:
         if pending(self.root) != repair_id:
             raise RefusedError(f"repair {repair_id} is not interrupted")
         set_state(self.root, repair_id, "abandoned", self._clock())
+
+    def prune(self, repair_ids: Sequence[str]) -> None:
+        """Deletes what repairs keep (see `prunable`): they can not be undone any more. RefusedError
+        while one is not finished; StoreIOError.
+        """
+        self._check_held()
+        if (unfinished := pending(self.root)) is not None:
+            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
+                               "taken back first")
+        for repair_id in repair_ids:
+            forget(self.root, repair_id)
+            self._progress(1)
 
     def _carry_back(self, repair_id: str, *, maybe: bool) -> Undone:
         try:

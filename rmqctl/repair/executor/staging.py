@@ -378,9 +378,11 @@ def head_of(path: str) -> int:
 
 
 def clear(root: str, repair_id: str) -> None:
-    """Takes away what a repair staged that was never committed, as far as the system lets it.
+    """Takes away what a repair staged that was never committed, or keeps that was given up
+    (`rmqctl.repair.executor.prune`), as far as the system lets it.
 
-    All of it was made by rmqctl, or are copies: before the commit nothing of the store is moved.
+    All of the former was made by rmqctl, or are copies: before the commit nothing of the store is
+    moved.
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):
