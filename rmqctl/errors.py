@@ -105,6 +105,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "duckdb": ("data", "SQL"),
     "textual": ("tui", "a screen to browse on"),
     "pyspark": ("spark", "Spark"),
+    "google.protobuf": ("decode", "Protobuf"),
     "fsspec": ("url", "a tier behind a URL"),
 }
 """Packages that not every installation has: the extra that brings each, and what it is for."""
@@ -130,7 +131,11 @@ def require(*packages: str) -> None:
     from importlib.util import find_spec
 
     for package in packages:
-        if find_spec(package) is None:
+        try:
+            found = find_spec(package)
+        except ModuleNotFoundError:  # of google.protobuf not even google is there
+            found = None
+        if found is None:
             raise MissingExtraError(package)
 
 

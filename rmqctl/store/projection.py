@@ -1,25 +1,33 @@
 """Rows of message objects from pages, with the fields asked for and no others.
 
 The whole object equals `objects.message_object` of the same record; fields nobody asked for are
-not computed.
+not computed. Fields of decoded bodies need a `Decoding`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.bodies import encode
-from rmqctl.store.objects import FIELDS, plain_body
+from rmqctl.store.objects import FIELDS, OF_BODY, plain_body
 from rmqctl.store.pages import Page
 from rmqctl.store.query.conditions import PROPERTY
 
+if TYPE_CHECKING:
+    from rmqctl.store.payloads.decoding import Decoded, Decoding
+
 BODY = ("body", "body_encoding")
+DECODED = ("decoded", "decoded_as", "internal")
+"""What ``--decode`` adds to the fields of the message object."""
+PROBLEM = "decode_problem"
+"""A field of those messages alone whose body is not what the decoder reads."""
 _PREVIEW_HEX = 16
 _MOST_ROWS = 256
 """Rows that are made at once: a page of small messages may hold many times as many."""
@@ -28,17 +36,25 @@ _MOST_ROWS = 256
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Field names as the user gave them, each once. UsageError names the ones there are.
 
-    ``more``: names beside those of the message object.
+    ``more``: names beside those of the message object; with `DECODED` among them, fields of bodies
+    may be named as well.
     """
     fields = [name.strip() for name in names if name.strip()]
     known = (*FIELDS, *more)
+    prefixes = (PROPERTY, OF_BODY) if DECODED[0] in more else (PROPERTY,)
     for name in fields:
-        if name not in known and not (name.startswith(PROPERTY) and name != PROPERTY):
+        if name not in known and (name in prefixes or not name.startswith(prefixes)):
+            of_body = "" if OF_BODY not in prefixes else f", {OF_BODY}FIELD for one of the body"
             raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
-                             f"{PROPERTY}NAME for one property")
+                             f"{PROPERTY}NAME for one property{of_body}")
     if not fields:
         raise UsageError(f"no field named; there are {', '.join(known)}")
     return list(dict.fromkeys(fields))
+
+
+def is_decoded(name: str) -> bool:
+    """Whether a field comes of decoding bodies."""
+    return name in DECODED or name.startswith(OF_BODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +63,15 @@ class Projection:
 
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
     the body by that many bytes of it, worded for people. With ``decompress`` a body that is not
-    what its flag says stays as stored, and the row gets a ``body_problem``.
+    what its flag says stays as stored, and the row gets a ``body_problem``. ``decoding`` makes the
+    fields for which `is_decoded` holds, and the previews of bodies it can decode.
     """
 
     fields: Sequence[str] = FIELDS
     body: str = "auto"
     decompress: bool = False
     preview: int = 0
+    decoding: Decoding | None = None
 
     @property
     def names(self) -> list[str]:
@@ -66,6 +84,15 @@ class Projection:
             return chain.from_iterable(
                 self.rows(page.select(np.arange(row, min(row + _MOST_ROWS, len(page)))))
                 for row in range(0, len(page), _MOST_ROWS))
+        rows = self._stored(page)
+        made = list(filter(is_decoded, self.names))
+        if self.decoding is None or not (self.preview or made):
+            return rows
+        return (self._with_decoded(row, decoded, made)
+                for row, decoded in zip(rows, self.decoding.rows(page), strict=True))
+
+    def _stored(self, page: Page) -> Iterator[dict[str, Any]]:
+        """The rows, with None for what comes of decoding."""
         names = self.names
         if not names:
             return ({} for _ in range(len(page)))
@@ -82,10 +109,22 @@ class Projection:
 
     @staticmethod
     def _column(page: Page, name: str) -> list[Any]:
+        if is_decoded(name):
+            return [None] * len(page)
         if name.startswith(PROPERTY):
             wanted = name.removeprefix(PROPERTY)
             return [properties.get(wanted) for properties in page.column("properties")]
         return page.column(name)
+
+    def _with_decoded(self, row: dict[str, Any], decoded: Decoded,
+                      made: Sequence[str]) -> dict[str, Any]:
+        for name in made:
+            row[name] = decoded.field(name)
+        if self.preview and "body" in row and decoded.kind is not None:
+            row["body"] = _short(decoded.value, self.preview)
+        if decoded.problem is not None and not self.preview:
+            row[PROBLEM] = decoded.problem
+        return row
 
     def _bodies(self, page: Page) -> dict[str, list[Any]]:
         problems: list[str | None] | None = None
@@ -105,6 +144,13 @@ class Projection:
         if problems is not None:
             bodies["body_problem"] = problems
         return bodies
+
+
+def _short(value: Any, length: int) -> str:
+    """The beginning of a decoded body as JSON, or of a text as it is."""
+    shown = value if isinstance(value, str) else json.dumps(
+        value, ensure_ascii=False, separators=(",", ":"))
+    return shown if len(shown) <= length else shown[:length] + "…"
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:

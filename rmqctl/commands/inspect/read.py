@@ -65,8 +65,8 @@ def command(
         raise UsageError("--offset needs --queue: each queue counts for itself")
     # What to read and what to show of it.
     projection = show.projection(out)
-    wanted = select.selection(show.tz)
-    faults = Faults(out)
+    wanted = select.selection(show.tz, show.decoding)
+    faults = Faults(out, show)
     with store.open() as opened:
         bounds = view_of(opened, view)
         # Where a group goes on.

@@ -56,8 +56,8 @@ def command(
     if follow and out.is_value:
         raise UsageError("--follow has no end, and so has no JSON array: use -o jsonl")
     projection = show.projection(out)
-    wanted = select.selection(show.tz)
-    faults = Faults(out)
+    wanted = select.selection(show.tz, show.decoding)
+    faults = Faults(out, show)
     with store.open() as opened:
         tail = Tail(View(opened), wanted, faults.report, follow=follow)
         rows = _rows(tail, lines, projection, faults)

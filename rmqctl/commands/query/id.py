@@ -52,7 +52,7 @@ def command(
         raise UsageError("no message id given")
     if topic is not None and not unique:
         raise UsageError("--topic goes with --unique: an offset message id names the place itself")
-    faults = Faults(out)
+    faults = Faults(out, show)
     records: list[Record] = []
     reasons: list[str] = []
     with store.open() as opened:

@@ -38,7 +38,7 @@ def command(
 
     projection = show.projection(out)
     begin, end = query.window(show.tz)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with store.open() as opened:
         answer = lookup.by_key(
             view_of(opened, view), query.topic, query.key, begin=begin, end=end,

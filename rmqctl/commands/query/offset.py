@@ -33,7 +33,7 @@ def command(
     from rmqctl.store.query.lookup import containing, message_at, where_is
 
     projection = show.projection(out)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with store.open() as opened:
         record = containing(opened, phy) if around else message_at(
             opened, phy, faults.report)

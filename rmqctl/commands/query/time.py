@@ -35,7 +35,7 @@ def command(
         raise UsageError(f"--broker-version {query.like} knows no boundary: it gives the message "
                          "nearest in time")
     when = query.when(show.tz)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with store.open() as opened:
         bounds = view_of(opened, view, version)
         # The queue offset that belongs to the time, and the queue's bounds.

@@ -90,7 +90,8 @@ def command(
     projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
     left_out = {placement for placement, is_in in ((MISPLACED, misplaced), (DOUBTFUL, doubtful))
                 if not is_in}
-    wanted = CarveOptions(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
+    conditions = tuple(select.selection(show.tz, show.decoding).in_log())
+    wanted = CarveOptions(conditions, embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
     if out_store is not None:
@@ -108,6 +109,7 @@ def command(
             out.document(document, lambda page: _show(page, document))
         else:
             _list(out, carving, projection, show.tz, duplicates=duplicates)
+    show.tell_undecoded(out)
     _end(out, carving.tally, wanted, maker, left_out)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -15,9 +16,11 @@ from rmqctl.commands.shared.options import Body, Queue, Since, Topic, Until, Zon
 from rmqctl.errors import UsageError
 from rmqctl.formats import bodies
 from rmqctl.output import Output
+from rmqctl.output.units import counted
 from rmqctl.parse_values import parse_offset, parse_time, parse_time_range
 
 if TYPE_CHECKING:
+    from rmqctl.store.payloads.decoding import Decoding
     from rmqctl.store.projection import Projection
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection
@@ -37,7 +40,26 @@ _OTHER_COLUMNS = 130
 Fields = Annotated[str | None, typer.Option(
     "--fields", metavar="A,B,C",
     help="Only these fields of the message object, in this order; property.NAME is one "
-    "property.")]
+    "property, body.NAME a field of the decoded body.")]
+
+
+def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuses code that a file of defaults or a variable names: who can write there is not always
+    who runs the command. UsageError.
+    """
+    source = ctx.get_parameter_source(param.name or "")
+    if value is not None and "python:" in value and (
+            source is None or source.name != "COMMANDLINE"):
+        raise UsageError(f"--decode {value}: python: runs code, and so is taken from the command "
+                         "line only")
+    return value
+
+
+Decode = Annotated[str | None, typer.Option(
+    "--decode", metavar="NAME", show_default=False, callback=_by_hand,
+    help="Decode bodies: auto (JSON, gzip, RocketMQ's own topics), json, gbk, gzip, msgpack, "
+    "hessian, avro:SCHEMA, protobuf:DESC#TYPE, python:module.function or a plug-in. "
+    "Fields are decoded, decoded_as and internal.")]
 
 
 class RawCondition(NamedTuple):
@@ -60,13 +82,18 @@ def parse_condition(text: str | RawCondition) -> RawCondition:
     return RawCondition(field.strip(), "=" if operator == "==" else operator, value)
 
 
-def condition_of(raw: RawCondition, tz: tzinfo) -> Condition:
-    """The condition, checked; values of time fields may be written like any time. UsageError."""
+def condition_of(raw: RawCondition, tz: tzinfo,
+                 decoding: Callable[[], Decoding] | None = None) -> Condition:
+    """The condition, checked; values of time fields may be written like any time. ``decoding`` is
+    asked for where it is on a field of the body. UsageError.
+    """
+    from rmqctl.store.objects import OF_BODY
     from rmqctl.store.query.conditions import Condition
 
     field, operator, value = raw
     return Condition.of(field, operator, parse_time(value, tz=tz)
-                        if field in _TIMES and "~" not in operator else value)
+                        if field in _TIMES and "~" not in operator else value,
+                        decoding() if decoding and field.startswith(OF_BODY) else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +124,23 @@ class SelectOptions(OptionGroup):
     where: Annotated[list[RawCondition] | None, typer.Option(
         "--where", metavar="FIELD=VALUE", parser=parse_condition,
         help="Only messages whose field compares so: = != < <= > >=, ~ and !~ for a regular "
-        "expression; property.NAME is one property. Repeatable, all must hold.")] = None
+        "expression; property.NAME is one property, body.NAME a field of the decoded body. "
+        "Repeatable, all must hold.")] = None
 
-    def selection(self, tz: tzinfo) -> Selection:
-        """As the library takes it; times without a zone are in ``tz``. UsageError."""
+    def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
+        """As the library takes it; times without a zone are in ``tz``. ``decoding`` is asked for
+        where a condition is on a field of a body; without it there are none. UsageError.
+        """
         from rmqctl.store.query.select import Selection
 
         begin, end = parse_time_range(self.since, self.until, tz=tz)
         return Selection(self.topic, self.queue, self.from_offset, self.count, self.from_phy,
-                         self.to_phy, begin, end, self.tag, self.key, self._conditions(tz))
+                         self.to_phy, begin, end, self.tag, self.key,
+                         self._conditions(tz, decoding))
 
-    def _conditions(self, tz: tzinfo) -> tuple[Condition, ...]:
-        return tuple(condition_of(raw, tz) for raw in self.where or ())
+    def _conditions(self, tz: tzinfo, decoding: Callable[[], Decoding] | None) -> tuple[
+            Condition, ...]:
+        return tuple(condition_of(raw, tz, decoding) for raw in self.where or ())
 
 
 #: The options of `SelectOptions` for what reads a log in its order.
@@ -123,7 +155,23 @@ class MessageOptions(OptionGroup):
     body: Body = "auto"
     decompress: Annotated[bool, typer.Option(
         "--decompress", help=f"Undo {_CODECS} where the sys_flag says so.")] = False
+    decode: Decode = None
     tz: Zone = UTC
+
+    @cached_property
+    def _decoding(self) -> Decoding:
+        return decoding_of(self.decode)
+
+    def decoding(self) -> Decoding:
+        """What decodes bodies, always the same: ``auto`` where a field or condition alone asks for
+        it. UsageError, StoreIOError, MissingExtraError.
+        """
+        return self._decoding
+
+    def tell_undecoded(self, out: Output) -> None:
+        """Says which bodies were not decoded, where any was to be."""
+        if "_decoding" in self.__dict__:
+            tell_undecoded(out, self._decoding)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
         """The fields to make: all for programs, a few for people, or those the user named.
@@ -132,15 +180,36 @@ class MessageOptions(OptionGroup):
         well. UsageError for a field there is not.
         """
         from rmqctl.store.objects import FIELDS
-        from rmqctl.store.projection import Projection, checked_fields
+        from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
 
+        decoding = None if self.decode is None else self.decoding()
         if self.fields is not None:
-            named = checked_fields(self.fields.split(","), more)
-            return Projection(named, self.body, self.decompress)
+            named = checked_fields(self.fields.split(","), (*more, *DECODED))
+            if any(map(is_decoded, named)):
+                decoding = self.decoding()
+            return Projection(named, self.body, self.decompress, decoding=decoding)
         if out.is_data:
-            return Projection(FIELDS, self.body, self.decompress)
+            return Projection(FIELDS if decoding is None else (*FIELDS, *DECODED), self.body,
+                              self.decompress, decoding=decoding)
         preview = _preview(out) if self.body == "auto" else 0
-        return Projection(BRIEF, self.body, self.decompress, preview=preview)
+        return Projection(BRIEF, self.body, self.decompress, preview=preview, decoding=decoding)
+
+
+def decoding_of(name: str | None) -> Decoding:
+    """What ``--decode`` names, ``auto`` without it. UsageError, StoreIOError, MissingExtraError."""
+    from rmqctl.store.payloads.decoding import AUTO, Decoding
+
+    return Decoding(name or AUTO)
+
+
+def tell_undecoded(out: Output, decoding: Decoding) -> None:
+    """Says once how many bodies were not decoded, and why the first was not."""
+    if decoding.problems:
+        out.note(f"{counted(decoding.problems, 'body', 'bodies')} not decoded with --decode "
+                 f"{decoding.spec}, the first at {decoding.first_problem}")
+    if decoding.unknown:
+        out.note(f"{counted(decoding.unknown, 'body', 'bodies')} left as text or bytes: neither "
+                 "JSON nor gzip, which is what --decode auto tells by itself")
 
 
 def _preview(out: Output) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rmqctl.commands.shared.message_options import BRIEF
+from rmqctl.commands.shared.message_options import BRIEF, MessageOptions
 from rmqctl.errors import ExitCode
 from rmqctl.output import Encoded, Output
 from rmqctl.output.units import time_text
@@ -61,11 +61,13 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
     """The same for single records. People see all of a message that is the only one."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
-    from rmqctl.store.projection import Projection
+    from rmqctl.store.projection import DECODED, Projection
 
     pages = list(faults.judged([RecordPage(records)] if records else []))
     if len(records) == 1 and not out.is_data and projection.fields is BRIEF:
-        all_fields = Projection(FIELDS, projection.body, projection.decompress)
+        decoding = projection.decoding
+        all_fields = Projection(FIELDS if decoding is None else (*FIELDS, *DECODED),
+                                projection.body, projection.decompress, decoding=decoding)
         out.human().pairs(_worded(next(all_fields.rows(pages[0])), tz))
     else:
         show_rows(out, rows_of(out, pages, projection), projection, tz, empty="")
@@ -95,8 +97,8 @@ def not_found(out: Output, faults: Faults, *reasons: str) -> None:
 class Faults:
     """Says on stderr what a reading met, and what exit code that makes."""
 
-    def __init__(self, out: Output) -> None:
-        self._out = out
+    def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
+        self._out, self._show = out, show
         self.found = self.unreadable = False
         self._bad_crc: list[int] = []
         self._bad_crc_count = 0
@@ -135,7 +137,11 @@ class Faults:
         self.found = True
 
     def end(self) -> None:
-        """Leaves with 5 where something could not be read, 1 after damage."""
+        """Says which bodies were not decoded, which is no fault; leaves with 5 where something
+        could not be read, 1 after damage.
+        """
+        if self._show is not None:
+            self._show.tell_undecoded(self._out)
         if self.unreadable:
             raise typer.Exit(int(ExitCode.IO))
         if self.found:

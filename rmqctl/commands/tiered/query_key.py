@@ -42,7 +42,7 @@ def command(
         raise UsageError("--as-broker gives what a broker gives: not with --raw or --type")
     projection = show.projection(out)
     since, until = query.window(show.tz)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with (tier.open() as opened,
           by_key.IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
         answer: KeyAnswer | None

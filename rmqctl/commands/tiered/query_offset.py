@@ -65,7 +65,7 @@ def command(
         raise UsageError("--tag goes with --as-broker, and without --local")
     local.check()
     projection = show.projection(out)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with tier.open() as opened:
         flat_queue = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None

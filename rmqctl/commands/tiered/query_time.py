@@ -43,7 +43,7 @@ def command(
         raise UsageError("--broker-version is for the tier alone: not with --as-broker or --local")
     topic, queue, when = query.topic, query.queue, query.when(show.tz)
     projection = show.projection(out)
-    faults = Faults(out)
+    faults = Faults(out, show)
     with tier.open() as opened:
         missing: str | None = None
         answer = None

@@ -48,8 +48,8 @@ def command(
         raise UsageError("--offset needs --queue: each queue counts for itself")
     local.check()
     projection = show.projection(out)
-    wanted = select.selection(show.tz)
-    faults = Faults(out)
+    wanted = select.selection(show.tz, show.decoding)
+    faults = Faults(out, show)
     with tier.open() as opened:
         # As a broker reads that has the local log and the tier, or the tier alone.
         if local.root is not None and topic is not None:

@@ -1,25 +1,29 @@
 """Conditions on messages: one field, an operator, a value.
 
-Fields are those of the message object, and ``property.NAME`` for one property. A condition is
-decided by column for a whole page of messages; texts are only cut out of the log where the
-bytes of the value occur at all (`Page.candidates`).
+Fields are those of the message object, ``property.NAME`` for one property and ``body.PATH`` for a
+field of the decoded body. A condition is decided by column for a whole page of messages; texts are
+only cut out of the log where the bytes of the value occur at all (`Page.candidates`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import ungrouped
 from rmqctl.scan.frames import Array
-from rmqctl.store.objects import FIELDS
+from rmqctl.store.objects import FIELDS, OF_BODY
 from rmqctl.store.pages import INTEGERS, Page
+
+if TYPE_CHECKING:
+    from rmqctl.store.payloads.decoding import Decoding
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")
@@ -40,42 +44,53 @@ TEXT = "text"
 @dataclass(frozen=True, slots=True)
 class Condition:
     """``field operator value``. ``value`` is an int for the number fields, a bool for ``crc_ok``,
-    else text; ``any_of`` holds alternatives of an ``=`` (a tag expression ``A || B``).
+    else text; ``any_of`` holds alternatives of an ``=`` (a tag expression ``A || B``). ``decoding``
+    is what a field of the body is found with.
     """
 
     field: str
     operator: Operator
     value: int | bool | str
     any_of: tuple[str, ...] = ()
+    decoding: Decoding | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, field: str, operator: str, value: int | str) -> Condition:
-        """A checked condition; text is turned into what the field holds. UsageError."""
+    def of(cls, field: str, operator: str, value: int | str,
+           decoding: Decoding | None = None) -> Condition:
+        """A checked condition; text is turned into what the field holds. Those on fields of bodies
+        need ``decoding``. UsageError.
+        """
         if operator not in OPERATORS:
             raise UsageError(f"no operator {operator!r}; there are {' '.join(OPERATORS)}")
         known = [name for name in FIELDS if name not in _NO_CONDITION]
         is_property = field.startswith(PROPERTY) and field != PROPERTY
-        if not (field in known or field in (KEY, TEXT) or is_property):
-            raise UsageError(f"no field {field!r} to compare; there are {', '.join(known)} and "
-                             f"{PROPERTY}NAME")
+        is_of_body = field.startswith(OF_BODY) and field != OF_BODY
+        if not (field in known or field in (KEY, TEXT) or is_property or is_of_body):
+            raise UsageError(f"no field {field!r} to compare; there are {', '.join(known)}, "
+                             f"{PROPERTY}NAME and {OF_BODY}FIELD")
+        if is_of_body and decoding is None:
+            raise UsageError(f"{field}: bodies are not decoded here")
         if operator in ("~", "!~"):
             try:
                 re.compile(str(value))
             except re.error as error:
                 raise UsageError(f"{value!r} is not a regular expression: {error}") from None
-            return cls(field, operator, str(value))
+            return cls(field, operator, str(value), decoding=decoding if is_of_body else None)
         if field in INTEGERS:
             value = _number(field, value)
         elif field == "crc_ok":
             if str(value).lower() not in ("true", "false"):
                 raise UsageError(f"crc_ok is true or false, not {value!r}")
             value = str(value).lower() == "true"
-        return cls(field, operator, value)
+        return cls(field, operator, value, decoding=decoding if is_of_body else None)
 
     @property
-    def is_cheap(self) -> bool:
-        """Whether it is decided without cutting texts out of the log."""
-        return self.field in INTEGERS or self.field == "topic"
+    def cost(self) -> int:
+        """0 where it is decided without cutting texts out of the log, 2 where bodies are decoded,
+        else 1.
+        """
+        return 2 if self.decoding is not None else int(
+            self.field not in INTEGERS and self.field != "topic")
 
     def holds(self, page: Page) -> Array:
         """For each message of the page whether the condition holds (bool)."""
@@ -84,6 +99,9 @@ class Condition:
             return mask
         if self.field == "topic" and self.operator == "=":
             return page.is_topic(str(self.value).encode("utf-8", "surrogateescape"))
+        if self.decoding is not None:
+            return np.fromiter((self._test_decoded(decoded.of_body(self.field))
+                                for decoded in self.decoding.rows(page)), bool, len(page))
         out: Array = np.zeros(len(page), bool)
         rows = self._candidates(page)
         if not len(rows):
@@ -137,6 +155,28 @@ class Condition:
             return False
         return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
 
+    def _test_decoded(self, value: Any) -> bool:
+        """The same for a field of a body: numbers compare as numbers, texts as those of properties
+        do; of a list one item must hold (for a "not": all). What is missing, or an object, never
+        holds.
+        """
+        if isinstance(value, list):
+            every = all if self.operator in ("!=", "!~") else any
+            return bool(value) and every(self._test_decoded(item) for item in value)
+        if isinstance(value, str):
+            return self._test(value)
+        if value is None or isinstance(value, bool):
+            words = {None: "null", True: "true", False: "false"}[value]
+            return self.operator in ("=", "!=", "~", "!~") and self._test(words)
+        if not isinstance(value, int | float):
+            return False
+        if "~" in self.operator:
+            return self._test(str(value))
+        wanted = _any_number(str(self.value))
+        if wanted is None:
+            return self.operator == "!="
+        return bool(_COMPARE[self.operator](value, wanted))
+
 
 _STORED_TEXTS = (KEY, "tags", "keys", "unique_key")
 
@@ -151,6 +191,15 @@ def _number(field: str, value: int | str) -> int:
     if not -(1 << 63) <= number < 1 << 63:
         raise UsageError(f"{field} is a 64-bit number, {value!r} is larger")
     return number
+
+
+_NUMBER = re.compile(r"[-+]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][-+]?[0-9]{1,4})?")
+
+
+def _any_number(text: str) -> int | float | None:
+    if not _NUMBER.fullmatch(text):
+        return None
+    return int(text) if text.lstrip("-+").isdigit() else float(text)
 
 
 def _comparable(text: str, other: str) -> tuple[Any, Any]:

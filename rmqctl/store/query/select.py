@@ -70,7 +70,7 @@ class Selection:
             conditions.append(tag_condition(self.tag))
         if self.key is not None:
             conditions.append(Condition(KEY, "=", self.key))
-        return conditions + sorted(self.where, key=lambda condition: not condition.is_cheap)
+        return conditions + sorted(self.where, key=lambda condition: condition.cost)
 
     def in_log(self) -> list[Condition]:
         """All conditions for messages in log order: those on topic and queue, too."""

@@ -1,0 +1,1 @@
+"""What message bodies hold: serialisations without a library, and what RocketMQ itself writes."""

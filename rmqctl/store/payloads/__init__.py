@@ -1,0 +1,1 @@
+"""Bodies decoded on request: JSON, MessagePack, Hessian, Avro, Protobuf, plug-ins."""

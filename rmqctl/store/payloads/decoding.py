@@ -1,0 +1,119 @@
+"""Bodies of a page decoded one by one, and the account of those that were not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rmqctl.formats.payloads import internal_topics
+from rmqctl.store.objects import OF_BODY, plain_body
+from rmqctl.store.pages import Page
+from rmqctl.store.payloads.decoders import (
+    MOST_BYTES,
+    Decoder,
+    Message,
+    Nothing,
+    decoder,
+    json_value,
+)
+from rmqctl.store.payloads.values import MISSING, at
+
+AUTO = "auto"
+_LONGEST_REASON = 200
+
+
+class Decoded(NamedTuple):
+    """What came of one body: ``kind`` None where it was not decoded, and ``problem`` in words
+    where it should have been.
+    """
+
+    value: Any
+    kind: str | None
+    problem: str | None
+    internal: dict[str, Any] | None
+
+    def field(self, name: str) -> Any:
+        """``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path (None,
+        too, where it has none).
+        """
+        if name == "decoded":
+            return self.value
+        if name == "decoded_as":
+            return self.kind
+        if name == "internal":
+            return self.internal
+        found = self.of_body(name)
+        return None if found is MISSING else found
+
+    def of_body(self, name: str) -> Any:
+        """``body.PATH``; `MISSING` where the body has no such field."""
+        if self.kind is None:
+            return MISSING
+        return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))
+
+
+class Decoding:
+    """``spec`` as ``--decode`` takes it. Threads may share one; a copy for another process counts
+    for itself.
+    """
+
+    def __init__(self, spec: str = AUTO) -> None:
+        """UsageError, StoreIOError or MissingExtraError where there is no such decoder."""
+        self.spec = spec
+        self.problems = self.unknown = 0
+        self.first_problem = ""
+        self._decode: Decoder = decoder(spec)
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoding, (self.spec,)
+
+    def rows(self, page: Page) -> Iterator[Decoded]:
+        """For each message of a page what its body is, one at a time: values may be large."""
+        columns = zip(page.column("topic"), page.column("properties"), page.column("sys_flag"),
+                      page.column("physical_offset"), page.raw("body"), strict=True)
+        for topic, properties, sys_flag, offset, body in columns:
+            yield self.one(topic, properties, sys_flag, body, f"physical offset {offset}")
+
+    def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
+            place: str) -> Decoded:
+        """What one body is; ``place`` names it where it is the first that is not decoded."""
+        internal = internal_topics.meaning(topic, properties)
+        message = Message(internal_topics.real_topic(topic, properties), properties)
+        content, packed_badly = plain_body(sys_flag, body)
+        if not content:
+            return Decoded(None, None, None, internal)
+        try:
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+            value, kind = self._value(content, message)
+            return Decoded(value, kind, None, internal)
+        except Nothing:
+            if packed_badly is None:
+                with self._lock:
+                    self.unknown += 1
+                return Decoded(None, None, None, internal)
+            problem = packed_badly
+        except Exception as error:  # noqa: BLE001  # each decoder has its own; plug-ins any
+            problem = packed_badly or _reason(error)
+        with self._lock:
+            self.problems += 1
+            self.first_problem = self.first_problem or f"{place}: {problem}"
+        return Decoded(None, None, problem, internal)
+
+    def _value(self, content: bytes, message: Message) -> tuple[Any, str]:
+        internal = internal_topics.reader_of(message.topic)
+        if internal is not None:
+            return internal(content, message.properties, json_value)
+        return self._decode(content, message)
+
+
+def _reason(error: Exception) -> str:
+    """An error of a decoder in one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    text = " ".join(str(error).split())[:_LONGEST_REASON]
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
