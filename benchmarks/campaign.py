@@ -1,4 +1,4 @@
-"""What `recover` brings back of stores that are damaged at random, with a replica and without.
+"""What `recover` brings back of stores that are damaged at random, with sources and without.
 
 ``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs docs/campaign.md`` damages
 copies of stores which brokers wrote, and of made ones, in ten ways, recovers each, and compares
@@ -19,10 +19,11 @@ from pathlib import Path
 
 from rmqctl import __version__
 from tests.repair.campaign import damages, trial
+from tests.repair.campaign.sources import FORMS
 from tests.support import golden
 
 COLUMNS = ("damaged", "corrected", "copied", "mended", "filled", "kept", "unseen", "near", "lost")
-WITHOUT, REPLICA, SPLIT = "none", "replica", "split brain"
+WITHOUT, REPLICA, SPLIT, MESSAGES = "none", "replica", "split brain", "messages"
 LIMIT = 120
 """Seconds that no store takes."""
 COMMAND_EACH = 25
@@ -38,10 +39,12 @@ Each store is a copy of one that a broker of 4.9.3 or 5.3.3 wrote, or of a made 
 binary and packed bodies, keys, tags, light queues, delays, transactions, IPv6, appended CRCs;
 several small files of the log). Damage of one kind, or of several, is done to its log; in some its
 consumequeues and index are damaged or gone as well. Then it is recovered with `--correct` bit,
-byte or off, in some with `--keep-damaged`, and without a source, or with `--from` a replica (whole,
+byte or off, in some with `--keep-damaged`, without a source, with `--from` a replica (whole,
 lagging behind, or damaged in its own way) or a store that went another way from some message on
-(split brain; without `--prefer`, and with either side preferred), and told the sizes of its files
-and that light queues are on. Pages of an earlier life of a file are only among the damage where
+(split brain; without `--prefer`, and with either side preferred), or `--from` messages: JSON lines
+or Parquet of all or some of them, one file of the log, or a tier, made of the whole log, of a
+damaged one, or of one that went another way. It is told the sizes of its files and that light
+queues are on. Pages of an earlier life of a file are only among the damage where
 there are rows: they hold whole records at their own places, and without rows `recover` may take
 them for messages.
 
@@ -96,7 +99,7 @@ class Sums:
 
     def rows(self) -> Iterator[str]:
         kinds = [*damages.KINDS, damages.MIXED]
-        for source in (WITHOUT, REPLICA, SPLIT):
+        for source in (WITHOUT, REPLICA, SPLIT, MESSAGES):
             for kind in kinds:
                 if self.stores[kind, source]:
                     yield self._row(kind, source, [(kind, source)])
@@ -114,16 +117,17 @@ class Sums:
         total = sum(self.fates.values(), Counter())
         return (f"Besides, {total['theirs']:,} damaged messages gave way to those of a preferred "
                 f"source, {total['refused']:,} are in the {self.refused.total()} stores in which "
-                "nothing was done, since no message of the source is one of theirs, and "
-                f"{total['left out']:,} intact ones were left out, and said to be, because nothing "
-                "tells them from records in a body; "
+                "nothing was done, since no message of the source is known to be one of theirs, "
+                f"and {total['left out']:,} intact ones were left out, and said to be, because "
+                "nothing tells them from records in a body; "
                 f"{total['misplaced']:,} intact ones stand behind a gap in their queue, of which "
                 "the plan warns.")
 
 
 def group(source: str) -> str:
     """What the table calls a source."""
-    return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS else REPLICA)
+    return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS
+            else MESSAGES if source in FORMS else REPLICA)
 
 
 def run(stores: int, seed: int, base: Path, kind: str | None = None,

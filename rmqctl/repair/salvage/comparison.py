@@ -167,13 +167,14 @@ def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[S
 class Comparison:
     """What one source has to do with our log.
 
-    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact ones of
-    the source where ours has nothing. ``conflicts``: intact ones of the source where ours has
-    other intact ones; ``topics`` are (place, topic) of the first of them, and ``fields`` by place
-    what differs where the sizes are equal, ``verdicts`` by how much better our consumequeues and
-    index know theirs. ``disproved``: places where they say that ours is the wrong one. ``end``: of
-    the source's log, when the comparison began. ``fillers``: (place, end) of what an
-    earlier repair put into ours, and the source does not have. ``bare``: ours has no intact message
+    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact ones
+    of the source where ours has nothing. ``conflicts``: intact ones of the source (and blanks)
+    where ours has other intact ones; ``topics`` are (place, topic) of the first of them, and
+    ``fields`` by place what differs where the sizes are equal, ``verdicts`` by how much better
+    our consumequeues and index know theirs. ``disproved``: places where they say that ours is
+    the wrong one. ``end``: of the source's log, when the comparison began. ``fillers``: (place,
+    end) of what an earlier repair put into ours, and the source does not have. ``bare``: ours
+    has no intact message
     at all.
     """
 
@@ -457,6 +458,8 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
             found.equal.put(Range(start, start + length))
         elif any(one.start <= start and start + length <= one.end for one in gone):
             found.offered.put(Range(start, start + length))
+        elif not any(one.start <= start < one.end for one in gone):
+            found.conflicts.put(Range(start, start + length))  # ours goes on in its file
     found.settle()
     found.bare = not survey.messages
     if not any(one.messages for one in found.equal.items) and (found.conflicts.items or not any(

@@ -163,10 +163,12 @@ class Copier:
                              if low <= place < high for name in fields})
             if messages == 1 and differ:
                 named += f"; {', '.join(differ[:_MOST_TOPICS])}"
-            what = f"{plural(messages, 'message')} in {source.name}, intact and other than ours"
+            what = (f"{plural(messages, 'message')} in {source.name}, intact and other than ours "
+                    f"({named})" if messages else f"the end of a file in {source.name}, where ours "
+                    "has messages")
             result.actions.append(Action(
                 "conflict", part_target(self._store, part), None, None,
-                f"{what} ({named}): {words}", offset=start, length=end - start,
+                f"{what}: {words}", offset=start, length=end - start,
                 proof={"source": source.name, "messages": messages, "topics": dict(topics),
                        "fields": differ,
                        "neighbours": {"before": low or None,

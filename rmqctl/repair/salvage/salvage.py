@@ -20,6 +20,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.comparison import Range, Ranges
 from rmqctl.repair.salvage.copies import Copied, Copier
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
@@ -232,6 +233,14 @@ class _Job:
         self.copied, survey = copier.run(parts, survey, self.sources)
         self.notes += self.copied.notes
         self.actions += self.copied.actions
+        # The source proves what is copied, also behind bytes which it has not: it is no body there.
+        copied = Ranges()
+        for start, end in sorted(self.copied.places):
+            copied.put(Range(start, end))
+        while proven := {place: size for place, size in survey.unclear
+                         if place not in self.confirmed and any(copied.within(place, place + 1))}:
+            self.confirmed.update(proven)
+            survey = self._survey(self.copied.parts)
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:

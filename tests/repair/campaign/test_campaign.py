@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GoldenFolder
-from tests.repair.campaign.trial import base_of, case, try_one
+from tests.repair.campaign.sources import JSON_LINES, PARQUET
+from tests.repair.campaign.trial import Case, base_of, case, try_one
 from tests.support.share import RUN
 
 STORES = 700
@@ -34,6 +35,16 @@ def campaign(golden: GoldenFolder, folder: Path, seeds: Iterable[int]) -> None:
 def test_a_share_of_the_campaign(golden: GoldenFolder, tmp_path: Path, part: int) -> None:
     first = (RUN.seed * PARTS + part) * SHARE
     campaign(golden, tmp_path, (1 + one % STORES for one in range(first, first + SHARE)))
+
+
+@pytest.mark.parametrize("one", [
+    Case(2011, "files swapped", "split, prefer source", "no index", "bit", False, "made", 18),
+    Case(5020, "tail torn", JSON_LINES, "nothing", "byte", False, "made", 3),
+    Case(5020, "tail torn", PARQUET, "nothing", "byte", False, "made", 3),
+], ids=lambda one: f"{one.seed} {one.source}")
+def test_what_was_wrong_once(golden: GoldenFolder, tmp_path: Path, one: Case) -> None:
+    outcome = try_one(one, base_of(one, tmp_path / "made", golden), tmp_path / "one")
+    assert not outcome.verdict.wrong, outcome.describe()
 
 
 @pytest.mark.exhaustive

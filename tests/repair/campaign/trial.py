@@ -12,14 +12,18 @@ from pathlib import Path
 from rmqctl.checks.findings import ERROR, Finding
 from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import RmqctlError
+from rmqctl.pipeline.export.read_back import records as parquet
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.opening import Readers
 from rmqctl.store.store import Store
+from rmqctl.tiered.read.records import records as tier
 from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.campaign import damages, stores
 from tests.repair.campaign.judging import After, Verdict, judge, says_gap
+from tests.repair.campaign.sources import FORMS
 from tests.repair.campaign.stores import Base
 from tests.support import cli
 
@@ -29,7 +33,7 @@ REPLICAS = (WHOLE, "lagging", "damaged")
 SPLIT, SPLIT_OURS, SPLIT_THEIRS = "split", "split, prefer ours", "split, prefer source"
 SPLITS = (SPLIT, SPLIT_OURS, SPLIT_THEIRS)
 """A source that went its own way from some message on, and what `--prefer` says then."""
-SOURCES = (NONE, NONE, NONE, *REPLICAS, *SPLITS)
+SOURCES = (NONE, NONE, NONE, *REPLICAS, *SPLITS, *FORMS)
 CORRECT = ("bit", "bit", "byte", "off")
 _WITHOUT_ROWS = ("no rows", "nothing")
 """There nothing proves that whole records of an earlier life are not of the log."""
@@ -106,7 +110,8 @@ def options_of(base: Base, case: Case, source: Path | None) -> RecoverOptions:
     return RecoverOptions(
         jobs=1, commitlog_dirs=base.dirs, sizes=sizes, given=given,
         correct=case.correct, keep_damaged=case.keep,  # type: ignore[arg-type]
-        sources=(str(source),) if source else (), prefer=prefer, light_rows=True)
+        sources=(str(source),) if source else (), prefer=prefer, light_rows=True,
+        readers=Readers(parquet, tier))
 
 
 def words_of(root: Path, options: RecoverOptions) -> list[str]:
@@ -166,7 +171,7 @@ def try_one(case: Case, base: Base, folder: Path, *, by_command: bool = False) -
     outcome = Outcome(case, len(base.messages), done)
     verdict, options = outcome.verdict, options_of(base, case, source)
     hit, was = touched(base, root), state(root)
-    before = None if source is None else state(source)
+    before = None if source is None else state(folder / "source")
     again = shutil.copytree(root, folder / "again", symlinks=True) if by_command else None
     try:
         plan = recover(root, options)
@@ -179,7 +184,7 @@ def try_one(case: Case, base: Base, folder: Path, *, by_command: bool = False) -
                   and case.source == SPLIT_THEIRS else None)
         outcome.verdict = verdict = judge(base, hit, After(base, root), plan, theirs=theirs)
         _look_again(base, root, options, plan, verdict)
-    if source is not None and state(source) != before:
+    if source is not None and state(folder / "source") != before:
         verdict.add("the source was changed")
     if again is not None:
         result = cli.run(*words_of(again, options))
@@ -200,21 +205,31 @@ def damaged(case: Case, base: Base, folder: Path) -> tuple[Path, Path | None, li
     target = damages.Target(base, root, luck, older)
     done = damages.do(target, case.kind)
     done.append("rows and index: " + damages.do_derived(target, case.state))
-    source = folder / "source"
     if case.source == NONE:
         return root, None, done
-    if case.source in SPLITS:
-        split = stores.gone_another_way(base, source, luck)
-        done.append(f"source: another log from message {split} on")
-    elif case.source == "lagging":
-        stores.lagging(base, source, luck)
-        done.append(f"source: {len(stores.walk(base.log(source)))} messages")
-    else:
-        base.copy(source)
-    if case.source == "damaged":
-        target = damages.Target(base, source, luck)
-        done.append(f"source: {damages.do(target, luck.choice(list(damages.KINDS)))}")
-    return root, source, done
+    source = folder / "source"
+    if case.source not in FORMS:
+        done.append(_other_store(case.source, base, source, luck))
+        return root, source, done
+    kinds = [WHOLE, WHOLE, "damaged", *[SPLIT] * (base.seed is not None)]
+    done.append(_other_store(luck.choice(kinds), base, folder / "read", luck))
+    source.mkdir()
+    return root, FORMS[case.source](base, folder / "read", source, luck), done
+
+
+def _other_store(kind: str, base: Base, target: Path, luck: random.Random) -> str:
+    """Makes another store of the same log; what was done to it."""
+    if kind in SPLITS:
+        split = stores.gone_another_way(base, target, luck)
+        return f"source: another log from message {split} on"
+    if kind == "lagging":
+        stores.lagging(base, target, luck)
+        return f"source: {len(stores.walk(base.log(target)))} messages"
+    base.copy(target)
+    if kind == "damaged":
+        return (f"source: "
+                f"{damages.do(damages.Target(base, target, luck), luck.choice([*damages.KINDS]))}")
+    return "source: whole"
 
 
 def _older(base: Base, folder: Path, luck: random.Random) -> dict[int, bytes] | None:

@@ -124,14 +124,16 @@ class Surveyor:
 
     def _batch(self, number: int, source: Source, batch: Batch) -> None:
         self._messages(number, batch)
-        for span in batch.spans:
-            if span.kind != BLANK:
-                self._span(number, source, span)
-            elif self._goes_on(number, span.offset):
-                # It does not say where it belongs: it may be that of another file.
-                self._damage(Region(number, span.offset, span.end, dirty=True))
-            else:
-                self._found.closed.add(number)
+        if not batch.spans:
+            return
+        first = batch.spans[0]
+        if first.kind != BLANK:
+            self._spans(number, source, batch.spans)
+        elif self._goes_on(number, first.offset):
+            # It does not say where it belongs: it may be that of another file.
+            self._damage(Region(number, first.offset, first.end, dirty=True))
+        else:
+            self._found.closed.add(number)
 
     # -- stretches --------------------------------------------------------------------------------
 
@@ -176,25 +178,28 @@ class Surveyor:
         self._rows, self._pending = joined(np.concatenate(
             [self._rows, *self._pending], axis=1)), []
 
-    def _span(self, number: int, source: Source, span: Span) -> None:
-        """A damaged span, cut where records in it are vouched for."""
-        position = span.offset
+    def _spans(self, number: int, source: Source, spans: Sequence[Span]) -> None:
+        """Damage and zeros side by side, cut where records in them are vouched for; the first bytes
+        of a record are zeros, too.
+        """
+        start, end = spans[0].offset, spans[-1].end
+        position = start
         first = bisect_left(self._confirmed_places, position)
-        for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, span.end)]:
+        for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, end)]:
             size = self._confirmed[physical]
             raw = source.read(physical - source.base, size)
             batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
-            if physical < position or physical + size > span.end or not ok.all():
+            if physical < position or physical + size > end or not ok.all():
                 continue
             if position < physical:
-                self._damage(Region(number, position, physical, dirty=span.kind == DAMAGED))
+                self._damage(_region(number, position, physical, spans))
             self._messages(number, batch)
             position = physical + size
-        if position < span.end:
-            complete = position == span.offset and span.located
-            self._damage(Region(number, position, span.end, dirty=span.kind == DAMAGED,
-                                extents=[(span.offset, span.length)] if complete else [],
-                                doubtful=[span for span in span.doubtful if span[0] >= position]))
+        if position < end:
+            region = _region(number, position, end, spans)
+            if position == start and spans[0].located:
+                region.extents = [(start, end - start)]
+            self._damage(region)
 
     def _goes_on(self, number: int, position: int) -> bool:
         """Whether the last damaged region ends at a place in a file."""
@@ -381,6 +386,15 @@ class Surveyor:
         for _, names, _ in (skipped_rows(properties, rowed),
                             dispatched_rows(properties, rowed & left_out[topic])):
             self._found.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
+
+
+def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
+    """The part ``[start, end)`` of spans as a damaged region."""
+    return Region(
+        number, start, end, doubtful=[
+            one for span in spans for one in span.doubtful if start <= one[0] < end],
+        dirty=any(span.kind == DAMAGED and span.offset < end and start < span.end
+                  for span in spans))
 
 
 # -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
