@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
 from textual.widgets import Footer, Input, Static
-from textual.worker import Worker, get_current_worker
+from textual.worker import get_current_worker
 
 from rmqctl.browse.exporting import export
 from rmqctl.browse.filters import Parse, conditions_of
@@ -25,7 +22,6 @@ from rmqctl.browse.listing import (
     Position,
     QueueListing,
     Row,
-    Stopped,
     Watch,
 )
 from rmqctl.browse.opened import Opened, Place, Reader
@@ -33,6 +29,7 @@ from rmqctl.browse.panes import PANES, Line, pane
 from rmqctl.browse.questions import Help, Question
 from rmqctl.browse.tree import StoreTree
 from rmqctl.browse.widgets import Lines, RowList
+from rmqctl.browse.working import Working
 from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted
@@ -43,18 +40,13 @@ if TYPE_CHECKING:
     from rmqctl.browse.checking import Answer, Task
     from rmqctl.checks.findings import Finding
 
-T = TypeVar("T")
 _PAUSE = 0.35
 """Seconds without a key after which what was typed into the filter counts."""
 _LOCK_LOOK = 5.0
-_TOLD = 0.1
-"""Seconds between two words on how far something is."""
 
 
-class Browser(App[None]):
-    """One store on the screen. ``failure`` is what ended it, if it was a defect; ``terminated``:
-    SIGTERM came.
-    """
+class Browser(Working):
+    """One store on the screen."""
 
     CSS_PATH = "browse.tcss"
     ENABLE_COMMAND_PALETTE = False
@@ -80,12 +72,9 @@ class Browser(App[None]):
     def __init__(self, opened: Opened, parse: Parse, parse_time: Callable[[str], int]) -> None:
         super().__init__()
         self.opened, self._parse, self._parse_time = opened, parse, parse_time
-        self.failure: BaseException | None = None
-        self.terminated = False
         self.place = Place()
         self.conditions: tuple[Condition, ...] = ()
         self._pane = PANES[0]
-        self._work: Worker[None] | None = None
         self._typed: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -103,31 +92,14 @@ class Browser(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one("#filter", Input).display = False
-        self.query_one(StoreTree).focus()
+        self.main.query_one("#filter", Input).display = False
+        self.main.query_one(StoreTree).focus()
         self._show(self.place)
         self._say_panes()
         self.set_interval(_LOCK_LOOK, self._look_at_lock)
-        if not self.is_headless:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
-
-    def _terminate(self) -> None:
-        self.terminated = True
-        self.exit()
-
-    def _handle_exception(self, error: Exception) -> None:
-        """A defect ends the run with its exit code, not with a traceback on the screen."""
-        self.failure = self.failure or error
-        if self.is_headless:
-            super()._handle_exception(error)
-        else:
-            self.exit()
+        self.mind_signals()
 
     # -- what is said -------------------------------------------------------------------------
-
-    def _say(self, words: str, *, bad: bool = False) -> None:
-        self.query_one("#status", Static).update(Text(visible(words)))
-        self.query_one("#status", Static).set_class(bad, "bad")
 
     def _say_title(self) -> None:
         lock = self.opened.lock
@@ -142,7 +114,7 @@ class Browser(App[None]):
         room = max(self.size.width - len(right) - 1, 8)
         shown = name if len(name) <= room else f"…{name[1 - room:]}"
         line = Text(f" {shown:<{room}}{right}")
-        title = self.query_one("#title", Static)
+        title = self.main.query_one("#title", Static)
         title.update(line)
         title.set_class(bool(seen), "bad")
 
@@ -150,12 +122,12 @@ class Browser(App[None]):
         line = Text(" ")
         for number, name in enumerate(PANES, 1):
             line.append(f" {number} {name} ", "reverse" if name == self._pane else "")
-        self.query_one("#panes", Static).update(line)
+        self.main.query_one("#panes", Static).update(line)
 
     def _say_listing(self, listing: Listing | None) -> None:
         title = self.place.name if listing is None else listing.title
         shown = " · filtered" if self.conditions else ""
-        self.query_one("#what", Static).update(Text(f" {title}{shown}"))
+        self.main.query_one("#what", Static).update(Text(f" {title}{shown}"))
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._say_title)
@@ -165,73 +137,20 @@ class Browser(App[None]):
         before = self.opened.lock
         self.opened.lock = self.opened.reader.store.lock
         if self.opened.lock.held and not before.held:
-            self._say("a process has taken the store meanwhile: r looks at it anew")
+            self.say("a process has taken the store meanwhile: r looks at it anew")
         self._say_title()
-
-    # -- work in threads ----------------------------------------------------------------------
-
-    def _run(self, what: str, total: int, work: Callable[[Watch], T],
-             then: Callable[[T], None]) -> None:
-        """Does something that takes long in a thread, says how far it is, and goes on with what
-        came of it. Only one at a time: a new one stops the one before.
-        """
-        self._stop_task()
-
-        def run() -> None:
-            worker, done, told = get_current_worker(), 0, 0.0
-
-            def watch(more: int) -> None:
-                nonlocal done, told
-                if worker.is_cancelled:
-                    raise Stopped
-                done += more
-                now = time.monotonic()
-                if now - told > _TOLD:
-                    told = now
-                    share = f" {min(done / total, 1):.0%}" if total else ""
-                    self.call_from_thread(self._say, f"{what}{share}, Esc stops")
-
-            try:
-                result = work(watch)
-            except Stopped:
-                return
-            except RmqctlError as error:
-                words = str(error)
-                self._end_task(worker, lambda: self._say(words, bad=True))
-            else:
-                self._end_task(worker, lambda: then(result))
-
-        self._say(f"{what} …")
-        self._work = self.run_worker(run, thread=True, group="task")
-
-    def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
-        """In the thread: the end of a task that nobody stopped."""
-        def end() -> None:
-            if not worker.is_cancelled:
-                self._work = None
-                self._say("")
-                then()
-
-        if not worker.is_cancelled:
-            self.call_from_thread(end)
-
-    def _stop_task(self) -> bool:
-        task, self._work = self._work, None
-        if task is not None:
-            task.cancel()
-        return task is not None
 
     # -- what the list shows ------------------------------------------------------------------
 
     def on_store_tree_chosen(self, event: StoreTree.Chosen) -> None:
         self._show(event.place)
-        self.query_one(RowList).focus()
+        self.main.query_one(RowList).focus()
 
     def _show(self, place: Place, at: Callable[[Listing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
         """Shows a place from the position that ``at`` says; it may read, in the thread."""
         conditions = self.conditions
-        self.query_one(RowList).stop()
+        self.main.query_one(RowList).stop()
 
         def work(_watch: Watch) -> tuple[Reader, Listing, Position | None]:
             reader = self.opened.scanning() if conditions else self.opened.reader
@@ -243,33 +162,34 @@ class Browser(App[None]):
             reader, listing, position = found
             self.place = place
             self._say_listing(listing)
-            self.query_one(RowList).show(reader, listing, position)
+            self.main.query_one(RowList).show(reader, listing, position)
             then()
 
-        self._run(f"opening {place.name}", 0, work, shown)
+        self.run_task(f"opening {place.name}", 0, work, shown)
 
     def on_row_list_moved(self, _event: RowList.Moved) -> None:
         self._fill_pane()
 
     def on_row_list_chosen(self, _event: RowList.Chosen) -> None:
-        self.query_one("#pane", Lines).focus()
+        self.main.query_one("#pane", Lines).focus()
 
     def on_row_list_reading(self, event: RowList.Reading) -> None:
-        rows = self.query_one(RowList)
+        rows = self.main.query_one(RowList)
         if event.problem:
-            self._say(event.problem, bad=True)
-        elif self._work is None and self.conditions:
+            self.say(event.problem, bad=True)
+        elif not self.is_working and self.conditions:
             found = counted(len(rows.rows), "message")
             if event.share is not None:
-                self._say(f"filter: {event.share:.0%}, {found} found, Esc stops")
+                if rows.is_reading:  # else it was stopped since
+                    self.say(f"filter: {event.share:.0%}, {found} found, Esc stops")
             else:
                 more = "" if rows.at_end else "; more are looked for at the end of the list"
-                self._say(f"filter: {found} found{more}")
+                self.say(f"filter: {found} found{more}")
         self._say_title()
 
     def _fill_pane(self) -> None:
         """Reads what the cursor is on, in a thread; only the last call counts."""
-        rows, lines = self.query_one(RowList), self.query_one("#pane", Lines)
+        rows, lines = self.main.query_one(RowList), self.main.query_one("#pane", Lines)
         row, listing, name = rows.row, rows.listing, self._pane
         if row is None or listing is None:
             lines.put([])
@@ -288,8 +208,8 @@ class Browser(App[None]):
         self.run_worker(work, thread=True, group="pane", exclusive=True)
 
     def _put_pane(self, row: Row, name: str, found: list[Line]) -> None:
-        if self.query_one(RowList).row is row and self._pane == name:
-            self.query_one("#pane", Lines).put(found)
+        if self.main.query_one(RowList).row is row and self._pane == name:
+            self.main.query_one("#pane", Lines).put(found)
 
     def action_pane(self, name: str) -> None:
         self._pane = name
@@ -299,15 +219,15 @@ class Browser(App[None]):
     def action_zoom(self) -> None:
         """The pane over the whole screen, and back."""
         for selector in ("#tree", "#rows", "#what"):
-            widget = self.query_one(selector)
+            widget = self.main.query_one(selector)
             widget.display = not widget.display
-        self.query_one("#pane").focus()
+        self.main.query_one("#pane").focus()
         self.call_after_refresh(self._fill_pane)
 
     # -- filter -------------------------------------------------------------------------------
 
     def action_filter(self) -> None:
-        line = self.query_one("#filter", Input)
+        line = self.main.query_one("#filter", Input)
         line.display = True
         line.focus()
 
@@ -322,26 +242,26 @@ class Browser(App[None]):
             if self._typed is not None:
                 self._typed.stop()
             self._apply_filter()
-            self.query_one(RowList).focus()
+            self.main.query_one(RowList).focus()
 
     def _apply_filter(self) -> None:
         try:
-            conditions = conditions_of(self.query_one("#filter", Input).value, self._parse)
+            conditions = conditions_of(self.main.query_one("#filter", Input).value, self._parse)
         except UsageError as error:
-            self._say(str(error), bad=True)
+            self.say(str(error), bad=True)
             return
         if conditions != self.conditions:
             self.conditions = conditions
-            self._say("")
+            self.say("")
             self._show(self.place)
 
     def action_escape(self) -> None:
         """Esc: out of the line of the filter; stops what is being read; takes the filter away."""
-        line, rows = self.query_one("#filter", Input), self.query_one(RowList)
+        line, rows = self.main.query_one("#filter", Input), self.main.query_one(RowList)
         if not rows.display:
             self.action_zoom()
-        elif self._stop_task() | rows.stop():
-            self._say("stopped")
+        elif self.stop_task() | rows.stop():
+            self.say("stopped")
         elif line.has_focus and line.value:
             rows.focus()
         elif line.display:
@@ -359,24 +279,24 @@ class Browser(App[None]):
             try:
                 then(text)
             except RmqctlError as error:
-                self._say(str(error), bad=True)
+                self.say(str(error), bad=True)
 
         self.push_screen(Question(question, placeholder), answered)
 
     def _current_queue(self, listing: QueueListing) -> int:
         """The number of the queue that the cursor is in."""
-        row = self.query_one(RowList).row
+        row = self.main.query_one(RowList).row
         return 0 if row is None else int(row.position[0])
 
     def action_offset(self) -> None:
-        listing = self.query_one(RowList).listing
+        listing = self.main.query_one(RowList).listing
         what = "queue offset" if isinstance(listing, QueueListing) else "physical offset" if (
             isinstance(listing, LogListing)) else "record number"
         self._ask(f"Go to which {what}? (@N: physical offset)", "1200, 0x4b0, @326000",
                   self._go_to_offset)
 
     def _go_to_offset(self, text: str) -> None:
-        rows = self.query_one(RowList)
+        rows = self.main.query_one(RowList)
         listing = rows.listing
         wanted = parse_offset(text.removeprefix("@"))
         if text.startswith("@"):
@@ -405,7 +325,7 @@ class Browser(App[None]):
                   "2024-06-21T19:51, 1700000000000, -2h", self._go_to_time)
 
     def _go_to_time(self, text: str) -> None:
-        when, rows = self._parse_time(text), self.query_one(RowList)
+        when, rows = self._parse_time(text), self.main.query_one(RowList)
         listing, reader = rows.listing, rows.reader
         if reader is None or not isinstance(listing, LogListing | QueueListing):
             raise UsageError("times are of messages: choose a queue, a topic or the log")
@@ -419,12 +339,12 @@ class Browser(App[None]):
 
         def found(position: Position | None) -> None:
             if position is None:
-                self._say(f"no message was stored at {text} or later", bad=True)
+                self.say(f"no message was stored at {text} or later", bad=True)
                 rows.action_last()
             else:
                 rows.show(reader, listing, position)
 
-        self._run("looking for the time", 0, work, found)
+        self.run_task("looking for the time", 0, work, found)
 
     def action_key(self) -> None:
         topic = self.place.topic
@@ -441,15 +361,15 @@ class Browser(App[None]):
 
         def found(listing: Listing) -> None:
             self._say_listing(listing)
-            self.query_one(RowList).show(reader, listing)
-            self.query_one(RowList).focus()
+            self.main.query_one(RowList).show(reader, listing)
+            self.main.query_one(RowList).focus()
 
-        self._run(f"looking for the key {key}", 0, work, found)
+        self.run_task(f"looking for the key {key}", 0, work, found)
 
     def action_other(self) -> None:
         """From the log to the queue of the message, and back."""
-        row = self.query_one(RowList).row
-        listing = self.query_one(RowList).listing
+        row = self.main.query_one(RowList).row
+        listing = self.main.query_one(RowList).listing
         if row is None or row.physical is None:
             return
         if isinstance(listing, LogListing) and row.place is not None:
@@ -463,8 +383,8 @@ class Browser(App[None]):
     def action_verify(self) -> None:
         from rmqctl.browse import checking  # verify is large, and not needed at the start
 
-        row = self.query_one(RowList).row
-        of_tree = self.query_one(StoreTree).has_focus
+        row = self.main.query_one(RowList).row
+        of_tree = self.main.query_one(StoreTree).has_focus
         task = None if of_tree or row is None else checking.of_row(row)
         place, opened = self._verified_place(of_tree), self.opened
 
@@ -485,12 +405,12 @@ class Browser(App[None]):
             total = task.part[1] - task.part[0]
         elif opened.reader.store.layout.reads("commitlog"):
             total = opened.reader.store.log.size
-        self._run(f"verifying {place.name if task is None else 'it'}", total, work,
+        self.run_task(f"verifying {place.name if task is None else 'it'}", total, work,
                   lambda found: self._show_findings(*found))
 
     def _verified_place(self, of_tree: bool) -> Place:
-        node = self.query_one(StoreTree).cursor_node
-        if of_tree and node is not None and node.data is not None:
+        node = self.main.query_one(StoreTree).cursor_node
+        if of_tree and node is not None and isinstance(node.data, Place):
             return node.data
         return self.place
 
@@ -510,11 +430,11 @@ class Browser(App[None]):
                        lambda _listing: None if offset is None else (0, offset))
         elif finding.file is not None and os.path.isfile(finding.file):
             self._show(Place("file", path=finding.file))
-        self.query_one(RowList).focus()
+        self.main.query_one(RowList).focus()
 
     def action_export(self) -> None:
-        if not isinstance(self.query_one(RowList).listing, LogListing | QueueListing):
-            self._say("messages are exported: choose a queue, a topic or the log", bad=True)
+        if not isinstance(self.main.query_one(RowList).listing, LogListing | QueueListing):
+            self.say("messages are exported: choose a queue, a topic or the log", bad=True)
             return
         self._ask(f"Export {self.place.name}{' as filtered' if self.conditions else ''} to which "
                   "new file?", "messages.jsonl (.parquet .csv .avro .arrow .xlsx)",
@@ -522,11 +442,11 @@ class Browser(App[None]):
 
     def _export_to(self, target: str) -> None:
         place, conditions, reader = self.place, self.conditions, self.opened.reader
-        self._run("exporting", reader.store.log.size,
-                  lambda watch: export(reader, place, conditions, target, watch), self._say)
+        self.run_task("exporting", reader.store.log.size,
+                  lambda watch: export(reader, place, conditions, target, watch), self.say)
 
     def action_refresh(self) -> None:
-        rows = self.query_one(RowList)
+        rows = self.main.query_one(RowList)
         row, was_log = rows.row, isinstance(rows.listing, LogListing | QueueListing)
         rows.stop()
 
@@ -534,12 +454,12 @@ class Browser(App[None]):
             self.opened.refresh()
 
         def done(_nothing: None) -> None:
-            self.query_one(StoreTree).fill()
+            self.main.query_one(StoreTree).fill()
             self._say_title()
             self._show(self.place, lambda _listing: row.position if row and was_log else None,
-                       lambda: self._say("looked at anew"))
+                       lambda: self.say("looked at anew"))
 
-        self._run("looking at the store anew", 0, work, done)
+        self.run_task("looking at the store anew", 0, work, done)
 
     def action_help(self) -> None:
         self.push_screen(Help())

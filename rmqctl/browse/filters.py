@@ -26,9 +26,9 @@ def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
 
 def _one(part: str, parse: Parse) -> Condition:
     if len(part) > 1 and part[0] == part[-1] == '"':
-        return Condition(TEXT, "~", re.escape(part[1:-1]))
+        return Condition(TEXT, "=", part[1:-1])
     if _FIELD.match(part) is None:
-        return Condition(TEXT, "~", re.escape(part))
+        return Condition(TEXT, "=", part)
     try:
         return parse(part)
     except UsageError as error:

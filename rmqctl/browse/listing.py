@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.message import Record
 from rmqctl.output.cells import cell_text
 from rmqctl.output.escape import visible
@@ -38,6 +39,11 @@ raises `Stopped` where nobody waits for it any more."""
 
 class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
     """Nobody waits for what is being read."""
+
+
+def sentence(error: RmqctlError | OSError) -> str:
+    """What failed, for people."""
+    return str(StoreIOError.from_oserror(error) if isinstance(error, OSError) else error)
 
 
 def unwatched(_done: int) -> None:

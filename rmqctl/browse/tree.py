@@ -12,20 +12,22 @@ from textual.message import Message
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
+from rmqctl.browse.listing import sentence
 from rmqctl.browse.opened import Opened, Place
-from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.errors import RmqctlError
 from rmqctl.output.escape import visible
 from rmqctl.output.units import size_text
 
-_MOST = 5000
-"""Entries of one branch that are shown."""
+_MOST = 500
+"""Entries of one branch; of more each so many get a branch of their own."""
 
 Child = tuple[str, Place | None, bool]
 """(label, what is chosen with it, whether it can be opened)."""
-_TOPICS = Place("topics")
+Data = Place | list[Child]
+"""What a node stands for: a place, or some of the children of the node above."""
 
 
-class StoreTree(Tree[Place]):
+class StoreTree(Tree[Data]):
     """What lies in a store."""
 
     class Chosen(Message):
@@ -48,42 +50,47 @@ class StoreTree(Tree[Place]):
         """The three branches, closed; the topics are opened."""
         self.root.remove_children()
         self.root.add(_label("log"), Place("log"))
-        topics = self.root.add(_label("topics"), _TOPICS)
+        topics = self.root.add(_label("topics"), Place("topics"))
         self.root.add(_label("files"), Place("folder", path=self.opened.root))
         self.root.expand()
         topics.expand()
 
-    def on_tree_node_expanded(self, event: Tree.NodeExpanded[Place]) -> None:
+    def on_tree_node_expanded(self, event: Tree.NodeExpanded[Data]) -> None:
         event.stop()
         node = event.node
         if node is self.root or node.children or node.data is None:
             return
-        self.run_worker(lambda: self._load(node), thread=True, group="tree")
+        place = node.data
+        if isinstance(place, list):
+            self._add(node, place)
+        else:
+            self.run_worker(lambda: self._load(node, place), thread=True, group="tree")
 
-    def on_tree_node_selected(self, event: Tree.NodeSelected[Place]) -> None:
+    def on_tree_node_selected(self, event: Tree.NodeSelected[Data]) -> None:
         event.stop()
         place = event.node.data
-        if place is not None and place.kind not in ("topics", "folder"):
+        if isinstance(place, Place) and place.kind not in ("topics", "folder"):
             self.post_message(self.Chosen(place))
 
-    def _load(self, node: TreeNode[Place]) -> None:
+    def _load(self, node: TreeNode[Data], place: Place) -> None:
         """In a thread: asks for the children of a node."""
-        assert node.data is not None
         try:
             with self.opened.reader.guard:
-                children = list(self._children(node.data))
+                children = list(self._children(place))
         except (RmqctlError, OSError) as error:
-            said = StoreIOError.from_oserror(error) if isinstance(error, OSError) else error
-            children = [(f"! {said}", None, False)]
+            children = [(f"! {sentence(error)}", None, False)]
         self.app.call_from_thread(self._add, node, children)
 
-    def _add(self, node: TreeNode[Place], children: list[Child]) -> None:
+    def _add(self, node: TreeNode[Data], children: list[Child]) -> None:
         if node.children:
             return
-        for label, place, opens in children[:_MOST]:
-            node.add(_label(label), place, allow_expand=opens)
         if len(children) > _MOST:
-            node.add_leaf(_label(f"… {len(children) - _MOST} more"))
+            for start in range(0, len(children), _MOST):
+                part = children[start:start + _MOST]
+                node.add(_label(f"{part[0][0]} …"), part)
+        else:
+            for label, place, opens in children:
+                node.add(_label(label), place, allow_expand=opens)
         if not children:
             node.add_leaf(_label("(none)"))
 

@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.worker import Worker, get_current_worker
 
-from rmqctl.browse.listing import Column, Listing, Position, Row, Step, Stopped
+from rmqctl.browse.listing import Column, Listing, Position, Row, Step, Stopped, sentence
 from rmqctl.browse.opened import Reader
 from rmqctl.browse.panes import Line
 from rmqctl.errors import RmqctlError
@@ -142,8 +142,8 @@ class RowList(Widget, can_focus=True):
                                                   len(rows) < count)
             except Stopped:
                 return
-            except RmqctlError as error:
-                self.app.call_from_thread(self._failed, generation, str(error))
+            except (RmqctlError, OSError) as error:
+                self.app.call_from_thread(self._failed, generation, sentence(error))
 
         self._worker = self.run_worker(work, thread=True, group="rows", exit_on_error=True)
         self.post_message(self.Reading(0.0))

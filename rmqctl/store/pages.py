@@ -250,7 +250,8 @@ class RecordPage(Page):
 
     def candidates(self, needles: Sequence[bytes]) -> Array:
         return np.array([number for number, record in enumerate(self._records)
-                         if _has_any(record.properties, needles)], np.int64)
+                         if _has_any(record.properties, needles)
+                         or _has_any(bytes(record.body), needles)], np.int64)
 
     def select(self, rows: Array) -> Page:
         return RecordPage([self._records[number] for number in rows.tolist()])

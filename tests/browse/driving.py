@@ -30,7 +30,7 @@ class Screen:
 
     @property
     def rows(self) -> RowList:
-        return self.app.query_one(RowList)
+        return self.app.main.query_one(RowList)
 
     @property
     def text(self) -> str:

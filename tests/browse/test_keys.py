@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from rmqctl.browse.listing import LogListing, QueueListing
+from rmqctl.browse.listing import LogListing, QueueListing, Step
 from rmqctl.browse.opened import Place
 from rmqctl.commands.inspect import browse as command
 from tests.browse.driving import Screen, browse
@@ -161,6 +162,49 @@ def test_files_that_vanish_or_cannot_be_read(golden_copy):
         assert "the log has no files" in screen.text
 
     browse(root, act)
+
+
+def test_what_takes_long_can_be_stopped(golden, monkeypatch):
+    def for_ever(_listing, _start, _count, watch):
+        while True:
+            watch(1)
+            time.sleep(0.01)
+            yield Step([], 100)
+
+    async def act(screen: Screen) -> None:
+        monkeypatch.setattr(LogListing, "forward", for_ever)
+        screen.app.main.query_one("#filter").value = "tags=TagA"
+        screen.app._apply_filter()
+        while not screen.rows.is_reading:
+            await screen.pilot.pause(0.02)
+        await screen.pilot.pause(0.2)
+        assert "filter: 0%, 0 messages found, Esc stops" in screen.text
+        # What comes up over it meanwhile does not mind.
+        screen.app.simulate_key("question_mark")
+        await screen.pilot.pause(0.1)
+        screen.app._look_at_lock()
+        assert "Everywhere" in screen.text
+        await screen.pilot.pause(0.1)
+        screen.app.simulate_key("escape")
+        await screen.pilot.pause(0.1)
+        await screen.press("escape")
+        assert "stopped" in screen.text
+        assert not screen.rows.is_reading
+
+    browse(golden(BASIC), act)
+
+
+def test_many_topics_are_parted(tiny):
+    for number in range(1201):
+        (tiny.root / "consumequeue" / f"t{number:04}").mkdir()
+
+    async def act(screen: Screen) -> None:
+        assert "t0498 …" in screen.text
+        assert "t0000" not in screen.text
+        await screen.press("down", "down", "down", "space")
+        assert "t0000" in screen.text
+
+    browse(tiny.root, act)
 
 
 def test_places_have_safe_names():

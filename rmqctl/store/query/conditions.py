@@ -38,7 +38,7 @@ _LEAST_NEEDLE = 3
 KEY = "key"
 """A pseudo field: the application keys and the unique key of a message together."""
 TEXT = "text"
-"""A pseudo field: tags, keys, unique key and body of a message together."""
+"""A pseudo field: tags, keys, unique key and body of a message together; ``=`` is "contains"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,8 @@ class Condition:
             return value is not None and re.search(str(self.value), text) is not None
         if self.operator == "!~":
             return value is None or re.search(str(self.value), text) is None
+        if self.field == TEXT and self.operator in ("=", "!="):
+            return (str(self.value) in text) == (self.operator == "=")
         if self.operator == "=":
             return text == self.value
         if self.operator == "!=":
@@ -178,7 +180,7 @@ class Condition:
         return bool(_COMPARE[self.operator](value, wanted))
 
 
-_STORED_TEXTS = (KEY, "tags", "keys", "unique_key")
+_STORED_TEXTS = (KEY, TEXT, "tags", "keys", "unique_key")
 
 
 def _number(field: str, value: int | str) -> int:
