@@ -94,6 +94,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("dlq list", "read-only", _INSPECT, "Dead letters by group: where from, how often failed"),
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
+    _spec("du", "read-only", _INSPECT, "Where the bytes are: structures, topics, kept repairs"),
     _spec("export", "writes-new", _INSPECT, "Messages for other programs: Parquet, CSV, Excel …"),
     _spec("sql", "read-only", _INSPECT, "A query over messages, queues, index, offsets, findings"),
     _spec("doctor", "read-only", _CHECK, "What is wrong, whom it concerns, what to do: one screen"),

@@ -41,6 +41,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "query offset": [["{store}", "--phy", "0"]],
     "offsets": [["{store}"], ["{store}", "--group", "billing"]],
     "dlq list": [["{store}"]],
+    "du": [["{store}"], ["{store}", "-o", "csv"]],
     "config": [["{store}"]],
     "stats": [["{store}"], ["{store}", "--by", "queue"]],
     "verify": [["{store}"], ["{store}", "-o", "json"]],

@@ -1,0 +1,103 @@
+"""``rmqctl du``: where the bytes of a store are."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.options import Out, StoreQueues, View, Zone
+from rmqctl.output.units import count_text, size_text, time_text
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from rmqctl.output import Human
+
+_SHOWN = 20
+
+
+def command(
+    *,
+    view: View = "disk",
+    tz: Zone = UTC,
+    store: StoreQueues,
+    out: Out,
+) -> None:
+    """Show where the bytes of a store are: by structure, by topic, and kept by repairs.
+
+    size is how long the files are, allocated what they take of the disk: sparse files take less.
+    A topic's log_bytes are the sizes in the rows of its queues; the log itself is not read, so it
+    is quick. Growth is the bytes of log per day, between the first message and the last, and since
+    the last file that begins a day or more before the end. With -o csv (jsonl, tsv) the topics.
+
+        rmqctl du STORE
+    """
+    from rmqctl.broker.view import view_of
+    from rmqctl.files.disk_usage import bytes_below, free_bytes
+    from rmqctl.repair.executor.journal import history, put_aside, repair_folder
+    from rmqctl.store.space import COLUMNS, space
+
+    faults = Faults(out)
+    with store.open() as opened:
+        with out.progress("reading consumequeues", None) as progress:
+            found = space(view_of(opened, view), faults.report, progress.advance)
+        kept = [{"id": entry.id, "time": entry.time, "command": entry.command,
+                 "state": entry.state, "bytes": bytes_below(repair_folder(store.root, entry.id))}
+                for entry in history(store.root)]
+        aside = sum(bytes_below(f"{store.root}/.rmqctl/{entry.id}")
+                    for entry in put_aside(store.root))
+    document = {**found.as_dict(), "repairs": kept, "put_aside_bytes": aside,
+                "disk_free": free_bytes(store.root)}
+    if out.is_data and not out.is_value:
+        out.rows(found.rows(), COLUMNS, empty="")
+    else:
+        out.document(document, lambda page: _show(page, document, found.not_told, tz))
+    for note in found.notes:
+        out.warn(note)
+    faults.end()
+
+
+def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> None:
+    page.table(({"structure": row["kind"], "files": count_text(row["files"]),
+                 "size": size_text(row["size"]), "on disk": size_text(row["allocated"])}
+                for row in document["structures"]), ("structure", "files", "size", "on disk"))
+    page.heading("Topics")
+    topics = document["topics"]
+    if topics is None:
+        page.text(not_told)
+    else:
+        page.table(({"topic": row["topic"], "rows": count_text(row["rows"]),
+                     "log": size_text(row["log_bytes"]), "share": f"{row['share']:.1%}",
+                     "queues": size_text(row["queue_bytes"]),
+                     "on disk": size_text(row["queue_disk_bytes"])} for row in topics[:_SHOWN]),
+                   ("topic", "rows", "log", "share", "queues", "on disk"))
+        if len(topics) > _SHOWN:
+            page.text(f"and {count_text(len(topics) - _SHOWN)} more (-o json has all)")
+        page.text(f"no row leads to {size_text(document['log_bytes_without_row'])} of the log "
+                  "(half messages, rollbacks, blanks, damage)")
+    growth = document["growth"]
+    page.heading("Growth")
+    if growth["last_store_timestamp"] is None:
+        page.text("no message can be read, so growth is not known")
+    else:
+        page.pairs({
+            "messages from": f"{time_text(growth['first_store_timestamp'], tz)} to "
+            f"{time_text(growth['last_store_timestamp'], tz)}",
+            "log": size_text(growth["log_bytes"]),
+            "per day": _per_day(growth["bytes_per_day"]),
+            **({} if growth["recent_since"] is None else {
+                f"since {time_text(growth['recent_since'], tz)}":
+                _per_day(growth["recent_bytes_per_day"])})})
+    page.heading("Kept and free")
+    repairs = document["repairs"]
+    page.pairs({
+        "kept by repairs": f"{size_text(sum(row['bytes'] for row in repairs))} "
+        f"({len(repairs)}; rmqctl undo STORE --prune 30d)" if repairs else "nothing",
+        "put aside by openings": size_text(document["put_aside_bytes"]),
+        "free on the disk": "not known" if document["disk_free"] is None
+        else size_text(document["disk_free"])})
+
+
+def _per_day(count: int | None) -> str:
+    return "less than a minute, so not told" if count is None else size_text(count)

@@ -1,0 +1,161 @@
+"""Where a store's bytes are, by structure and topic, and how fast the log grows.
+
+What a topic takes of the log is the sum of the sizes in the rows of its queues, which is quick: the
+log is not read. What no row leads to is left over: half messages and rollbacks, blanks, what is
+unused or damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.store.info import Item, inventory, totals
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.end import find_end, first_record
+from rmqctl.store.problems import Report
+from rmqctl.store.queue.rows import topic_rows, topics_on_disk
+from rmqctl.store.store import Store
+
+DAY = 86_400_000
+COLUMNS = ("topic", "rows", "log_bytes", "share", "queue_bytes", "queue_disk_bytes")
+_QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
+
+
+@dataclass(slots=True)
+class TopicSpace:
+    """One topic. ``rows``: of its queues, one for each message or batch; ``log_bytes`` of these in
+    the log (of a light queue none: they are those of other topics); ``queue_bytes`` its queue files
+    are long, ``queue_disk_bytes`` they take of the disk.
+    """
+
+    rows: int = 0
+    log_bytes: int = 0
+    queue_bytes: int = 0
+    queue_disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Store times (ms) of the first and last message, the bytes of log between, and bytes per day:
+    over all, and since ``recent_from``, the last file that begins a day or more before the end.
+    None: less than a minute lies between.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    bytes: int = 0
+    per_day: int | None = None
+    recent_from: int | None = None
+    recent_per_day: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"first_store_timestamp": self.first, "last_store_timestamp": self.last,
+                "log_bytes": self.bytes, "bytes_per_day": self.per_day,
+                "recent_since": self.recent_from, "recent_bytes_per_day": self.recent_per_day}
+
+
+@dataclass(slots=True)
+class Space:
+    """``topics`` None: they cannot be told apart, as ``not_told`` says."""
+
+    items: list[Item]
+    growth: Growth
+    topics: dict[str, TopicSpace] | None = None
+    not_told: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Topics, those with most bytes of log first: rows of `COLUMNS`."""
+        topics = self.topics or {}
+        total = sum(one.log_bytes for one in topics.values())
+        return [{"topic": topic, "rows": one.rows, "log_bytes": one.log_bytes,
+                 "share": round(one.log_bytes / total, 4) if total else 0.0,
+                 "queue_bytes": one.queue_bytes, "queue_disk_bytes": one.queue_disk_bytes}
+                for topic, one in sorted(topics.items(), key=lambda pair: (
+                    -pair[1].log_bytes, -pair[1].queue_bytes, pair[0]))]
+
+    def as_dict(self) -> dict[str, Any]:
+        known = None if self.topics is None else sum(
+            one.log_bytes for one in self.topics.values())
+        return {"structures": [{"kind": kind, "files": total.files, "size": total.size,
+                                "allocated": total.allocated}
+                               for kind, total in totals(self.items).items()],
+                "topics": None if self.topics is None else self.rows(),
+                "log_bytes_in_rows": known,
+                "log_bytes_without_row": None if known is None else max(
+                    0, self.growth.bytes - known),
+                "growth": self.growth.as_dict()}
+
+
+def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
+    """All of a store; ``advance`` hears of the bytes of rows that were read. StoreIOError."""
+    store = view.store
+    items, troubles = inventory(store)
+    found = Space(items, _growth(store))
+    found.notes += [f"{trouble.path}: {trouble.reason}" for trouble in troubles]
+    unread = store.layout.unread.get("consumequeue")
+    if unread is not None:
+        found.not_told = unread
+        return found
+    found.topics = {topic: TopicSpace() for topic in topics_on_disk(store)}
+    for item in items:
+        parts = item.path.split(os.sep)
+        if len(parts) > 2 and parts[0] in _QUEUES:
+            one = found.topics.setdefault(parts[1], TopicSpace())
+            one.queue_bytes += item.size
+            one.queue_disk_bytes += item.allocated
+    first, end = store.log.min_offset, store.log.end
+    for topic, one in found.topics.items():
+        for rows in topic_rows(store, topic, None, view, report):
+            try:
+                for _, physical, sizes in rows.pages(rows.first, rows.end):
+                    inside = (physical >= first) & (sizes > 0) & (physical + sizes <= end)
+                    one.rows += int(np.count_nonzero(inside))
+                    if not topic.startswith(LMQ_PREFIX):
+                        one.log_bytes += int(sizes[inside].sum())
+                    advance(20 * len(sizes))
+            except StoreIOError as error:
+                found.notes.append(f"{error}: the rest of {topic}/{rows.queue_id} is not counted")
+    return found
+
+
+def _growth(store: Store) -> Growth:
+    if store.layout.unread.get("commitlog"):
+        return Growth()
+    log = store.log
+    end = find_end(store)
+    first = first_record(log)
+    if first is None or end.last is None:
+        return Growth()
+    start, last = first.store_timestamp, end.last.store_timestamp
+    begin, since = _recent(log, last)
+    return Growth(start, last, end.offset - first.physical_offset,
+                  _rate(end.offset - first.physical_offset, last - start), since,
+                  None if since is None else _rate(end.offset - begin, last - since))
+
+
+def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
+    """(physical offset, store time) of the beginning of the last file that begins a day or more
+    before ``last``, but the first; (0, None) where there is none.
+    """
+    for file in reversed(log.files[1:]):
+        try:
+            record = log.record_at(file.base)
+        except (StoreIOError, FormatError):
+            continue
+        if record is not None and record.store_timestamp <= last - DAY:
+            return file.base, record.store_timestamp
+    return 0, None
+
+
+def _rate(size: int, span: int) -> int | None:
+    """Bytes per day; None where the span (ms) is too short to tell."""
+    return size * DAY // span if span >= 60_000 else None
