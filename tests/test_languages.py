@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.checks.explanations import explanations
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.output.cells import display_width, folded
 from rmqctl.output.language import chosen, language
 from rmqctl.phrases import Joined, Phrase, counted, some_of
+from tests.support.golden import golden_stores
+from tests.support.share import sample
 
 PACKAGE = Path(__file__).parents[1] / "rmqctl"
 CATALOG = language("zh").catalog
@@ -70,6 +73,7 @@ def test_no_entry_is_left_over():
     constants = {each.meaning for each in CATEGORIES.values()} | {
         node.value for tree in TREES.values() for node in ast.walk(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    constants |= {text.replace("_", " ") for text in constants}
     counts = {f"{{count:,}} {word}{s}" for word in constants for s in ("", "s")}
     assert sorted(CATALOG.keys() - constants - counts) == []
 
@@ -97,7 +101,7 @@ def test_a_phrase_is_its_english_text_and_can_be_said():
     for other in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
         assert other == both
         assert language("zh").say(other) == language("zh").say(both)
-    assert language("zh").say(some_of(["a", "b", "c"], 2)) == "a、b 等（另有 1 个）"
+    assert language("zh").say(some_of(["a", "b", "c"], 2)) == "a，b 等（另有 1 个）"
     assert language("zh").say(counted(1200, "message")) == "1,200 条消息"
 
 
@@ -142,3 +146,42 @@ def test_a_screen_is_in_the_language_and_data_is_not(rmqctl, tiny):
         data = [re.sub(r"\d{6,}", "N", rmqctl("doctor", tiny.root, "-o", form, env=env).out)
                 for env in (english, chinese)]
         assert data[0] == data[1]
+
+
+ENGLISH_WORDS = re.compile(r"(?<![\w/.-])[a-z]{2,} [a-z]{2,}(?![\w/.-])")
+
+
+def left_in_english(text: str) -> list[str]:
+    """Lines with two English words beside each other; commands to type are no prose."""
+    prose = re.sub(r"`[^`]*`|(?m:^rmqctl .*$)|rmqctl [a-z]+ [A-Z]+", "", text)
+    for action in ("move aside", "add rows", "add entries", "mend record", "put back", "set back"):
+        prose = prose.replace(action, "")
+    return [line for line in prose.splitlines() if ENGLISH_WORDS.search(line)]
+
+
+STORES = sample([store for store in golden_stores() if store.expect], 4, "languages",
+                always=lambda store: store.id == "4.9.3/crash-crc/before")
+
+
+@pytest.mark.parametrize("store", [store.id for store in STORES])
+@pytest.mark.parametrize("command", ["doctor"])
+def test_nothing_on_a_screen_is_left_in_english(rmqctl, golden, command, store):
+    said = rmqctl(command, golden(store), "--lang", "zh", env={"COLUMNS": "1000"})
+    assert left_in_english(said.out + said.err) == []
+    assert re.search("[\u4e00-\u9fff]", said.out + said.err)
+
+
+def test_each_explanation_is_there_in_chinese(rmqctl):
+    chinese = explanations("zh")
+    assert list(chinese) == list(explanations())
+    for name, english in explanations().items():
+        for field in ("cause", "brokers", "advice", "group"):
+            text, said = getattr(english, field), getattr(chinese[name], field)
+            assert bool(text) == bool(said) == bool(re.search("[\u4e00-\u9fff]", said)), name
+            assert sorted(re.findall("`[^`]*`", text)) == sorted(re.findall("`[^`]*`", said)), name
+    said = rmqctl("explain", "body-crc", "--lang", "zh").expect(0).out
+    assert left_in_english(said) == []
+    document = rmqctl("explain", "body-crc", "--lang", "zh", "-o", "json").expect(0).json()
+    assert document["meaning"] == "消息体与其 CRC 不符", "asked for, explanations are data"
+    document = rmqctl("explain", "body-crc", "-o", "json", env={"RMQCTL_LANG": "zh"}).json()
+    assert document["meaning"] == "a message body does not match its CRC"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from rmqctl.broker.get_message import outside
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.properties import (
@@ -227,8 +226,10 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
               if (file := load_one(store, name)).damaged and file.used is None]
     notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
     if unplaced:
-        notes.insert(0, f"{plural(unplaced, 'lost message is', 'lost messages are')} of a queue "
-                     "that nothing tells, and in no group's figures")
+        notes.insert(0, Phrase(
+            "{count:,} lost message is of a queue that nothing tells, and in no group's figures",
+            "{count:,} lost messages are of a queue that nothing tells, and in no group's figures",
+            count=unplaced))
     return Consumers(made, tuple(sorted(groups - commits.keys())),
                      not unplaced and all(losses[key].complete for key in losses), tuple(notes),
                      not unread)
@@ -300,32 +301,32 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})
     if waiting:
-        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
-        yield (f"messages wait in the retry topics of {', '.join(waiting[:_NAMED])}{more}: one "
-               "that lies behind the position in its own topic comes from both; which ones is "
-               "not looked for")
+        yield Phrase("messages wait in the retry topics of {names}: one that lies behind the "
+                     "position in its own topic comes from both; which ones is not looked for",
+                     names=some_of(waiting, _NAMED))
 
 
 def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLosses],
            unread: list[str]) -> Iterable[str]:
     if unread:
-        yield (f"{' and '.join(f'config/{name}' for name in unread)}: no copy can be read, so "
-               "positions are not known (`rmqctl config` says what is wrong)")
+        yield Phrase("{names}: no copy can be read, so positions are not known (`rmqctl config` "
+                     "says what is wrong)",
+                     names=Joined(" and ", [f"config/{name}" for name in unread]))
     offsets = load_one(store, "consumerOffset.json")
     if offsets.fell_back:
-        yield ("positions are those of config/consumerOffset.json.bak, written 5 s before the file "
-               "itself, or longer")
+        yield Phrase("positions are those of config/consumerOffset.json.bak, written 5 s before "
+                     "the file itself, or longer")
     if situation.running:
-        yield ("a broker runs: positions are those of at most 5 s ago, and whether one lies beyond "
-               "the end cannot be told")
+        yield Phrase("a broker runs: positions are those of at most 5 s ago, and whether one "
+                     "lies beyond the end cannot be told")
     elif situation.unclean and store.has_abort:
-        yield ("the last end was unclean: positions are written every 5 s, so messages behind them "
-               "may have been consumed already and be delivered twice (`twice_at_most`); which of "
-               "them cannot be told")
+        yield Phrase("the last end was unclean: positions are written every 5 s, so messages "
+                     "behind them may have been consumed already and be delivered twice "
+                     "(`twice_at_most`); which of them cannot be told")
     if any(topic.startswith(REVIVE_PREFIX) for topic, _ in losses):
-        yield ("the store was used with POP: a position says what was handed out, so messages lost "
-               "before it may not have been acknowledged")
+        yield Phrase("the store was used with POP: a position says what was handed out, so "
+                     "messages lost before it may not have been acknowledged")
     if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (
             load_one(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
-        yield ("light queues: their positions are in config/lmqConsumerOffset.json, which is not "
-               "there; how far they were read cannot be told")
+        yield Phrase("light queues: their positions are in config/lmqConsumerOffset.json, which "
+                     "is not there; how far they were read cannot be told")

@@ -1,4 +1,6 @@
-"""What findings and actions mean, for people: the texts of explanations.toml, and who has one."""
+"""What findings and actions mean, for people, and who has a text: explanations.toml, and in Chinese
+explanations.zh.toml.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,12 @@ class Explanation:
 
 
 @cache
-def explanations() -> dict[str, Explanation]:
-    """All of them by name, findings in the order of their list, then actions."""
-    text = files("rmqctl.checks").joinpath("explanations.toml").read_text(encoding="utf-8")
+def explanations(lang: str = "en") -> dict[str, Explanation]:
+    """All of them by name, findings in the order of their list, then actions; in English (``en``)
+    or Chinese (``zh``), but for ``meaning``, which is English.
+    """
+    name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"
+    text = files("rmqctl.checks").joinpath(name).read_text(encoding="utf-8")
     read = tomllib.loads(text)
     found = {made.name: made for made in _findings(read)}
     ordered = {name: found[name] for name in CATEGORIES if name in found}
@@ -59,9 +64,9 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
                               group["title"], group["brokers"].strip(), group["advice"].strip())
 
 
-def explain(name: str) -> Explanation:
+def explain(name: str, lang: str = "en") -> Explanation:
     """That of a finding or an action. UsageError with near names for anything else."""
-    known = explanations()
+    known = explanations(lang)
     wanted = name.strip().lower()
     if wanted in known:
         return known[wanted]

@@ -12,6 +12,8 @@ from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
+from rmqctl.parse_values import time_text
+from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.query.lookup import containing
 from rmqctl.store.store import Store
 
@@ -117,40 +119,62 @@ class Verdict(Generic[C]):
                 "bytes": covered.get("bytes_damaged") or 0}
 
     @property
-    def concerned(self) -> str | None:
-        """One line on what the findings concern: messages and rows, and whose; None for none."""
+    def concerned(self) -> Phrase | None:
+        """One line on what the findings concern: messages and rows, whose, of which time; None for
+        none.
+        """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
             return None
         lost = self._rows_lost
-        parts = []
+        parts: list[Phrase] = []
         messages = self.coverage.as_dict().get("messages")
         rowless = _count(troubles, _WITHOUT_ROW)
         if rowless > (messages or 0):  # light queues: a message has a row in each of its queues
-            parts.append(f"{rowless:,} rows of {messages or 0:,} messages are missing")
+            parts.append(Phrase("{rows:,} rows of {of:,} messages are missing", rows=rowless,
+                                of=messages or 0))
         elif rowless:
-            parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
+            parts.append(Phrase("{some:,} of {of:,} messages have no row in their queue",
+                                some=rowless, of=messages or 0))
         bodies = _count(troubles, _BODIES)
         if bodies:
-            parts.append(f"{bodies:,} of {(messages or 0) + bodies:,} messages "
-                         f"{'has a damaged body' if bodies == 1 else 'have damaged bodies'}")
+            parts.append(Phrase("{count:,} of {of:,} messages has a damaged body",
+                                "{count:,} of {of:,} messages have damaged bodies", count=bodies,
+                                of=(messages or 0) + bodies))
         leading = _count(lost, _WITHOUT_MESSAGE)
         if leading:
             rows = self.coverage.as_dict().get("consumequeue_rows")
-            of = f" of {rows:,}" if rows else ""
-            parts.append(f"{leading:,}{of} rows lead to no intact message")
+            parts.append(
+                Phrase("{some:,} of {of:,} rows lead to no intact message", some=leading, of=rows)
+                if rows else Phrase("{some:,} rows lead to no intact message", some=leading))
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
-            parts.append(f"{damaged:,} bytes of the log are damaged")
+            parts.append(Phrase("{some:,} bytes of the log are damaged", some=damaged))
         topics = sorted({finding.topic for finding in (*troubles, *lost)
                          if finding.topic is not None})
         if topics:
-            more = f" and {len(topics) - _TOPICS} more" if len(topics) > _TOPICS else ""
-            parts.append(f"topics {', '.join(topics[:_TOPICS])}{more}")
+            parts.append(Phrase("topics {names}", names=some_of(topics, _TOPICS)))
+        when = self._between()
+        if when is not None and parts:
+            parts.append(when)
         if not parts:
             return None
-        least = "at least " if self.total > len(self.findings) else ""
-        return f"concerned: {least}{', '.join(parts)}"
+        what = Joined(", ", parts)
+        return Phrase("concerned: {what}", what=what if self.total <= len(self.findings) else
+                      Phrase("at least {what}", what=what))
+
+    def _between(self) -> Phrase | None:
+        """Where the damage lies in time: what the messages before and after it say of themselves;
+        None where nothing tells.
+        """
+        before, after = self.damaged_from, self.damaged_to
+        if before is None:
+            return None if after is None else Phrase("before a message stored at {time}",
+                                                     time=time_text(after))
+        if after is None:
+            return Phrase("after a message stored at {time}", time=time_text(before))
+        return Phrase("between messages stored at {earliest} and {latest}",
+                      earliest=time_text(before), latest=time_text(after))
 
     @property
     def _rows_lost(self) -> list[Finding]:

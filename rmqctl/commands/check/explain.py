@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.options import Out
+from rmqctl.commands.shared.options import SpokenOut
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.explanations import Explanation
@@ -18,7 +20,7 @@ def command(
     name: Annotated[str | None, typer.Argument(
         metavar="[NAME]", show_default=False, help="A finding of verify (body-crc), or an action "
         "of a plan (fill). Without it all names are listed.")] = None,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Explain a finding or an action: its meaning, how it comes about, what brokers do, what to do.
 
@@ -30,21 +32,25 @@ def command(
         rmqctl explain "move aside"
     """
     from rmqctl.checks.explanations import explain, explanations
+    from rmqctl.output.language import language
 
+    caption = language(out.lang).caption
     if name is None:
         out.rows(({"name": one.name, "kind": one.kind, "severity": one.severity,
-                   "meaning": one.meaning or one.cause} for one in explanations().values()),
+                   "meaning": caption(one.meaning) or one.cause}
+                  for one in explanations(out.lang).values()),
                  ("name", "kind", "severity", "meaning"),
                  styles={"severity": {"error": "bad", "warning": "warn"}.get})
         return
-    found = explain(name)
+    found = explain(name, out.lang)
+    found = replace(found, meaning=caption(found.meaning))
     out.document(found.as_dict(), lambda page: _show(page, found))
 
 
 def _show(page: Human, found: Explanation) -> None:
-    named = f"{found.name} ({found.severity}): {found.meaning}" if found.meaning else (
-        f"{found.name}: an action of a plan")
-    page.text(named, "bold")
+    page.text(Phrase("{name} ({severity}): {meaning}", name=found.name, severity=found.severity,
+                     meaning=found.meaning) if found.meaning else
+              Phrase("{name}: an action of a plan", name=found.name), "bold")
     page.heading("How it comes about" if found.meaning else "What it does")
     page.text(found.cause)
     if found.brokers:

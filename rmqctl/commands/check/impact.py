@@ -10,8 +10,9 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.commands.shared.options import SpokenOut, StoreOptions
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
+from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
@@ -28,7 +29,7 @@ def command(
         "--quick", help="Read no more of the log than a broker does at its start: what is damaged "
         "in older parts is then not counted.")] = False,
     store: StoreOptions,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Show what damage, and a broker's start, mean for each consumer group and queue.
 
@@ -65,12 +66,13 @@ def command(
     if out.is_data or not unknown:
         _show(out, found, all_queues=group is not None)
     if not predicted.starts:
-        out.warn(f"a {predicted.broker_version} broker would not start on this store (`rmqctl "
-                 "preflight` says why): what is at risk is told as if nothing were cut off")
+        out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
+                        "why): what is at risk is told as if nothing were cut off",
+                        version=predicted.broker_version))
     if refused:
         raise StoreIOError(f"{refused[0]}; the figures are made without it")
     if unknown:
-        out.warn(f"nothing is known here of group {group}")
+        out.warn(Phrase("nothing is known here of group {group}", group=group))
     if (unknown or found.groups_affected or not (found.positions_known and predicted.starts)
             or (found.queues and not found.complete)):
         raise typer.Exit(int(ExitCode.FINDINGS))
@@ -89,12 +91,11 @@ def _show(out: Output, found: Consumers, *, all_queues: bool) -> None:
         page.text(found.in_words(), "bad" if found.groups_affected else "good")
         show_queues(page, list(found.queues) if all_queues else found.affected)
         if found.without_position:
-            named = ", ".join(found.without_position[:5])
-            more = len(found.without_position) - 5
-            page.text(f"no position here: {named}{f' and {more} more' if more > 0 else ''} "
-                      "(broadcast consumers keep theirs themselves)")
+            page.text(Phrase(
+                "no position here: {names} (broadcast consumers keep theirs themselves)",
+                names=some_of(found.without_position, 5)))
     if not out.is_value:
         for text in found.notes:
             out.note(text)
     if not found.complete:
-        out.warn("more messages are lost than these figures count")
+        out.warn(Phrase("more messages are lost than these figures count"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,11 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Out, StoreOptions, Zone
+from rmqctl.commands.shared.options import SpokenOut, StoreOptions, Zone
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
-from rmqctl.output.units import count_text, counted, time_text
+from rmqctl.output.units import time_text
 from rmqctl.parse_values import show_times_in
+from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
@@ -35,7 +37,7 @@ def command(
         "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Predict what a broker would do at its start: nothing is changed.
 
@@ -92,11 +94,11 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     page.text(_headline(prediction), "warn" if prediction.not_judged else
               "good" if prediction.harmless else "bad")
     if prediction.not_judged:
-        page.text(f"not judged: {', '.join(prediction.not_judged)}", "warn")
+        page.text(Phrase("not judged: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
     for text in prediction.refusals:
-        page.text(f"  {text}")
+        page.text(Phrase("  {text}", text=text))
     if prediction.starts:
         page.blank()
         page.pairs(_facts(prediction))
@@ -108,66 +110,79 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     if prediction.differences:
         page.heading("Other versions")
         for text in prediction.differences:
-            page.text(f"- {text}")
+            page.text(Phrase("- {text}", text=text))
     if following is not None:
         page.heading("What next")
         page.text(following)
 
 
-def _headline(prediction: Prediction) -> str:
-    broker = f"a {prediction.broker_version} broker"
+def _headline(prediction: Prediction) -> Phrase:
+    broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
-        broker = f"as far as can be judged, {broker}"
-    gone = ""
+        broker = Phrase("as far as can be judged, {broker}", broker=broker)
+    gone = []
     if prediction.messages_already_lost:
-        count = prediction.messages_already_lost
-        gone = (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} lost already"
-                f"{_of_topics(prediction.already_lost_by_topic)}; ")
+        lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already",
+                      count=prediction.messages_already_lost)
+        topics = _of_topics(prediction.already_lost_by_topic)
+        gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
     if not prediction.starts:
-        return f"{gone}{broker} would not start"
+        return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
     costs = []
     if prediction.messages_lost:
-        costs.append(f"cut {counted(prediction.messages_lost, 'intact message')} off the log")
+        costs.append(Phrase("cut {count:,} intact message off the log",
+                            "cut {count:,} intact messages off the log",
+                            count=prediction.messages_lost))
     if prediction.unreachable:
-        costs.append(f"leave {counted(prediction.unreachable, 'message')} in the log without a row "
-                     "in the queue")
+        costs.append(Phrase("leave {count:,} message in the log without a row in the queue",
+                            "leave {count:,} messages in the log without a row in the queue",
+                            count=prediction.unreachable))
     if prediction.shadowed:
-        costs.append(f"maybe not find {counted(prediction.shadowed, 'message')} in log files that "
-                     "are there twice")
+        costs.append(Phrase("maybe not find {count:,} message in log files that are there twice",
+                            "maybe not find {count:,} messages in log files that are there twice",
+                            count=prediction.shadowed))
     if prediction.undecodable:
-        costs.append(f"serve {counted(prediction.undecodable, 'message')} at which clients give up")
+        costs.append(Phrase("serve {count:,} message at which clients give up",
+                            "serve {count:,} messages at which clients give up",
+                            count=prediction.undecodable))
     if prediction.rows_lost:
-        costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
+        costs.append(Phrase("destroy all consumequeues ({rows:,} rows)", rows=prediction.rows_lost))
+    costless = Phrase("lose nothing more") if gone else (
+        prediction.costless if not prediction.not_judged else Phrase("cut no message off the log")
+        if prediction.truncate_to is not None else Phrase("maybe cut messages off the log"))
+    beyond = []
     groups = {offset.group for offset in prediction.offsets_beyond_end}
-    beyond = f"; {counted(len(groups), 'group')} would stand beyond the end" if groups else ""
-    costless = "lose nothing more" if gone else (
-        prediction.costless if not prediction.not_judged else "cut no message off the log"
-        if prediction.truncate_to is not None else "maybe cut messages off the log")
-    return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
+    if groups:
+        beyond.append(Phrase("{count:,} group would stand beyond the end",
+                             "{count:,} groups would stand beyond the end", count=len(groups)))
+    return Joined("; ", [*gone, Phrase("{broker} would start and {what}", broker=broker,
+                                       what=Joined(" and ", costs or [costless])), *beyond])
 
 
-def _of_topics(counts: dict[str, int]) -> str:
+def _of_topics(counts: dict[str, int]) -> Phrase:
     """The topics with the most of them, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
+    shown: list[str] = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
     if len(ordered) > _NAMED:
-        shown.append(f"{len(ordered) - _NAMED} more topics")
-    return f" ({', '.join(shown)})" if shown else ""
+        shown.append(counted(len(ordered) - _NAMED, "more topic"))
+    return Joined(", ", shown)
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    facts: dict[str, Any] = {"recovery": prediction.recovery}
+    facts: dict[str, Any] = {"recovery": Phrase("abnormal") if prediction.recovery == "abnormal"
+                             else Phrase("normal")}
     if prediction.start_file:
-        facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
+        facts["starts with"] = Phrase("{what}: {why}", what=prediction.start_file,
+                                      why=prediction.start_reason)
     if prediction.truncate_to is not None and prediction.stop_reason:
-        facts["log ends at"] = f"{prediction.truncate_to}: {prediction.stop_reason}"
+        facts["log ends at"] = Phrase("{what}: {why}", what=prediction.truncate_to,
+                                      why=prediction.stop_reason)
     if prediction.dispatch:
         values = prediction.as_dict()
-        facts["dispatched again"] = (
-            f"{values['dispatch_from']} to {values['dispatch_to']}: "
-            f"{counted(prediction.rows_added, 'row')} and {prediction.index_entries} index entries "
-            "are new"
-        )
+        facts["dispatched again"] = Phrase(
+            "{first} to {end}: {rows} and {entries} index entries are new",
+            first=values["dispatch_from"], end=values["dispatch_to"],
+            rows=counted(prediction.rows_added, "row"), entries=prediction.index_entries)
     if prediction.rows_cut:
         facts["rows cut off"] = prediction.rows_cut
     if prediction.messages_already_lost:
@@ -176,11 +191,15 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         for name, time in zip(("stored from", "stored to"), times, strict=True):
             if time is not None:
                 facts[name] = time_text(time)
-    for name, counts in (("already lost of", prediction.already_lost_by_topic),
-                         ("lost of", prediction.lost_by_topic),
-                         ("without a row of", prediction.unreachable_by_topic)):
+    by_topic: list[tuple[dict[str, int], Callable[[str], Phrase]]] = [
+        (prediction.already_lost_by_topic,
+         lambda topic: Phrase("already lost of {topic}", topic=topic)),
+        (prediction.lost_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
+        (prediction.unreachable_by_topic,
+         lambda topic: Phrase("without a row of {topic}", topic=topic))]
+    for counts, of in by_topic:
         for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:
-            facts[f"{name} {topic}"] = count
+            facts[of(topic)] = count
         if len(counts) > _TOPICS:
-            facts[f"{name} other topics"] = len(counts) - _TOPICS
+            facts[of(Phrase("other topics"))] = len(counts) - _TOPICS
     return facts

@@ -13,11 +13,19 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
-from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, Zone, worker_count
+from rmqctl.commands.shared.options import (
+    Jobs,
+    MaxFindings,
+    SpokenOut,
+    StoreOptions,
+    Zone,
+    worker_count,
+)
 from rmqctl.commands.shared.spark_options import MoreStores, SparkOptions, roots_named
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.errors import ExitCode, RmqctlError, UsageError
 from rmqctl.parse_values import parse_percent, show_times_in
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.baseline import Baseline
@@ -53,7 +61,7 @@ def command(
     cron: CronOptions,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Check everything of a store that can be checked, byte by byte.
 
@@ -156,7 +164,7 @@ class _Check:
         from rmqctl.store.log.ranges import Threads
 
         out, options = self.out, replace(self.options)
-        name = f"{store.root}: " if self.named else ""
+        name = store.root if self.named else None
         with store.open() as opened:
             baseline = self.cron.known(opened.root, store.root if self.named else None)
             known = None if baseline is None else baseline.knows
@@ -167,18 +175,20 @@ class _Check:
                 _outside(opened.root, {"--state": place})
                 before = states.load(place, opened.root)
                 if before is None:
-                    out.note(f"{name}no earlier run is known: checking everything")
+                    out.note(_of(name, Phrase("no earlier run is known: checking everything")))
                 elif before.holds(opened):
                     options.since = before.position
-                    out.note(f"{name}from physical offset {options.since} on")
+                    out.note(_of(name, Phrase("from physical offset {offset} on",
+                                              offset=options.since)))
                 else:
                     before = None
-                    out.warn(f"{name}the log is not the one of the last run: checking everything")
+                    out.warn(_of(name, Phrase(
+                        "the log is not the one of the last run: checking everything")))
             # The checks.
-            warn_if_held(out, opened.lock, store.root if self.named else "the store")
+            warn_if_held(out, opened.lock, name or Phrase("the store"))
             size = opened.log.size if opened.layout.reads("commitlog") else 0
             with (self.spark.pool(out, size, options.jobs) as pool,
-                  out.progress(f"verify {name}".removesuffix(": ").rstrip(), size) as progress):
+                  out.progress(f"verify {name}" if name else "verify", size) as progress):
                 run = Verification(opened, options, self.cron.slowed(out, progress.advance))
                 if not isinstance(pool, Threads):
                     run.pool, run.progress = pool, None
@@ -200,6 +210,11 @@ class _Check:
         """Writes where the next run with --since-last goes on."""
         for keep in self._places:
             keep()
+
+
+def _of(store: str | None, text: Phrase) -> Phrase:
+    """What is said of one of several stores names it."""
+    return text if store is None else Phrase("{what}: {why}", what=store, why=text)
 
 
 def _outside(root: str, files: dict[str, str | None]) -> None:

@@ -20,10 +20,11 @@ from rmqctl.commands.shared.message_options import (
     SelectOptions,
 )
 from rmqctl.commands.shared.messages import message_render
-from rmqctl.commands.shared.options import LayoutOptions, Out
+from rmqctl.commands.shared.options import LayoutOptions, SpokenOut
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output import Output
 from rmqctl.output.units import count_text, size_text
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -65,7 +66,7 @@ def command(
     engine: Annotated[EngineOptions, pick("version")],
     layout: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                            "index_slots index_max broker_conf")],
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Get messages out of any bytes: damaged files, disk images, free space, whole folders.
 
@@ -140,9 +141,9 @@ def _inputs(out: Output, paths: list[str]) -> list[Input]:
     skipped: list[str] = []
     sources = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
     for text in skipped[:_SKIPPED]:
-        out.warn(f"{text}; left out")
+        out.warn(Phrase("{text}; left out", text=text))
     if len(skipped) > _SKIPPED:
-        out.warn(f"and {len(skipped) - _SKIPPED} more were left out")
+        out.warn(Phrase("and {some} more were left out", some=len(skipped) - _SKIPPED))
     return sources
 
 
@@ -164,7 +165,7 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
     columns = projection.names if named else [*projection.names, *more]
     people = [*_WHERE_FROM, *projection.names] if projection.fields is BRIEF else columns
     rows = _rows(carving, projection, columns, more)
-    out.rows(rows, people, empty="no messages", render=message_render(tz))
+    out.rows(rows, people, empty=Phrase("no messages"), render=message_render(tz))
 
 
 def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
@@ -217,10 +218,10 @@ def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker
         out.note(text)
     if maker is not None:
         for text in maker.reasons():
-            out.warn(f"refused: {text}")
+            out.warn(Phrase("refused: {text}", text=text))
         if maker.written.vanished:
-            out.warn(f"{maker.written.vanished} messages were no longer there when they were to "
-                     "be written: something changes the source")
+            out.warn(Phrase("{some} messages were no longer there when they were to be written: "
+                            "something changes the source", some=maker.written.vanished))
     if tally.unreadable_bytes or tally.unreadable_sources:
         raise typer.Exit(int(ExitCode.IO))
     lost = maker is not None and (maker.written.refused or maker.written.vanished)

@@ -14,8 +14,8 @@ from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import (
     Jobs,
-    Out,
     Queue,
+    SpokenOut,
     StoreOptions,
     Topic,
     Zone,
@@ -79,7 +79,7 @@ def command(
     engine: Annotated[EngineOptions, pick(REBUILD)],
     store: StoreOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: SpokenOut,
 ) -> None:
     """Make a damaged store whole: shows the plan, and with --apply carries it out.
 

@@ -27,7 +27,8 @@ from rmqctl.errors import (
     UsageError,
     noting_refusals,
 )
-from rmqctl.output.units import count_text, size_text, time_text
+from rmqctl.output.units import size_text, time_text
+from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.impact import Impact
@@ -40,8 +41,8 @@ _APPLYING = "Carrying it out"
 _SHOWN = 40
 _LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
-_FILLED = ("A filler takes the place of each: a consumer receives a message of NUL bytes with the "
-           "property RMQCTL=lost, without tag and keys.")
+_FILLED = Phrase("A filler takes the place of each: a consumer receives a message of NUL bytes "
+                 "with the property RMQCTL=lost, without tag and keys.")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,9 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
     unfinished = pending(store_root)
     if unfinished is not None:
-        out.warn(f"repair {unfinished} was interrupted and is not finished: --apply completes it "
-                 f"first, `rmqctl undo {store_root} {unfinished}` takes it back")
+        out.warn(Phrase("repair {id} was interrupted and is not finished: --apply completes it "
+                        "first, `rmqctl undo {store} {id}` takes it back", id=unfinished,
+                        store=store_root))
     roots = (*(tier.homes if tier else ()), store_root)
     for root in {os.path.realpath(root): root for root in roots}.values():
         _warn_if_held(out, root)
@@ -163,8 +165,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                      _look(store_root, tier) if refused else
                      typed.again("--apply", without=("--dry-run",)))
         _show(out, _warned(store_root, proposal),
-              "There is nothing to do." if proposal.plan.empty else
-              "Nothing was changed. --apply carries this out.", following)
+              Phrase("There is nothing to do.") if proposal.plan.empty else
+              Phrase("Nothing was changed. --apply carries this out."), following)
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
     _end(proposal)
@@ -188,9 +190,8 @@ def _warned(store_root: str, proposal: Proposal) -> Proposal:
     linked = shared(store_root, plan.steps)
     if not linked:
         return proposal
-    more = f" and {len(linked) - 1} more" if len(linked) > 1 else ""
-    note = (f"{linked[0]}{more}: changed in place, and there are hard links to it: what else these "
-            "belong to (a backup?) changes too")
+    note = Phrase("{names}: changed in place, and there are hard links to it: what else these "
+                  "belong to (a backup?) changes too", names=some_of(linked, 1))
     return replace(proposal, plan=replace(plan, notes=(*plan.notes, note)))
 
 
@@ -199,9 +200,11 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
     holder = probe(os.path.join(store_root, "lock"))
     if holder.held:
-        who = f"process {holder.pid}" if holder.pid else "another process"
-        out.warn(f"{who} holds the store ({holder.kind}): the plan may be another one a moment "
-                 "later, and cannot be applied now")
+        out.warn(Phrase("process {pid} holds the store ({kind}): the plan may be another one a "
+                        "moment later, and cannot be applied now", pid=holder.pid, kind=holder.kind)
+                 if holder.pid else
+                 Phrase("another process holds the store ({kind}): the plan may be another one a "
+                        "moment later, and cannot be applied now", kind=holder.kind))
 
 
 # -- with --apply ---------------------------------------------------------------------------------
@@ -219,9 +222,10 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
     with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:
-            done = "the undoing of repair" if repair.finished.undone else "repair"
-            out.warn(f"{done} {repair.finished.id}, which had been interrupted, was completed "
-                     "first")
+            id = repair.finished.id  # noqa: A001
+            out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "
+                            "first", id=id) if repair.finished.undone else
+                     Phrase("repair {id}, which had been interrupted, was completed first", id=id))
         scratch = Scratch(repair.scratch_folder, name, keep=resume)
         if not resume:
             scratch.clear()
@@ -288,7 +292,7 @@ def _nothing(out: Output, proposal: Proposal) -> None:
     for text in proposal.plan.notes:
         (out.warn if attended else out.debug)(text)
     if attended:
-        out.note("there is nothing to do")
+        out.note(Phrase("there is nothing to do"))
 
 
 def _say_interrupted(out: Output, store_root: str) -> None:
@@ -297,16 +301,18 @@ def _say_interrupted(out: Output, store_root: str) -> None:
     with contextlib.suppress(RmqctlError, OSError):
         id = pending(store_root)  # noqa: A001
         if id is None:
-            out.warn("interrupted before anything was changed")
+            out.warn(Phrase("interrupted before anything was changed"))
         else:
-            out.warn(f"repair {id} is not finished: nothing is lost, running the command again "
-                     f"completes it, and `rmqctl undo {store_root} {id}` takes it back")
+            out.warn(Phrase("repair {id} is not finished: nothing is lost, running the command "
+                            "again completes it, and `rmqctl undo {store} {id}` takes it back",
+                            id=id, store=store_root))
 
 
-def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> str:
-    return (f"Done. What was replaced or moved away is kept in {backup} "
-            f"({size_text(backup_bytes)}, on the store's disk until you remove it); it comes back "
-            f"with:\n  rmqctl undo {store_root} {done.id}")
+def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> Phrase:
+    return Phrase("Done. What was replaced or moved away is kept in {folder} ({size}, on the "
+                  "store's disk until you remove it); it comes back with:\n"
+                  "  rmqctl undo {store} {id}", folder=backup, size=size_text(backup_bytes),
+                  store=store_root, id=done.id)
 
 
 # -- what is printed ------------------------------------------------------------------------------
@@ -337,13 +343,14 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         rows = [action.in_words() for action in plan.actions[:_SHOWN]]
         page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
         if len(plan.actions) > _SHOWN:
-            page.text(f"and {len(plan.actions) - _SHOWN} more actions (-o json has all)")
+            page.text(Phrase("and {some} more actions (-o json has all)",
+                             some=len(plan.actions) - _SHOWN))
     lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
     if lost:
         _lost(page, plan, lost)
     if plan.kept_damaged:
-        page.text(f"delivered with the damage of its body, and marked RMQCTL=damaged: "
-                  f"{count_text(plan.kept_damaged)} of the messages")
+        page.text(Phrase("delivered with the damage of its body, and marked RMQCTL=damaged: "
+                         "{some:,} of the messages", some=plan.kept_damaged))
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())
@@ -371,13 +378,13 @@ def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lost(page: Human, plan: Plan, count: int) -> None:
-    page.heading(f"{count_text(count)} message{'s' if count != 1 else ''} lost")
+    page.heading(Phrase("{count:,} message lost", "{count:,} messages lost", count=count))
     rows = []
     for message in plan.messages_lost[:_LOST_SHOWN]:
         time = None if message.time_from is None else time_text(message.time_from)
         rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
-        page.text(f"and {count_text(count - len(rows))} more (-o json lists them)")
+        page.text(Phrase("and {some:,} more (-o json lists them)", some=count - len(rows)))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rmqctl.phrases import Phrase
+
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers, QueueImpact
     from rmqctl.output import Human
@@ -45,4 +47,4 @@ def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
     page.blank()
     page.table(rows[:_SHOWN], columns)
     if len(rows) > _SHOWN:
-        page.text(f"and {len(rows) - _SHOWN:,} more (-o json has all)")
+        page.text(Phrase("and {some:,} more (-o json has all)", some=len(rows) - _SHOWN))

@@ -17,8 +17,8 @@ import typer
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.errors import UsageError
 from rmqctl.output import Output
-from rmqctl.output.units import counted
 from rmqctl.parse_values import parse_size
+from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.baseline import Baseline
@@ -78,7 +78,7 @@ class CronOptions(OptionGroup):
     def slowed(self, out: Output, advance: Callable[[int], None]) -> Callable[[int], None]:
         """What tells of progress, and waits where it goes on too fast."""
         if self.idle and not use_idle_disk():
-            out.warn("--idle: this system knows no idle class for the disk")
+            out.warn(Phrase("--idle: this system knows no idle class for the disk"))
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
     def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
@@ -87,10 +87,11 @@ class CronOptions(OptionGroup):
 
         gone = sum(baseline.gone for baseline in baselines)
         if self.update_baseline and self.baseline is not None:
-            out.note(f"{self.baseline}: {counted(save(self.baseline, baselines), 'finding')} known "
-                     "from now on")
+            out.note(Phrase("{file}: {findings} known from now on", file=self.baseline,
+                            findings=counted(save(self.baseline, baselines), "finding")))
         elif gone and not self.quiet_if_ok:
-            out.note(f"{counted(gone, 'known finding')} not found again (--update-baseline)")
+            out.note(Phrase("{findings} not found again (--update-baseline)",
+                            findings=counted(gone, "known finding")))
 
 
 def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:

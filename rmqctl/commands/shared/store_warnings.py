@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rmqctl.phrases import Phrase
+
 if TYPE_CHECKING:
     from rmqctl.files.lock_probe import LockState
     from rmqctl.output import Output
@@ -20,8 +22,10 @@ def warn_of_log(out: Output, store: Store) -> None:
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
     """Says that a process holds ``held``, and may change it meanwhile."""
     if lock.held:
-        who = f"process {lock.pid}" if lock.pid else "another process"
-        out.warn(f"{who} holds {held} ({lock.kind}): this is a moving picture")
+        said = {"held": held, "kind": lock.kind}
+        out.warn(Phrase("process {pid} holds {held} ({kind}): this is a moving picture",
+                        pid=lock.pid, **said) if lock.pid else
+                 Phrase("another process holds {held} ({kind}): this is a moving picture", **said))
 
 
 def warn_of_cut(out: Output, view: View) -> bool:

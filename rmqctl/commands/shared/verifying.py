@@ -12,7 +12,8 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
-from rmqctl.output.units import count_text, counted, size_text
+from rmqctl.output.units import count_text, size_text
+from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
@@ -49,8 +50,8 @@ def show(out: Output, verdict: Verdict[C],
          covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
     """The verdict in the format that is asked for; ``covered`` says for people what was covered."""
     if verdict.total > len(verdict.findings):
-        out.warn(f"{verdict.total - len(verdict.findings)} more findings are counted, not listed "
-                 "(--limit)")
+        out.warn(Phrase("{some} more findings are counted, not listed (--limit)",
+                        some=verdict.total - len(verdict.findings)))
     document = completed(verdict.as_dict())
     rows = document["findings"]
     out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,
@@ -67,21 +68,10 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 def show_page(page: Human, verdict: Verdict[C],
               covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
     """The verdict for people."""
-    from rmqctl.checks.verify.common import plural
-
-    if verdict.ok and verdict.not_judged:
-        page.text(f"{verdict.root}: no damage found in what can be judged; not judged: "
-                  f"{', '.join(verdict.not_judged)}", "warn")
-    elif verdict.ok and verdict.known:
-        page.text(f"{verdict.root}: no new damage found; {plural(verdict.known, 'finding')} known "
-                  "before", "good")
-    elif verdict.ok:
-        page.text(f"{verdict.root}: no damage found", "good")
-    else:
-        known = f", and {verdict.known:,} known before" if verdict.known else ""
-        page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}{known}", "bad")
-        if verdict.concerned:
-            page.text(verdict.concerned + _between(verdict))
+    page.text(Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
+              "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
+    if not verdict.ok and verdict.concerned:
+        page.text(verdict.concerned)
     if verdict.findings:
         page.blank()
         page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,
@@ -93,20 +83,21 @@ def show_page(page: Human, verdict: Verdict[C],
     page.pairs({**covered(verdict),
                 "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
     if verdict.pieces is not None:
-        page.text(f"only {plural(verdict.pieces, 'part')} of the log looked at", "warn")
+        page.text(Phrase("only {count:,} part of the log looked at",
+                         "only {count:,} parts of the log looked at", count=verdict.pieces), "warn")
 
 
-def _between(verdict: Verdict[C]) -> str:
-    """Where the damage lies in time: what the messages before and after it say of themselves."""
-    from rmqctl.output.units import time_text
-
-    before, after = verdict.damaged_from, verdict.damaged_to
-    if before is None and after is None:
-        return ""
-    if after is None:
-        return f", after a message stored at {time_text(before or 0)}"
-    return f", before a message stored at {time_text(after)}" if before is None else (
-        f", between messages stored at {time_text(before)} and {time_text(after)}")
+def _headline(verdict: Verdict[C]) -> Phrase:
+    found = counted(verdict.troubles if not verdict.ok else verdict.known, "finding")
+    if not verdict.ok:
+        return found if not verdict.known else Phrase(
+            "{findings}, and {known:,} known before", findings=found, known=verdict.known)
+    if verdict.not_judged:
+        return Phrase("no damage found in what can be judged; not judged: {names}",
+                      names=Joined(", ", verdict.not_judged))
+    if verdict.known:
+        return Phrase("no new damage found; {findings} known before", findings=found)
+    return Phrase("no damage found")
 
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
@@ -123,19 +114,21 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     cover = verdict.coverage
     pairs = {
         "messages": count_text(cover.messages),
-        "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
-                     f"messages + {size_text(cover.bytes_blank)} blank + "
-                     f"{size_text(cover.bytes_zero)} unused + "
-                     f"{size_text(cover.bytes_damaged)} damaged",
-        "not verifiable": f"{size_text(cover.bytes_unverifiable)} of the messages: fields and "
-                          "properties no checksum covers",
+        "commitlog": Phrase(
+            "{total} = {messages} messages + {blank} blank + {unused} unused + {damaged} damaged",
+            total=size_text(cover.bytes_total), messages=size_text(cover.bytes_in_messages),
+            blank=size_text(cover.bytes_blank), unused=size_text(cover.bytes_zero),
+            damaged=size_text(cover.bytes_damaged)),
+        "not verifiable": Phrase(
+            "{size} of the messages: fields and properties no checksum covers",
+            size=size_text(cover.bytes_unverifiable)),
         "consumequeue rows": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
     }
     if verdict.tier is not None:
-        pairs["tier"] = (f"{count_text(verdict.tier['messages'])} messages in "
-                         f"{count_text(verdict.tier['queues'])} queues, "
-                         f"{count_text(verdict.tier['index_items'])} index items")
+        pairs["tier"] = Phrase("{messages:,} messages in {queues:,} queues, {items:,} index items",
+                               messages=verdict.tier["messages"], queues=verdict.tier["queues"],
+                               items=verdict.tier["index_items"])
     return pairs
 
 
@@ -151,7 +144,8 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
             out.warn(_reason(store))
         elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
             more = store.verdict.total - len(store.verdict.findings)
-            out.warn(f"{store.root}: {more} more findings are counted, not listed (--limit)")
+            out.warn(Phrase("{store}: {some} more findings are counted, not listed (--limit)",
+                            store=store.root, some=more))
     verdicts = document(judged)
     for row in (*verdicts["findings"], *verdicts["stores"]):
         if "next" in row:
@@ -190,15 +184,17 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
     rows = []
     for store in judged:
         if store.verdict is None:
-            rows.append({"store": store.root, "verdict": "not judged", "detail": str(store.error)})
+            rows.append({"store": store.root, "verdict": Phrase("not judged"),
+                         "detail": str(store.error)})
             continue
         each, cover = store.verdict, store.verdict.coverage
-        known = f" ({each.known:,} known)" if each.known else ""
         top = each.counts.most_common(3)
+        found = Phrase("no damage") if each.ok else counted(each.troubles, "finding")
+        if each.known:
+            found = Phrase("{what} ({known:,} known)", what=found, known=each.known)
         rows.append({
             "store": store.root,
-            "verdict": (f"no damage{known}" if each.ok and not each.not_judged else
-                        "partly judged" if each.ok else counted(each.troubles, "finding") + known),
+            "verdict": Phrase("partly judged") if each.ok and each.not_judged else found,
             "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
             "damaged": size_text(cover.bytes_damaged),
             "detail": ", ".join(each.not_judged) if each.ok and each.not_judged else ", ".join(
@@ -237,8 +233,8 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
     tier = _tier_in(store.root)
     if tier is None:
         if asked:
-            out.note("no tier lies in the store: `rmqctl tiered verify DIR --local "
-                     f"{store.root}` checks one that lies elsewhere")
+            out.note(Phrase("no tier lies in the store: `rmqctl tiered verify DIR --local {store}` "
+                            "checks one that lies elsewhere", store=store.root))
         return own
     from rmqctl.tiered.verify.verify import Verification, verdict
 

@@ -23,12 +23,12 @@ from typing import Any, Self
 import numpy as np
 
 from rmqctl.broker.settings import Settings
-from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.create import create_store, plan_store
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
+from rmqctl.phrases import Phrase, counted
 from rmqctl.repair.carve.carve import (
     DOUBTFUL,
     IN_PLACE,
@@ -182,40 +182,48 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     """What is to be said of a carving in the end. ``written``: None where messages were only
     listed; ``left_out``: placements that were not written.
     """
-    def hint(option: str, given: bool) -> str:
-        return f" (--{option} lists them)" if written is None and not given else ""
+    def hinted(said: Phrase, option: str, given: bool) -> Phrase:
+        return said if written is not None or given else Phrase(
+            "{what} (--{option} lists them)", what=said, option=option)
 
-    def kept(placement: str) -> str:
+    def kept(placement: str) -> Phrase:
         if written is None:
-            return f"their placement is {placement}"
-        return ("left out; without --out they are listed" if placement in left_out else
-                f"written too; --no-{placement} leaves them out")
+            return Phrase("their placement is {placement}", placement=placement)
+        if placement in left_out:
+            return Phrase("left out; without --out they are listed")
+        return Phrase("written too; --no-{placement} leaves them out", placement=placement)
 
     if tally.breaks:
-        yield f"{plural(tally.breaks, 'place')} where a log is broken off or interrupted"
+        yield Phrase("{count:,} place where a log is broken off or interrupted",
+                     "{count:,} places where a log is broken off or interrupted",
+                     count=tally.breaks)
     if tally.damaged:
-        yield (f"{plural(tally.damaged, 'record')} with a body that does not match its CRC"
-               f"{hint('damaged', wanted.damaged)}")
+        yield hinted(Phrase("{count:,} record with a body that does not match its CRC",
+                            "{count:,} records with a body that does not match its CRC",
+                            count=tally.damaged), "damaged", wanted.damaged)
     if tally.doubtful:
-        yield (f"{plural(tally.doubtful, 'message')} may lie in the body of a damaged one, nothing "
-               f"tells ({kept(DOUBTFUL)})")
+        yield Phrase("{messages} may lie in the body of a damaged one, nothing tells ({kept})",
+                     messages=counted(tally.doubtful, "message"), kept=kept(DOUBTFUL))
     if tally.embedded:
-        how = "" if wanted.embedded else "; --embedded gives them"
-        yield (f"{plural(tally.embedded, 'intact record')} inside of damaged ones, perhaps copies "
-               f"in a body{how}")
+        inside = Phrase("{count:,} intact record inside of damaged ones, perhaps copies in a body",
+                        "{count:,} intact records inside of damaged ones, perhaps copies in a body",
+                        count=tally.embedded)
+        yield inside if wanted.embedded else Phrase("{what}; --embedded gives them", what=inside)
     if tally.duplicates:
-        yield (f"{plural(tally.duplicates, 'duplicate')} found"
-               f"{hint('duplicates', wanted.duplicates)}")
+        yield hinted(Phrase("{count:,} duplicate found", "{count:,} duplicates found",
+                            count=tally.duplicates), "duplicates", wanted.duplicates)
     if written is None:
         return
     if tally.counts.get(MISPLACED):
-        yield f"{plural(tally.counts[MISPLACED], 'misplaced message')} found ({kept(MISPLACED)})"
+        yield Phrase("{count:,} misplaced message found ({kept})",
+                     "{count:,} misplaced messages found ({kept})",
+                     count=tally.counts[MISPLACED], kept=kept(MISPLACED))
     if written.messages:
-        yield (f"config/topics.json of {written.store} is as a new store has it: a broker does "
-               "not let clients use topics it does not find there")
+        yield Phrase("config/topics.json of {store} is as a new store has it: a broker does not "
+                     "let clients use topics it does not find there", store=written.store)
     if written.renumbered:
-        yield (f"{plural(written.renumbered, 'message')} got new queue offsets, because others "
-               "before them are missing")
+        yield Phrase("{messages} got new queue offsets, because others before them are missing",
+                     messages=counted(written.renumbered, "message"))
 
 
 class _Reader:
