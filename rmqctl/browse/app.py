@@ -247,7 +247,7 @@ class Browser(Working):
     def _apply_filter(self) -> None:
         try:
             conditions = conditions_of(self.main.query_one("#filter", Input).value, self._parse)
-        except UsageError as error:
+        except RmqctlError as error:
             self.say(str(error), bad=True)
             return
         if conditions != self.conditions:

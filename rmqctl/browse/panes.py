@@ -46,7 +46,7 @@ def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> l
             return [_plain("the message is not there any more; r looks at the store anew", "bad")]
         if name == "hex":
             return list(_hex_record(reader, record, width))
-        return _json(_bounded(record)) if name == "json" else list(_fields(record, width))
+        return _json(_bounded(record)) if name == "json" else list(_fields(record, row, width))
     except RmqctlError as error:
         return [_plain(visible(str(error)), "bad")]
 
@@ -84,13 +84,14 @@ def folded(words: str, width: int) -> Iterator[str]:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def _fields(record: Record, width: int) -> Iterator[Line]:
-    """Properties first to be seen, then the fields of the record, then the body."""
+def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
+    """What people look for first, then all properties and fields, then the body."""
     fields = message_object(record, body="none")
     if not fields["crc_ok"]:
         yield _plain("the body does not match its CRC", "bad")
     for name in ("topic", "tags", "keys"):
         yield from _pair(name, cell_text(fields[name]), width)
+    yield from _pair("body", row.cells["body"], width)
     for name, value in fields["properties"].items():
         if name not in ("TAGS", "KEYS"):
             yield from _pair(f"property {name}", cell_text(value), width)

@@ -111,9 +111,9 @@ def test_an_empty_store(tmp_path):
 
     async def act(screen: Screen) -> None:
         assert "the log has no files" in screen.text
-        await screen.press("tab", "end", "home", "g", ":0", "t", ":now", "v")
+        await screen.press("tab", "end", "g", ":0", "v")
         assert "no damage found" in screen.text
-        await screen.press("escape", "r", "1", "2", "3", "enter", "o")
+        await screen.press("escape", "r", "2", "o")
 
     browse(tmp_path / "empty", act)
 
@@ -157,7 +157,7 @@ def test_files_that_vanish_or_cannot_be_read(golden_copy):
     async def act(screen: Screen) -> None:
         for path in (root / "commitlog").iterdir():
             path.unlink()
-        await screen.press("tab", "end", "home", "down", "2", "v")
+        await screen.press("tab", "end", "2", "v")
         await screen.press("escape", "r")
         assert "the log has no files" in screen.text
 

@@ -71,7 +71,7 @@ def opened(request, golden) -> Iterator[Opened]:
     found.close()
 
 
-@pytest.mark.parametrize("opened", sample(STORES, 6, "browse"), ids=lambda store: store.id,
+@pytest.mark.parametrize("opened", sample(STORES, 4, "browse"), ids=lambda store: store.id,
                          indirect=True)
 def test_all_that_read_gives_in_both_directions(opened: Opened):
     store = opened.reader.store
@@ -198,7 +198,8 @@ def test_every_file_and_every_pane(broken: Opened):
             assert pane(name, broken.reader, listing, rows[-1], 50)
     assert {"consumequeue", "index", "checkpoint", "lock"} <= seen
     log = broken.reader.listing(Place())
-    for row in onward(log):
+    for row in [row for number, row in enumerate(onward(log))
+                if row.kind == "damage" or number % 20 == 0]:
         for name in PANES:
             lines = pane(name, broken.reader, log, row, 50)
             assert lines

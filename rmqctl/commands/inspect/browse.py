@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from datetime import UTC
+from functools import cache
 
 from rmqctl.commands.app.exit_codes import Terminated
-from rmqctl.commands.shared.message_options import condition_of, parse_condition
+from rmqctl.commands.shared.message_options import (
+    Decode,
+    condition_of,
+    decoding_of,
+    parse_condition,
+)
 from rmqctl.commands.shared.options import StoreOptions, Zone
 from rmqctl.errors import UsageError, require
 from rmqctl.output.streams import has_screen
 from rmqctl.parse_values import parse_time, show_times_in
 
 
-def command(*, store: StoreOptions, tz: Zone = UTC) -> None:
+def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> None:
     """Look around in a store: topics, queues, files, messages, damage. Nothing is changed.
 
     A tree of what there is, a list of messages with a filter (the conditions of `rmqctl read
@@ -34,7 +40,8 @@ def command(*, store: StoreOptions, tz: Zone = UTC) -> None:
     show_times_in(tz)
     opened = Opened(store.open)
     try:
-        app = Browser(opened, lambda text: condition_of(parse_condition(text), tz),
+        decoding = cache(lambda: decoding_of(decode))  # only when a condition asks for it
+        app = Browser(opened, lambda text: condition_of(parse_condition(text), tz, decoding),
                       lambda text: parse_time(text, tz=tz))
         app.run()
     finally:
