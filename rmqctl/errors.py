@@ -107,6 +107,8 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "pyspark": ("spark", "Spark"),
     "google.protobuf": ("decode", "Protobuf"),
     "fsspec": ("url", "a tier behind a URL"),
+    "jinja2": ("report", "a report"),
+    "matplotlib": ("report", "the charts of a report"),
 }
 """Packages that not every installation has: the extra that brings each, and what it is for."""
 

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
-for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual"):
+for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "jinja2",
+             "matplotlib"):
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
@@ -84,4 +85,4 @@ def test_the_extras_are_those_of_the_project():
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
-    assert extras["all"] == ["rmqctl[spark,tui,url]"]
+    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report]"]

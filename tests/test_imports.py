@@ -31,8 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
     "browse": LIBRARY | {"files", "checks", "pipeline", "output"},
+    "report": LIBRARY | {"broker", "checks", "output"},
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",
-                           "pipeline", "output", "browse"},
+                           "pipeline", "output", "browse", "report"},
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }

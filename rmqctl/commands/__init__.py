@@ -101,6 +101,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),
     _spec("impact", "read-only", _CHECK, "What damage and a start mean for each consumer group"),
+    _spec("report", "writes-new", _CHECK, "All of that in one HTML file, with charts, to pass on"),
     _spec("exporter", "read-only", _CHECK, "Metrics of stores for Prometheus, over HTTP"),
     _spec("explain", "read-only", _CHECK, "What a finding or an action means, and what to do"),
     _spec("diff", "read-only", _CHECK, "Compare two stores: missing, extra, different messages"),

@@ -411,6 +411,38 @@ def new_file(path: str, size: int, reserve: bool = False) -> int:
     return fd
 
 
+def new_whole_file(path: str, data: bytes) -> None:
+    """A new file with its content, for good: it gets its name when all of it is on the device,
+    where the file system can do that. Nothing is ever replaced. StoreIOError.
+    """
+    folder = os.path.dirname(path) or "."
+    fd = _unnamed(folder, path)
+    named = False
+    try:
+        if fd >= 0:
+            _filled(fd, path, data)
+            named = _give_name(fd, path)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    if not named:
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
+        try:
+            _filled(fd, path, data)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+    sync_folder(folder)
+
+
+def _filled(fd: int, path: str, data: bytes) -> None:
+    write_all(fd, data, 0, path)
+    sync(fd, path, whole=True)
+
+
 def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
     """Gives a file its length, never a smaller one, and with ``reserve`` the space for it."""
     try:

@@ -25,7 +25,7 @@ STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (
 """Milliseconds of a step of time; each divides the next."""
 MOST_STEPS = 4096
 MOST_CELLS = 2048
-_LEAST_CELL = 1024
+_LEAST_CELL = 64
 
 
 class Timeline:

@@ -12,6 +12,7 @@ from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
+from rmqctl.formats.local.message import Record
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.query.lookup import containing
@@ -25,7 +26,7 @@ _TOPICS = 3
 KNOWN = "known"
 """What stands for the severity of a finding that was known before."""
 Known = Callable[[Finding], bool]
-_DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
+DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
                      "torn-tail"})
 """Findings about bytes of the log which were messages."""
 
@@ -241,7 +242,7 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
 
     def findings() -> Iterator[Finding]:
         for finding in run.findings():
-            if finding.is_trouble and finding.category in _DAMAGE and finding.offset is not None:
+            if finding.is_trouble and finding.category in DAMAGE and finding.offset is not None:
                 damage[:] = [min([*damage, finding.offset]),
                              max([*damage, finding.offset + (finding.length or 0)])]
             yield finding
@@ -255,8 +256,15 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
 
 
 def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:
-    """The store times (ms) of the messages just before and after physical offsets [start, end);
-    None where there is none, or damage.
+    """The store times (ms) of the messages that are `around`."""
+    before, after = around(store, start, end)
+    return (None if before is None else before.store_timestamp,
+            None if after is None else after.store_timestamp)
+
+
+def around(store: Store, start: int, end: int) -> tuple[Record | None, Record | None]:
+    """The messages just before and after physical offsets [start, end); None where there is none,
+    or damage.
     """
     try:
         before = containing(store, start - 1)
@@ -266,5 +274,4 @@ def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | 
             after = store.log.record_at(file.end)
     except StoreIOError:
         return None, None
-    return (None if before is None else before.store_timestamp,
-            None if after is None else after.store_timestamp)
+    return before, after

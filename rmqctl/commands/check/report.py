@@ -1,0 +1,136 @@
+"""``rmqctl report``: what is wrong with a store, in one HTML file for people to pass on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.app import typed
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.engine_options import EngineOptions
+from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
+from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals, require
+from rmqctl.output.units import size_text
+from rmqctl.parse_values import now_ms, show_times_in
+from rmqctl.phrases import Phrase
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
+    from rmqctl.report.facts import Facts
+
+_DAY = 86_400_000
+
+
+def command(
+    *,
+    target: Annotated[str, typer.Option(
+        "--out", metavar="FILE.html", help="A new file, outside of the store. Nothing is ever "
+        "replaced.")],
+    redact: Annotated[str | None, typer.Option(
+        "--redact", metavar="LIST", show_default=False,
+        help="Mask some of bodies, properties, addresses (with all ids that have one in them), "
+        "topics, groups and paths, comma-separated, or all.")] = None,
+    hashes: Annotated[bool, typer.Option(
+        "--hash/--no-hash", help="The SHA-256 of every file of the store: reads all of them once "
+        "more.")] = True,
+    engine: Annotated[EngineOptions, pick("version")],
+    jobs: Jobs = 0,
+    store: StoreOptions,
+    tz: Zone = UTC,
+    out: SpokenOut,
+) -> None:
+    """Write one HTML file that tells of a store, for who was not there: people, not programs.
+
+    What `rmqctl doctor`, `verify`, `preflight`, `stats`, `offsets` and `impact` compute: the
+    verdict in plain words, messages and bytes over time with damage marked, a map of the log,
+    topics, queues and groups, every kind of finding with its explanation, what a start would do,
+    the command lines behind it, and the SHA-256 of every file. The file has no script and needs no
+    network; it is light or dark as the reader's screen is, and can be printed. Exit code 0 for a
+    sound store, 1 for anything else; 3 when all that can be judged is sound, but a part lies in a
+    form that is not read. Needs an extra: pip install 'rmqctl[report]'.
+
+        rmqctl report STORE --out incident.html
+
+        rmqctl report STORE --out incident.html --redact bodies,properties,addresses
+    """
+    require("jinja2", "matplotlib")
+    from rmqctl.files.durable import new_whole_file
+    from rmqctl.pipeline.staging import checked_target
+    from rmqctl.report.facts import gather
+    from rmqctl.report.masking import Mask, parse_kinds
+    from rmqctl.report.page import Request, of_report, page
+
+    kinds = parse_kinds(redact)
+    path = checked_target(target)
+    if os.path.isdir(path):
+        raise RefusedError(f"{target}: is a folder; name a new file")
+    show_times_in(tz)
+    with store.open() as opened, noting_refusals() as refused:
+        facts = gather(opened, engine.version, worker_count(jobs), out.watch, hashes=hashes)
+        facts.notes.extend(refused)
+        mask = Mask(kinds, facts.topic_names, facts.group_names,
+                    (os.path.abspath(store.root), store.root))
+        html = page(facts, Request(
+            of_report(out.lang), tz, mask, now_ms(), _commands(store.root, facts, mask),
+            [(mask.text(typed.completed(step.command) or ""), step.why)
+             for step in facts.diagnosis.next],
+            opened.log if opened.layout.reads("commitlog") else None))
+    data = html.encode("utf-8", "backslashreplace")
+    new_whole_file(path, data)
+    document = _document(target, facts, data)
+    out.document(document, lambda page: _show(page, facts, document))
+    if refused:
+        raise StoreIOError(f"{refused[0]}; the report is made without it")
+    if not facts.diagnosis.sound:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    facts.diagnosis.require_judged()
+
+
+def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
+    """The command lines that give the parts of the page."""
+    from rmqctl.report.drawing import bars
+
+    lines = {name: typed.other(*words, root) for name, words in {
+        "doctor": ("doctor",), "verify": ("verify",), "preflight": ("preflight",),
+        "offsets": ("offsets",), "groups": ("impact",)}.items()}
+    drawn = None if facts.profile is None else bars(facts.profile.times)
+    step = 0 if drawn is None else drawn.step
+    by = "day" if step >= _DAY else "hour" if step >= _DAY // 24 else "minute"
+    lines["time"] = f"{typed.other('stats', root)} --by {by} --plot"
+    lines["queues"] = f"{typed.other('stats', root)} --by queue"
+    lines["report"] = typed.again()
+    if not facts.diagnosis.sound and not facts.diagnosis.not_judged:
+        lines["recover"] = typed.other("recover", root)
+    if facts.neighbours and facts.neighbours[0].before is not None:
+        first = facts.neighbours[0].before["physical_offset"]
+        lines["around"] = f"{typed.other('read', root)} --from-phy {first} --count 2"
+    if facts.files is not None:
+        lines["files"] = f"cd {shlex.quote(root)} && sha256sum --check LIST"
+    return {name: mask.text(line) for name, line in lines.items()}
+
+
+def _document(target: str, facts: Facts, data: bytes) -> dict[str, Any]:
+    found = facts.diagnosis
+    return {"out": target, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
+            "sound": found.sound, "verdict": found.verdict,
+            "findings": sum(row.count for row in found.damaged),
+            "files": None if facts.files is None else len(facts.files)}
+
+
+def _show(page: Human, facts: Facts, document: dict[str, Any]) -> None:
+    found = facts.diagnosis
+    page.text(Phrase("{store}: {verdict}", store=facts.root, verdict=found.verdict),
+              "good" if found.sound else "bad")
+    page.blank()
+    page.pairs({
+        "report": Phrase("{name}, {size}", name=document["out"],
+                         size=size_text(document["bytes"])),
+        "sha256": document["sha256"], "findings": f"{document['findings']:,}",
+        "files": Phrase("not hashed") if facts.files is None else Phrase(
+            "{count:,} file hashed, {size}", "{count:,} files hashed, {size}",
+            count=len(facts.files), size=size_text(facts.total_size))})

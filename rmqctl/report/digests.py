@@ -1,0 +1,71 @@
+"""SHA-256 of every file of a store: what a report was made of, to be compared with later."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.info import Item
+from rmqctl.store.log.ranges import Threads
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """``path`` is relative to the store's root (absolute for what lies elsewhere), ``size`` in
+    bytes. ``sha256``: None where ``problem`` says why there is none. ``changed``: whether the file
+    has not the size any more that it had when the report was begun.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    problem: str = ""
+    changed: bool = False
+
+    def line(self) -> str:
+        """As `sha256sum` writes and reads it; "" without a digest."""
+        if self.sha256 is None:
+            return ""
+        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        return f"{'' if escaped == path else chr(92)}{self.sha256}  {escaped}"
+
+
+def digests(root: str, items: Sequence[Item], jobs: int = 1,
+            progress: Callable[[int], None] | None = None) -> list[FileDigest]:
+    """Those of files of a store, read in blocks. ``progress`` hears of their bytes."""
+    found = []
+    for item, digest in Threads(jobs).run(partial(_digest, root), items):
+        found.append(digest)
+        if progress is not None:
+            progress(item.size)
+    return found
+
+
+def of_all(lines: Iterable[str]) -> str:
+    """One digest for all of them: that of their lines, each with its end."""
+    whole = hashlib.sha256()
+    for line in lines:
+        whole.update(f"{line}\n".encode("utf-8", "backslashreplace"))
+    return whole.hexdigest()
+
+
+def _digest(root: str, item: Item) -> FileDigest:
+    path = os.path.join(root, item.path)
+    digest = hashlib.sha256()
+    position = 0
+    try:
+        with FileSource(path) as source:
+            while block := source.read(position, _BLOCK):
+                digest.update(block)
+                position += len(block)
+    except StoreIOError as error:
+        return FileDigest(item.path, item.size, None, str(error))
+    return FileDigest(item.path, position, digest.hexdigest(), changed=position != item.size)

@@ -1,0 +1,108 @@
+"""What a report leaves out when asked to: nothing that is masked is in the file in any form.
+
+Texts of a store may name what is masked anywhere (a detail names a topic, a path holds one), so all
+texts go through `Mask.text`; what is a topic, a group, a body as a whole has its own method.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rmqctl.errors import UsageError
+from rmqctl.output.escape import visible
+
+KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
+HIDDEN = "▒▒▒▒"
+_V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
+_V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
+_V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
+            r"|(?<![\w:])(?:[0-9A-Fa-f]{1,4}:)*:[0-9A-Fa-f:]+")
+_IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f])"
+"""Message ids begin with the address of a broker, unique keys with that of a client."""
+_ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
+_WORD = re.compile(r"[\w%|.@-]+")
+_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
+
+
+def parse_kinds(text: str | None) -> frozenset[str]:
+    """``bodies,addresses`` or ``all``. UsageError for a word that is none of `KINDS`."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if words == ["all"]:
+        return frozenset(KINDS)
+    for word in words:
+        if word not in KINDS:
+            raise UsageError(f"--redact {text}: {word!r} is nothing to mask; write some of "
+                             f"{', '.join(KINDS)}, or all")
+    return frozenset(words)
+
+
+class Mask:
+    """``kinds`` of `KINDS`. ``topics`` and ``groups`` are all that the report may name: each has
+    the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full.
+    """
+
+    def __init__(self, kinds: Iterable[str], topics: Iterable[str] = (),
+                 groups: Iterable[str] = (), roots: Iterable[str] = ()) -> None:
+        self.kinds = frozenset(kinds)
+        self._names: dict[str, str] = {}
+        groups = list(dict.fromkeys(groups))
+        if "groups" in self.kinds:
+            self._names |= {name: f"group-{number}" for number, name in enumerate(groups, 1)}
+        if "topics" in self.kinds:
+            plain = [topic for topic in dict.fromkeys(topics) if topic not in self._names]
+            self._names |= {name: f"topic-{number}" for number, name in enumerate(plain, 1)}
+        if "topics" in self.kinds or "groups" in self.kinds:  # %RETRY%GROUP names a group
+            for group in groups:
+                for prefix in ("%RETRY%", "%DLQ%"):
+                    shown = self._names.get(group, group if "topics" not in self.kinds else HIDDEN)
+                    self._names.setdefault(prefix + group, prefix + shown)
+                    if "groups" in self.kinds:
+                        self._names[prefix + group] = prefix + shown
+        # Names that are not one word of a text are looked for as they are, the longest first.
+        odd = sorted((visible(name) for name in self._names
+                      if not _WORD.fullmatch(name)), key=len, reverse=True)
+        self._odd = re.compile("|".join(map(re.escape, filter(None, odd)))) if any(odd) else None
+        self._shown = {visible(name): pseudonym for name, pseudonym in self._names.items()}
+        whole = {visible(root) for root in roots if len(root) > 1}
+        self._roots = sorted(whole, key=len, reverse=True) if "paths" in self.kinds else []
+
+    def __contains__(self, kind: str) -> bool:
+        return kind in self.kinds
+
+    def text(self, text: str) -> str:
+        """One line that is safe to show, without what is masked."""
+        shown = visible(text)
+        for root in self._roots:
+            shown = shown.replace(root, "STORE")
+        if self._shown:
+            if self._odd is not None:
+                shown = self._odd.sub(lambda match: self._shown[match.group()], shown)
+            shown = _WORD.sub(self._word, shown)
+        if "addresses" in self.kinds:
+            shown = _ADDRESSES.sub(HIDDEN, shown)
+        return shown
+
+    def _word(self, match: re.Match[str]) -> str:
+        word = match.group()
+        found = self._shown.get(word)
+        if found is not None:
+            return found
+        bare = word.rstrip(".")  # the end of a sentence
+        return self._shown[bare] + word[len(bare):] if bare in self._shown else word
+
+    def detail(self, text: str, category: str) -> str:
+        """The detail of a finding; that of ``property-number`` quotes a property."""
+        if "properties" in self.kinds and category == "property-number":
+            text = _QUOTED.sub(HIDDEN, text)
+        return self.text(text)
+
+    def body(self, text: str) -> str:
+        return HIDDEN if "bodies" in self.kinds else self.text(text)
+
+    def property(self, text: str) -> str:
+        return HIDDEN if text and "properties" in self.kinds else self.text(text)
+
+    def address(self, text: str) -> str:
+        """A host, or an id that has one in it."""
+        return HIDDEN if text and "addresses" in self.kinds else self.text(text)

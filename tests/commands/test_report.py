@@ -1,0 +1,342 @@
+"""rmqctl report: one file that tells all that other commands say, and nothing that is masked."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import string
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.checks.explanations import explanations
+from rmqctl.output.language import language
+from rmqctl.report.masking import HIDDEN, KINDS, Mask
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
+from tests.support import tiny as tiny_stores
+from tests.support.cli import Result
+
+jinja2 = pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+PACKAGE = Path(__file__).parents[2] / "rmqctl" / "report"
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+LOG = "commitlog/00000000000000000000"
+NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;{{7*7}}\x1b[31m\u202e"
+
+
+class Page(HTMLParser):
+    """A page taken apart; a tag that is not closed in its turn is an error."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.source = source
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+        self.text = re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(attrs) == len(dict(attrs)), f"{tag}: an attribute twice"
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+
+
+@pytest.fixture
+def report(rmqctl: Runner, tmp_path: Path):
+    """Makes a report of a store: (the page, what the command said)."""
+    def made(store: Path, *options: str, code: int | None = None) -> tuple[Page, Result]:
+        out = tmp_path / f"{len(list(tmp_path.glob('*.html')))}.html"
+        done = rmqctl("report", store, "--out", out, *options)
+        if code is not None:
+            done.expect(code)
+        return Page(out.read_text()), done
+    return made
+
+
+@pytest.fixture
+def damaged(tiny: tiny_stores.Tiny) -> Path:
+    """The tiny store with a turned bit in a body and a page of zeros in a queue."""
+    damage.flip_bit(tiny.root, LOG, 690, 3)
+    damage.zero(tiny.root, "consumequeue/orders/0/00000000000000000000", 0, 20)
+    return tiny.root
+
+
+def check_policy(page: Page) -> None:
+    """Nothing is run, nothing is fetched, and no style counts but that of the page."""
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "iframe", "object", "embed", "img", "form", "base", "a"}
+    policy = next(attrs["content"] for tag, attrs in page.tags
+                  if attrs.get("http-equiv") == "Content-Security-Policy")
+    css = re.search("<style>(.*?)</style>", page.source, re.DOTALL).group(1)
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
+    assert "unsafe" not in policy
+    assert "url(" not in css
+    assert "@import" not in css
+    ids = [attrs["id"] for _, attrs in page.tags if attrs.get("id")]
+    assert len(ids) == len(set(ids))
+    for tag, attrs in page.tags:
+        for name, value in attrs.items():
+            assert name != "style"
+            assert not name.startswith("on")
+            if name in ("src", "href", "clip-path"):
+                assert value == "data:," or re.fullmatch(r"#[\w-]+|url\(#[\w-]+\)", value), (
+                    tag, name, value)
+                reference = value.removeprefix("url(").strip("#)")
+                assert value == "data:," or reference in ids
+
+
+@pytest.mark.parametrize("name", ["5.3.3/crash-crc/before", "4.9.3/crash-trunc-garbage/before",
+                                  "5.3.3/basic/store"])
+def test_it_says_what_the_other_commands_say(name: str, golden: GoldenFolder, rmqctl: Runner,
+                                             report) -> None:
+    store = golden(name)
+    doctor = rmqctl("doctor", store, "-o", "json")
+    told = doctor.json()
+    page, said = report(store, code=doctor.code)
+    check_policy(page)
+    assert told["verdict"] in said.out
+    for finding in rmqctl("verify", store, "-o", "json").json()["findings"]:
+        explained = explanations()[finding["category"]]
+        assert f"{finding['category']}" in page.text
+        assert html.escape(explained.cause).split("`")[0] in html.escape(page.text)
+        assert re.sub(r"\s+", " ", finding["detail"]) in page.text
+    for topic in rmqctl("stats", store, "-o", "json").json()["rows"]:
+        assert topic["topic"] in page.text
+    for count in (told["already_lost"], told["would_lose"]):
+        assert f"<b>{count:,}</b>" in page.source
+    assert all(step in page.text for step in told["next"])
+    assert ("nothing is lost" in page.text) == told["sound"]
+    assert page.source.count('class="chart"') == 2
+
+
+def test_the_digests_are_those_of_the_files(damaged: Path, report) -> None:
+    (damaged / "config" / "odd\nname\\").write_bytes(b"x")
+    page, _ = report(damaged)
+    lines = re.search(r'<pre class="fold">(.*?)</pre>', page.source, re.DOTALL).group(1)
+    lines = html.unescape(lines).splitlines()
+    files = sorted(path for path in damaged.rglob("*") if path.is_file())
+    assert len(lines) == len(files)
+    checked = subprocess.run(["sha256sum", "--check", "--strict", "-"], cwd=damaged, text=True,
+                             input="\n".join(lines) + "\n", capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert f"{hashlib.sha256((damaged / LOG).read_bytes()).hexdigest()}  {LOG}" in lines
+    assert hashlib.sha256(("\n".join(lines) + "\n").encode()).hexdigest() in page.text
+
+
+def test_nothing_of_a_store_becomes_markup(tmp_path: Path, report) -> None:
+    spec = tiny_stores.Spec("orders", 0, NASTY.encode(), {"KEYS": NASTY, "UNIQ_KEY": NASTY})
+    other = tiny_stores.Spec(NASTY.replace("/", "")[:100], 1, b"second", {"TAGS": NASTY})
+    store = tiny_stores.build(tmp_path / "store<b>", [spec, other, spec, other, spec],
+                              tiny_stores.Options(commitlog_file_size=8192))
+    damage.flip_bit(store.root, LOG, store.messages[2].start + 100, 2)
+    name = f"consumequeue/{NASTY.replace('/', '')[:60]}"
+    (store.root / name).mkdir(parents=True)
+    (store.root / name / "0").write_bytes(b"")
+    (store.root / "config" / "consumerOffset.json").write_text(json.dumps(
+        {"offsetTable": {f"orders@{NASTY}": {"0": 1}}}))
+    page, _ = report(store.root)
+    check_policy(page)
+    for raw in ("<script", "<img", "\x1b", "\u202e", "<b>\""):
+        assert raw not in page.source
+    assert page.text.count("{{7*7}}") > 5
+    assert "onerror=alert" in page.text
+
+
+def test_what_is_masked_is_nowhere(tmp_path: Path, report) -> None:
+    secret = ["SECRET-body", "SECRET-key", "SECRET-topic", "SECRET-group"]
+    specs = [tiny_stores.Spec(secret[2], 0, secret[0].encode(), {
+        "KEYS": secret[1], "TAGS": "SECRET-tag",
+        "UNIQ_KEY": f"0A00000700000000000000000000{n:04X}"})
+        for n in range(5)]
+    store = tiny_stores.build(tmp_path / "SECRET-path", specs)
+    damage.flip_bit(store.root, LOG, store.messages[2].start + 92, 2)
+    (store.root / "config" / "consumerOffset.json").write_text(json.dumps(
+        {"offsetTable": {f"{secret[2]}@{secret[3]}": {"0": 1},
+                         f"%RETRY%{secret[3]}@{secret[3]}": {"0": 9}}}))
+    addresses = re.compile(r"\d+\.\d+\.\d+\.\d+|[0-9A-F]{32}")
+    page, _ = report(store.root, "--redact", "groups")
+    for word in (*secret[:3], "SECRET-path"):
+        assert word in page.source
+    assert secret[3] not in page.source
+    assert addresses.search(page.text)
+    page, _ = report(store.root, "--redact", "bodies,properties,addresses")
+    assert secret[0] not in page.source
+    assert secret[1] not in page.source
+    assert secret[2] in page.source
+    assert not addresses.search(page.source)
+    page, _ = report(store.root, "--redact", "all", "--no-hash")
+    assert "--no-hash" in page.text
+    assert "SECRET" not in page.source
+    assert not addresses.search(page.source)
+    assert "topic-1" in page.text
+    assert "%RETRY%group-1" in page.text
+
+
+@pytest.mark.parametrize(("text", "left"), [
+    ("from 10.0.0.7:52011 and [::1]:10911, fe80::1 too", "from # and #, # too"),
+    ("[2001:db8::7]:10911", "#"),
+    ("id 0A00000100002A9F0000000000000000 at 12:30:45.123", "id # at 12:30:45.123"),
+    ("version 5.3.3, 2024-06-23T19:12:52.000Z, 00000000000000065536",
+     "version 5.3.3, 2024-06-23T19:12:52.000Z, 00000000000000065536"),
+])
+def test_what_an_address_is(text: str, left: str) -> None:
+    assert Mask({"addresses"}).text(text) == left.replace("#", HIDDEN)
+    assert Mask(()).text(text) == text
+
+
+def test_names_have_pseudonyms_in_any_sentence() -> None:
+    mask = Mask(KINDS, ["orders", "a b", "x.y", "%RETRY%g"], ["g", "orders"], ["/data/store"])
+    assert mask.text("g: 3 of orders, a b and x.y. /data/store/consumequeue/x.y/0 %RETRY%g") == (
+        "group-1: 3 of group-2, topic-1 and topic-2. STORE/consumequeue/topic-2/0 %RETRY%group-1")
+    assert mask.text("preorders goes g-g") == "preorders goes g-g"
+
+
+def test_a_report_never_writes_over_anything_or_into_a_store(tiny: tiny_stores.Tiny, rmqctl: Runner,
+                                                             tmp_path: Path) -> None:
+    there = tmp_path / "there.html"
+    there.write_text("precious")
+    assert "nothing is ever replaced" in rmqctl("report", tiny.root, "--out", there).expect(6).err
+    assert there.read_text() == "precious"
+    inside = tiny.root / "config" / "report.html"
+    rmqctl("report", tiny.root, "--out", inside).expect(2)
+    assert not inside.exists()
+    rmqctl("report", tiny.root, "--out", tmp_path / "no" / "report.html").expect(5)
+    done = rmqctl("report", tiny.root, "--out", tmp_path / "x.html", "--redact", "names").expect(2)
+    assert "bodies, properties, addresses" in done.err
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["there.html"]
+
+
+def test_an_empty_store_and_one_without_a_log(tmp_path: Path, report) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    page, _ = report(tmp_path / "store", code=0)
+    check_policy(page)
+    assert "There is no message to draw." in page.text
+    assert "The store holds no file." in page.text
+
+
+def test_json_names_the_file_and_its_digest(damaged: Path, rmqctl: Runner, tmp_path: Path) -> None:
+    out = tmp_path / "incident.html"
+    told: dict[str, Any] = rmqctl("report", damaged, "--out", out, "-o", "json").expect(1).json()
+    assert told["out"] == str(out)
+    assert told["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert told["bytes"] == out.stat().st_size
+    assert told["sound"] is False
+    assert told["verdict"] == rmqctl("doctor", damaged, "-o", "json").json()["verdict"]
+
+
+# -- Chinese ---------------------------------------------------------------------------------------
+
+
+def said() -> set[str]:
+    """The sentences of the report by their names in a catalog."""
+    keys = set()
+    for path in PACKAGE.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and "say" in (getattr(call.func, "id", ""),
+                                                        getattr(call.func, "attr", "")):
+                texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
+                keys |= set(texts[-1:])
+    template = jinja2.Environment().parse((PACKAGE / "report.html").read_text())
+    for call in template.find_all(jinja2.nodes.Call):
+        if getattr(call.node, "name", "") == "say":
+            assert all(isinstance(each, jinja2.nodes.Const) for each in call.args)
+            keys.add(call.args[-1].value)
+    return keys
+
+
+def test_every_sentence_is_there_in_chinese() -> None:
+    from rmqctl.report.page import of_report
+
+    own = set(of_report("zh").catalog) - set(language("zh").catalog)
+    catalog, keys = of_report("zh").catalog, said()
+    assert keys - set(catalog) == set()
+    assert own - keys == set(), "left over"
+
+    def names(text: str) -> set[str]:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+    for key in keys:
+        assert names(key) == names(catalog[key]), key
+        assert not re.search(r"[\u4e00-\u9fff][,;:!?()]|[,;:!?()][\u4e00-\u9fff]", catalog[key])
+
+
+def test_a_chinese_page_leaves_no_sentence_in_english(damaged: Path, report) -> None:
+    page, done = report(damaged, "--lang", "zh")
+    check_policy(page)
+    assert '<html lang="zh">' in page.source
+    assert "已有消息丢失" in page.text
+    assert "有损坏" in done.out
+    plain = {key for key in said() if "{" not in key and " " in key}
+    assert [key for key in plain if f">{html.escape(key)}<" in page.source] == []
+
+
+# -- a browser -------------------------------------------------------------------------------------
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+                None)
+
+
+def looked_at(page: Path, shot: Path) -> str:
+    """What a browser says on its console when it shows a page."""
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         f"--user-data-dir={shot.parent / 'profile'}", "--enable-logging=stderr",
+         "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1180,2400",
+         f"--screenshot={shot}", page.as_uri()],
+        capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_browser_shows_it_without_a_word(damaged: Path, rmqctl: Runner, tmp_path: Path) -> None:
+    """The policy forbids every connection, and the console would tell of each that was refused."""
+    out, shot = tmp_path / "r.html", tmp_path / "r.png"
+    rmqctl("report", damaged, "--out", out).expect(1)
+    assert looked_at(out, shot) == ""
+    assert shot.stat().st_size > 50_000
+    out.write_text(out.read_text().replace(
+        "<main>", '<main><img src="http://localhost/a.png"><p style="color: red">'))
+    said = looked_at(out, shot)
+    assert "http://localhost/a.png" in said
+    assert "inline style" in said
+
+
+# -- without the extra -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_missing_extra_is_said(package: str, tiny: tiny_stores.Tiny, rmqctl: Runner,
+                                 tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    done = rmqctl("report", tiny.root, "--out", tmp_path / "r.html").expect(3)
+    assert "pip install 'rmqctl[report]'" in done.err
+    assert not (tmp_path / "r.html").exists()
