@@ -126,8 +126,7 @@ def page(facts: Facts, request: Request) -> str:
         commands=request.commands, next=request.next,
         drawn=drawn, chart=_timeline(drawn, facts, request, speech),
         map=_map(facts, request, speech), map_scale=_scale(facts),
-        kinds=_kinds(facts), informed=sum(
-            count for (_, severity), count in found.findings.counts.items() if severity == INFO),
+        kinds=_kinds(facts, request.language.name),
         sums=sums, fingerprint=of_all(sums),
         unread=[each for each in facts.files or () if each.sha256 is None],
         changed=[each for each in facts.files or () if each.changed],
@@ -182,9 +181,9 @@ def _scale(facts: Facts) -> str:
     return "" if facts.profile is None else size_text(facts.profile.cell)
 
 
-def _kinds(facts: Facts) -> list[Kind]:
+def _kinds(facts: Facts, lang: str) -> list[Kind]:
     """Findings by category, the worst first; mere information comes last."""
-    known = explanations()
+    known = explanations(lang)
     verdict = facts.diagnosis.findings
     kinds = {(category, severity): Kind(category, severity, count, known.get(category))
              for (category, severity), count in verdict.counts.items() if severity in _SEVERITIES}

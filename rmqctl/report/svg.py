@@ -7,6 +7,7 @@ something, becomes a class that the page's style sheet gives a colour.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ PALETTE = {"messages": "#010101", "bytes": "#020202", "damaged": "#030303", "bla
            "zero": "#050505", "line": "#060606", "text": "#070707", "missing": "#080808"}
 """Colours to draw with, by what they mean."""
 _MEANING = {colour: name for name, colour in PALETTE.items()}
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-linecap",
@@ -32,6 +34,8 @@ def embedded(drawn: str, titles: Mapping[str, str], name: str) -> str:
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
     for element in root.iter():
+        if "d" in element.attrib:  # hundredths of a point are fine enough, and half the size
+            element.set("d", _DECIMALS.sub(r"\1", " ".join(element.attrib["d"].split())))
         _restyle(element)
         _rename(element, titles, name)
     for attribute in ("width", "height", "version"):

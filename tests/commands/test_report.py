@@ -294,6 +294,8 @@ def test_a_chinese_page_leaves_no_sentence_in_english(damaged: Path, report) -> 
     assert "有损坏" in done.out
     plain = {key for key in said() if "{" not in key and " " in key}
     assert [key for key in plain if f">{html.escape(key)}<" in page.source] == []
+    assert explanations("zh")["body-crc"].cause in page.text
+    assert explanations()["body-crc"].cause not in page.text
 
 
 # -- a browser -------------------------------------------------------------------------------------
