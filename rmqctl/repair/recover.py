@@ -27,6 +27,7 @@ from rmqctl.repair.config.copies import lost_config
 from rmqctl.repair.config.exported import exports_among, refuse_foreign
 from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
+from rmqctl.repair.config.saved import expanded, saved_among, saved_config
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
@@ -120,7 +121,8 @@ class _Planner:
         self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._options, self._watch = options, watch
-        self._exports, self._logs = exports_among(options.sources)
+        self._exports, others = exports_among(expanded(options.sources))
+        self._saved, self._logs = saved_among(others)
         self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
@@ -158,6 +160,9 @@ class _Planner:
                 "one")]))
         table = self._table(rebuilt)
         if CONFIG in self._options.only and self._options.topic is None:
+            planned, notes = saved_config(self._store, self._saved, table)
+            self._take(planned)
+            self._notes += notes
             mended = mend_config(self._store, self._generation, table, now_ms, self._watch,
                                  missing=self._options.only != frozenset(PARTS),
                                  settled={step.target for step in self._steps},
@@ -188,9 +193,10 @@ class _Planner:
         if self._logs and COMMITLOG not in only:
             raise UsageError(f"--from {self._logs[0]}: brings back what the log has lost, so it "
                              "goes with the commitlog")
-        if self._exports and CONFIG not in only:
-            raise UsageError(f"--from {self._exports[0].name}: tells of topics and groups, so it "
-                             "goes with config")
+        names = [*(one.name for one in self._exports), *(one.name for one in self._saved)]
+        if names and CONFIG not in only:
+            raise UsageError(f"--from {names[0]}: tells of topics, groups or positions, so it goes "
+                             "with config")
         for export in self._exports:  # before the log is read; what only that tells comes later
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 

@@ -69,7 +69,7 @@ def command(
         "its messages as JSON lines (`read -o jsonl`) or Parquet (`pipeline export`), or in a "
         "tier. What is damaged or missing is copied from it where it proves to hold the same; "
         "repeatable, in this order. Or what mqadmin exportMetadata wrote, for lost topics and "
-        "groups.")] = None,
+        "groups, and a saved consumerOffset.json or delayOffset.json for lost positions.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
         "a SOURCE has other intact messages at the same place (split brain): one of those of "

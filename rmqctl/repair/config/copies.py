@@ -43,7 +43,7 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
             done.add(theirs.name)
             target = f"{FOLDER}/{theirs.name}"
             steps.append((Create if ours.main.state == MISSING else Replace)(target, content))
-            actions.append(Action("copy", target, None, theirs.entries, _why(source, ours, theirs),
+            actions.append(Action("copy", target, None, theirs.entries, why(source.name, ours),
                                   "entry", proof=_proof(source, theirs)))
     return steps, actions
 
@@ -59,12 +59,12 @@ def _content(store: Store, file: ConfigFile) -> bytes | None:
         return None
 
 
-def _why(source: Source, ours: ConfigFile, theirs: ConfigFile) -> str:
+def why(name: str, ours: ConfigFile) -> str:
+    """Why a file of ours is taken from the source ``name``, in words."""
     state = "is missing" if ours.main.state == MISSING else (
         "is empty" if ours.main.state == EMPTY else "cannot be read")
-    older = _KINDS[theirs.kind]
-    return f"{state}, and so is its backup; as {source.name} has it" + (
-        f": {older}" if older else "")
+    older = _KINDS[ours.kind]
+    return f"{state}, and so is its backup; as {name} has it" + (f": {older}" if older else "")
 
 
 def _proof(source: Source, theirs: ConfigFile) -> dict[str, Any]:

@@ -30,7 +30,8 @@ TIMERCHECK = "timercheck"
 OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", "missing"
 OUT_OF_DATE = "out of date"
 """Of a file that a broker with its configuration in RocksDB leaves as it is."""
-_NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
+NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
+"""Oddities of a file that a broker does not load."""
 
 
 @dataclass(slots=True)
@@ -272,10 +273,10 @@ def _read_json(store: Store, name: str) -> Copy:
     copy.value = parsed.value or {}
     if parsed.oddities:
         # The one that keeps a broker from loading the file is the one to tell.
-        worst = next((oddity for oddity in parsed.oddities if oddity.kind in _NOT_LOADED),
+        worst = next((oddity for oddity in parsed.oddities if oddity.kind in NOT_LOADED),
                      parsed.oddities[0])
         copy.state, copy.reason, copy.offset = ODDITY, worst.detail, worst.offset
-        copy.damaged = worst.kind in _NOT_LOADED
+        copy.damaged = worst.kind in NOT_LOADED
     elif parsed.value is None:
         copy.state, copy.reason, copy.offset = ODDITY, "null instead of an object", 0
     return copy

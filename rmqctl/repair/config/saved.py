@@ -1,0 +1,151 @@
+"""Positions of groups and of the delay service in files that were saved elsewhere.
+
+Nothing in such a file says of which broker it is. What speaks for this one: its topics are here,
+and its positions lie within their queues.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError, RefusedError, UsageError
+from rmqctl.formats.config import config_json
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.repair.config.copies import why
+from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import BACKUP, FOLDER, MAX_SIZE, MISSING, NOT_LOADED, load_one
+from rmqctl.store.config.rows import rows_of
+from rmqctl.store.store import Store
+
+POSITIONS, DELAYS = "consumerOffset.json", "delayOffset.json"
+_FILES = ("topics.json", "subscriptionGroup.json", POSITIONS, DELAYS)
+_START, _TABLE = 100, b'"offsetTable"'
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Such a file, for ``target`` (`POSITIONS` or `DELAYS`). ``positions``: (topic, queue id, next
+    queue offset) of each.
+    """
+
+    name: str
+    target: str
+    data: bytes
+    positions: tuple[tuple[str, int, int], ...]
+
+
+def expanded(names: Iterable[str]) -> list[str]:
+    """The names; in the place of a folder that has configuration files and no log these files, or
+    the backup where there is no other.
+    """
+    found: list[str] = []
+    for name in names:
+        files: list[str] = []
+        if os.path.isdir(name) and not os.path.isdir(os.path.join(name, "commitlog")):
+            folder = os.path.join(name, FOLDER)
+            folder = folder if os.path.isdir(folder) else name
+            both = [(os.path.join(folder, file), os.path.join(folder, file + BACKUP))
+                    for file in _FILES]
+            files = [next(filter(os.path.isfile, pair)) for pair in both
+                     if any(map(os.path.isfile, pair))]
+        found += files or [name]
+    return found
+
+
+def saved_among(names: Iterable[str]) -> tuple[list[Saved], list[str]]:
+    """(those of ``names`` that are such files, the others). StoreIOError; UsageError for one that
+    no broker would load.
+    """
+    saved, others = [], []
+    for name in names:
+        found = _read(name) if os.path.isfile(name) else None
+        if found is None:
+            others.append(name)
+        else:
+            saved.append(found)
+    return saved, others
+
+
+def _read(name: str) -> Saved | None:
+    with FileSource(name) as source:
+        if source.size > MAX_SIZE or not source.read(0, _START).lstrip().startswith(b"{"):
+            return None
+        data = source.read(0, source.size)
+    if _TABLE not in data or _is_line(data):
+        return None
+    try:
+        value, oddities = config_json.parse(data)
+    except FormatError as error:
+        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may not be "
+                         "whole") from None
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        return None
+    is_delay = all(isinstance(offset, int) for offset in table.values())
+    faults = [oddity.detail for oddity in oddities if oddity.kind in NOT_LOADED]
+    rows = list(rows_of("delay" if is_delay else "offsets", value, faults))
+    if faults or not rows:
+        raise UsageError(f"--from {name}: {faults[0] if faults else 'has no position'}")
+    return Saved(name, DELAYS if is_delay else POSITIONS, data, tuple(
+        (row.get("topic", SCHEDULE_TOPIC), row["queue_id"], row["offset"]) for row in rows))
+
+
+def _is_line(data: bytes) -> bool:
+    """Whether the first line is an object by itself, as in JSON lines, and no such file."""
+    try:
+        value = config_json.parse(data.partition(b"\n")[0]).value
+    except FormatError:
+        return False
+    return isinstance(value, dict) and "offsetTable" not in value
+
+
+def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int]) -> tuple[
+        Planned, list[str]]:
+    """(the steps that bring lost files back, notes). ``table``: the ends of our queues by the log
+    (``TopicTest-3``). RefusedError for a file of another broker.
+    """
+    steps: list[Step] = []
+    actions: list[Action] = []
+    notes: list[str] = []
+    for one in saved:
+        known = [(topic, queue_id, offset, end) for topic, queue_id, offset in one.positions
+                 if (end := _end(store, table, topic, queue_id)) is not None]
+        beyond = [row for row in known if row[2] > row[3]]
+        _refuse_foreign(one, known, beyond)
+        ours, target = load_one(store, one.target), f"{FOLDER}/{one.target}"
+        if ours.used is not None or any(step.target == target for step in steps):
+            notes.append(f"{one.name}: nothing of it is needed, {target} can be read")
+            continue
+        if beyond:
+            topic, queue_id, offset, end = beyond[0]
+            notes.append(f"{one.name}: {plural(len(beyond), 'position lies', 'positions lie')} "
+                         f"beyond the end of the queue, the first at {offset} of {topic}-{queue_id}"
+                         f", which ends at {end}")
+        steps.append((Create if ours.main.state == MISSING else Replace)(target, one.data))
+        actions.append(Action("copy", target, None, len(one.positions), why(one.name, ours),
+                              "entry", proof={"source": one.name, "positions": len(one.positions),
+                                     "of_our_queues": len(known), "beyond_end": len(beyond)}))
+    return (steps, actions), notes
+
+
+def _refuse_foreign(one: Saved, known: Sequence[object], beyond: Sequence[object]) -> None:
+    """A position that was committed lay within its queue; the queue may have lost its end."""
+    if not known and any(offset for _, _, offset in one.positions):
+        raise RefusedError(f"--from {one.name}: tells of none of the store's queues: it is another "
+                           "broker's")
+    if 2 * len(beyond) > len(known):
+        raise RefusedError(
+            f"--from {one.name}: {len(beyond)} of its {plural(len(known), 'position')} in queues "
+            "of the store lie beyond their ends: it is another broker's, or of a later time than "
+            "the log")
+
+
+def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:
+    """Behind the last message of a queue, by the log or by its rows; None for one not known."""
+    queue = store.known_queues.get((topic, queue_id))
+    ends = [table.get(f"{topic}-{queue_id}"), None if queue is None else queue.disk_end]
+    return max((end for end in ends if end is not None), default=None)
