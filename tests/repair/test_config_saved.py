@@ -74,7 +74,8 @@ def test_those_of_another_broker(tmp_path: Path) -> None:
     assert "lie beyond their ends" in refused(store, saved({"orders@billing": far}))
     assert "none of the store's queues" in refused(store, saved({"2": 7}))  # nothing was delayed
     assert "has no position" in refused(store, saved({}), 2)
-    assert "where a whole number belongs" in refused(store, saved({"orders@billing": {"0": "x"}}), 2)
+    assert "where a whole number belongs" in refused(
+        store, saved({"orders@billing": {"0": "x"}}), 2)
     source.write_text('{"offsetTable":{"orders@billing":{0:1')
     assert "may not be whole" in refused(store, source, 2)
     # One of several: this queue has lost its end.
