@@ -18,7 +18,7 @@ from tests.repair.campaign.trial import Case, base_of, case, try_one
 from tests.support.share import RUN
 
 STORES = 700
-"""Those of docs/campaign.md."""
+"""The first of those of docs/campaign.md."""
 PARTS, SHARE, LONG = 10, 6, 50
 
 
