@@ -31,6 +31,7 @@ from rmqctl.formats.local.message import (
     decode,
 )
 from rmqctl.parse_values import time_or_zero, time_text
+from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD
@@ -118,24 +119,28 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion,
     count, clean = len(log.files), not store.has_abort
     if clean and not version.normal_by_queues:
         number = max(0, count - _NORMAL_FILES)
-        return number, ("the third file from the end" if number else "the first file")
+        return number, (Phrase("the third file from the end") if number else
+                        Phrase("the first file"))
     if clean:
         for number in range(count - 1, 0, -1):
             if log.files[number].base <= max_physic:
-                return number, f"the consumequeues reach up to {max_physic}"
-        return 0, "the consumequeues reach into no later file"
+                return number, Phrase(
+                    "the consumequeues reach up to {max_physic}", max_physic=max_physic)
+        return 0, Phrase("the consumequeues reach into no later file")
     saved, conf = checkpoint(store), store.sizes.conf
     index_counts = conf.message_index_safe and conf.message_index is not False
     limit = saved.min_timestamp_index if index_counts else saved.min_timestamp
     for number in range(count - 1, -1, -1):
         stored = _first_time(log, number, version)
         if stored is not None and stored <= limit:
-            return number, (f"its first message was stored at {time_or_zero(stored)}, not after "
-                            f"the checkpoint's {time_or_zero(limit)}")
+            return number, Phrase(
+                "its first message was stored at {stored}, not after the checkpoint's {limit}",
+                stored=time_or_zero(stored), limit=time_or_zero(limit))
     if not limit:
-        return 0, "the checkpoint says nothing"
-    return 0, (f"no file's first message was stored by {time_text(limit)}, the checkpoint's "
-               "time")
+        return 0, Phrase("the checkpoint says nothing")
+    return 0, Phrase(
+        "no file's first message was stored by {limit}, the checkpoint's time",
+        limit=time_text(limit))
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
@@ -176,7 +181,7 @@ class RecoveryWalk:
             yield from self._file(self._log.source(number))
             if self.stop:
                 return
-        self.stop = "the last file ends with a blank"
+        self.stop = Phrase("the last file ends with a blank")
 
     def _file(self, source: Source) -> Iterator[Batch]:
         """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
@@ -198,18 +203,20 @@ class RecoveryWalk:
                     spot = batch.spans[0].offset - source.base
                     break
             if spot is None:
-                self.stop = f"the file ends without a blank at {self.end}"
+                self.stop = Phrase("the file ends without a blank at {end}", end=self.end)
                 return
             size, self.stop = judge(source, spot, self._version)
             if size is None or self.stop:
                 return
             alone = misplaced(source, spot, size)
             if alone is None:
-                self.stop = f"the lengths of the record at {self.end} do not add up"
+                self.stop = Phrase("the lengths of the record at {end} do not add up", end=self.end)
                 return
             good, why = self._accepted(alone)
             if not good:
-                self.stop = f"{why} (it says another physical offset than its own, {self.end})"
+                self.stop = Phrase(
+                    "{why} (it says another physical offset than its own, {end})", why=why,
+                    end=self.end)
                 return
             self.misplaced.append(self.end)
             self.last_valid = self.end
@@ -224,17 +231,21 @@ class RecoveryWalk:
         if not len(batch):
             return 0, ""
         bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
-        reasons = {int(row): "its body does not match its CRC" for row in np.flatnonzero(bad)[:1]}
+        reasons = {int(row): Phrase("its body does not match its CRC")
+                   for row in np.flatnonzero(bad)[:1]}
         if not self._version.message_v2:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
-                reasons.setdefault(int(newer[0]), "it is a v2 record, unknown to this version")
+                reasons.setdefault(int(newer[0]), Phrase(
+                    "it is a v2 record, unknown to this version"))
         for row in bad_numbers(batch, self._version.generation)[:1].tolist():
-            reasons.setdefault(row, "a property of it that must be a number is none")
+            reasons.setdefault(row, Phrase("a property of it that must be a number is none"))
         if not reasons:
             return len(batch), ""
         first = min(reasons)
-        return first, f"the record at {int(batch.offset[first])} is refused: {reasons[first]}"
+        return first, Phrase(
+            "the record at {where} is refused: {why}", where=int(batch.offset[first]),
+            why=reasons[first])
 
 
 def properties(batch: Batch) -> Properties:
@@ -259,24 +270,28 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
     where, rest = source.base + position, source.size - position
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
-        return None, f"at {where} no more than {rest} bytes of the file are left"
+        return None, Phrase(
+            "at {where} no more than {rest} bytes of the file are left", where=where, rest=rest)
     total, magic = _HEAD.unpack(head)
     if magic == MAGIC_BLANK:
         if version.blank_must_fit and total > rest:
-            return None, f"the blank at {where} names more than the rest of its file"
+            return None, Phrase(
+                "the blank at {where} names more than the rest of its file", where=where)
         return None, ""
     if not any(head):
-        return None, f"nothing was written from {where} on"
+        return None, Phrase("nothing was written from {where} on", where=where)
     if magic not in (MAGIC_V1, MAGIC_V2):
-        return None, f"what lies at {where} is no record"
+        return None, Phrase("what lies at {where} is no record", where=where)
     if magic == MAGIC_V2 and not version.message_v2:
-        return None, f"the record at {where} is a v2 record, unknown to this version"
+        return None, Phrase(
+            "the record at {where} is a v2 record, unknown to this version", where=where)
     record = _decoded(source, position, total) if MIN_SIZE <= total <= min(rest,
                                                                            MAX_RECORD) else None
     if record is None:
-        return None, f"the lengths of the record at {where} do not add up"
+        return None, Phrase("the lengths of the record at {where} do not add up", where=where)
     if check_crc and record.body and not record.crc_ok:
-        return None, f"the record at {where} is refused: its body does not match its CRC"
+        return None, Phrase("the record at {where} is refused: {why}", where=where,
+                            why=Phrase("its body does not match its CRC"))
     return total, ""
 
 

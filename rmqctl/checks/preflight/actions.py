@@ -14,9 +14,9 @@ from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import DELETE, Load, relative
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction, QueueChange
-from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord, differing
+from rmqctl.phrases import Joined, Phrase, counted
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
@@ -47,15 +47,15 @@ def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
     """Last files without a byte are deleted."""
     for file in loading.emptied:
         predicted.doomed.append(target := relative(store, file.path))
-        predicted.actions.append(Action(DELETE, target, 0, None, "a last file without a byte",
-                                        "byte"))
+        predicted.actions.append(Action(
+            DELETE, target, 0, None, Phrase("a last file without a byte"), "byte"))
 
 
 def abort(predicted: Prediction) -> None:
     """The abort file goes, in the end."""
     predicted.actions.append(Action(
         "remove", "abort", None, None,
-        "the last end was unclean; it goes when the broker has stopped cleanly"))
+        Phrase("the last end was unclean; it goes when the broker has stopped cleanly")))
 
 
 def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
@@ -75,8 +75,9 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
         used = used_size(log.source(log.files.index(later_file)))
         predicted.actions.append(Action(
             DELETE, target, used, None,
-            "it was created ahead and never used" if not used else
-            f"it lies beyond the end of the log at {end}: {predicted.stop_reason}", "byte"))
+            Phrase("it was created ahead and never used") if not used else
+            Phrase("it lies beyond the end of the log at {end}: {why}", end=end,
+                   why=predicted.stop_reason), "byte"))
 
 
 def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
@@ -89,7 +90,7 @@ def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
         if state.kind == PLAIN and os.path.isdir(store.path(further)):
             predicted.doomed.append(further)
         predicted.actions.append(Action("destroy", state.target, state.found_end, None,
-                                      "the log has no file"))
+                                      Phrase("the log has no file")))
 
 
 def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
@@ -102,21 +103,26 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
     if not state.added and (state.end != state.found_end or doomed):
         cut = max(0, state.found_end - state.end)
         predicted.rows_cut += cut
-        gone = f"; files deleted: {len(doomed)}" if doomed else ""
-        why = ("the last rows lead beyond the end of the log" if cut
-               else "what follows them is no row")
+        why = [Phrase("the last rows lead beyond the end of the log") if cut
+               else Phrase("what follows them is no row")]
+        if doomed:
+            why.append(Phrase("files deleted: {some}", some=len(doomed)))
         predicted.actions.append(Action("cut", state.target, state.found_end, state.end,
-                                      why + gone))
+                                        Joined("; ", why)))
     if state.added:
         predicted.rows_added += state.added
-        gone = f"; files deleted before: {len(doomed)}" if doomed else ""
-        reason = (f"{plural(state.added, 'row')} for messages from physical offset "
-                  f"{state.first_added} on{gone}")
+        said = [Phrase("{rows} for messages from physical offset {offset} on",
+                       rows=counted(state.added, "row"), offset=state.first_added)]
+        if doomed:
+            said.append(Phrase("files deleted before: {some}", some=len(doomed)))
         if state.blanked:
-            reason += f"; {plural(state.blanked, 'row')} before them not made again"
+            said.append(Phrase("{rows} before them not made again",
+                               rows=counted(state.blanked, "row")))
         if state.misplaced:
-            reason += f"; {plural(state.misplaced, 'row')} of these at a wrong queue offset"
-        predicted.actions.append(Action("add rows", state.target, left, state.end, reason))
+            said.append(Phrase("{rows} of these at a wrong queue offset",
+                               rows=counted(state.misplaced, "row")))
+        predicted.actions.append(Action("add rows", state.target, left, state.end,
+                                        Joined("; ", said)))
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
@@ -134,8 +140,8 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
         entries = loaded.header.entries if loaded.header else 0
         predicted.actions.append(Action(
             DELETE, target, entries, None,
-            "it ends after the checkpoint's index time, which is not trusted after an unclean "
-            "end", "entry"))
+            Phrase("it ends after the checkpoint's index time, which is not trusted after an "
+                   "unclean end"), "entry"))
     predicted.index_discarded = len(index.discarded)
 
 
@@ -146,18 +152,23 @@ def _index(predicted: Prediction, store: Store, index: Index) -> None:
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:
         predicted.notes.append(
-            f"{plural(predicted.index_lost, 'index entry does', 'index entries do')} not come "
-            "back: the messages concerned are no longer found by key")
+            Phrase("{count:,} index entry does not come back: the messages concerned are no longer "
+                   "found by key",
+                   "{count:,} index entries do not come back: the messages concerned are no longer "
+                   "found by key", count=predicted.index_lost))
     for loaded in index.uncounted:
-        predicted.notes.append(f"{relative(store, loaded.file.path)} cannot be understood: how "
-                               "many of its entries do not come back cannot be told")
+        predicted.notes.append(Phrase(
+            "{file} cannot be understood: how many of its entries do not come back cannot be told",
+            file=relative(store, loaded.file.path)))
     if index.entries or index.created:
-        double = (f"; {plural(index.duplicates, 'is', 'are')} there already" if index.duplicates
-                  else "")
+        said = [Phrase("{keys} of messages that are dispatched again",
+                       keys=counted(index.entries, "key"))]
+        if index.duplicates:
+            said.append(Phrase("{count:,} is there already", "{count:,} are there already",
+                               count=index.duplicates))
         predicted.actions.append(Action(
             "add entries", "index", len(index.kept), len(index.kept) + index.created,
-            f"{plural(index.entries, 'key')} of messages that are dispatched again{double}",
-            "file"))
+            Joined("; ", said), "file"))
 
 
 def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
@@ -178,17 +189,18 @@ def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: Br
             "write", "checkpoint",
             None if store.checkpoint is None else differing(store.checkpoint, after),
             differing(after, saved),
-            "in controller mode it is where the confirmed log ends" if store.layout.controller
+            Phrase(
+                "in controller mode it is where the confirmed log ends") if store.layout.controller
             and after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]
             else _checkpoint_reason(saved, after)))
 
 
 def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
     if after == saved:
-        return "there is none"
+        return Phrase("there is none")
     if after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]:
-        return "recovery notes where the last message starts"
-    return "it follows what was dispatched again"
+        return Phrase("recovery notes where the last message starts")
+    return Phrase("it follows what was dispatched again")
 
 
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:
@@ -199,48 +211,60 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     out: list[str] = []
     # What keeps one version from starting, and another not.
     if loading.wrong_size:
-        out.append("a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files after "
-                   "it are left out and the broker starts; 4.5.1 to 4.9.1 and 4.9.3 on refuse")
+        out.append(Phrase(
+            "a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files after it are "
+            "left out and the broker starts; 4.5.1 to 4.9.1 and 4.9.3 on refuse"))
     if loading.folders:
-        out.append("folders among the files are skipped from 5.1.0 on; older brokers refuse")
+        out.append(Phrase(
+            "folders among the files are skipped from 5.1.0 on; older brokers refuse"))
     if loading.emptied:
-        out.append("a last file without a byte is deleted from 5.1.3 on; older brokers refuse")
+        out.append(Phrase(
+            "a last file without a byte is deleted from 5.1.3 on; older brokers refuse"))
     if any("correctMinOffset" in reason for reason in predicted.refusals):
-        out.append("a queue whose last file has no row keeps brokers from 5.0.0 on from starting; "
-                   "older ones go on with it")
+        out.append(Phrase(
+            "a queue whose last file has no row keeps brokers from 5.0.0 on from starting; older "
+            "ones go on with it"))
     if not predicted.starts:
         return out
     # What they make of the queues and of the log's end.
     clean = predicted.recovery == "normal"
     lagging = predicted.rows_added > 0
     if predicted.rows_lost:
-        out.append("consumequeues are destroyed with an empty log after a clean end since 4.5.1; "
-                   "older brokers did it only after an unclean one")
+        out.append(Phrase(
+            "consumequeues are destroyed with an empty log after a clean end since 4.5.1; older "
+            "brokers did it only after an unclean one"))
     if clean and lagging:
-        out.append("after a clean end missing rows come back in 4.5.1 to 4.9.8 and from 5.3.2 "
-                   "on; in 5.0.0 to 5.3.1 they stay missing")
+        out.append(Phrase(
+            "after a clean end missing rows come back in 4.5.1 to 4.9.8 and from 5.3.2 on; in "
+            "5.0.0 to 5.3.1 they stay missing"))
     if clean and (predicted.messages_lost or predicted.rows_cut):
-        out.append("after a clean end the walk starts with the third file from the end up to "
-                   "5.3.1, and where the consumequeues end in 5.3.2 and 5.3.3: damage between "
-                   "the two is seen by the one and not by the other")
+        out.append(Phrase(
+            "after a clean end the walk starts with the third file from the end up to 5.3.1, and "
+            "where the consumequeues end in 5.3.2 and 5.3.3: damage between the two is seen by the "
+            "one and not by the other"))
     if not clean and "do not add up" in predicted.stop_reason:
-        out.append("up to 4.3.1 a record whose lengths do not add up is taken for valid after an "
-                   "unclean end")
+        out.append(Phrase(
+            "up to 4.3.1 a record whose lengths do not add up is taken for valid after an unclean "
+            "end"))
     if "v2 record" in predicted.stop_reason:
-        out.append("v2 records are known from 5.1.0 on; every older broker cuts the log at the "
-                   "first")
+        out.append(Phrase(
+            "v2 records are known from 5.1.0 on; every older broker cuts the log at the first"))
     if "blank" in predicted.stop_reason and "names more" in predicted.stop_reason:
-        out.append("before 5.3.2 such a blank ends its file, and the walk goes on with the next")
+        out.append(Phrase(
+            "before 5.3.2 such a blank ends its file, and the walk goes on with the next"))
     if predicted.index_discarded and not conf.path:
-        out.append("with messageIndexSafe=true the walk starts earlier and more keys come back "
-                   "(all versions; off by default)")
+        out.append(Phrase(
+            "with messageIndexSafe=true the walk starts earlier and more keys come back (all "
+            "versions; off by default)"))
     if conf.values.get("multi_dispatch") is None and any(
             action.action == "add rows" and action.target.startswith(
                 f"consumequeue/{props.LMQ_PREFIX}") for action in predicted.actions):
-        out.append("with enableMultiDispatch=false no rows are added to light queues (all "
-                   "versions; off by default)")
+        out.append(Phrase(
+            "with enableMultiDispatch=false no rows are added to light queues (all versions; off "
+            "by default)"))
     if not clean and any(action.action == "add rows" and action.target.startswith(
             f"consumequeue/{props.SCHEDULE_TOPIC}/") for action in predicted.actions):
-        out.append("rows of delayed messages that recovery makes carry no deliver time in 4.9.2 "
-                   "to 4.9.8 (they are delivered at once); they are right in all other versions")
+        out.append(Phrase(
+            "rows of delayed messages that recovery makes carry no deliver time in 4.9.2 to 4.9.8 "
+            "(they are delivered at once); they are right in all other versions"))
     return out

@@ -33,6 +33,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ascending
@@ -132,14 +133,18 @@ class AlreadyLost:
         predicted.undecodable = len(self._undecodable)
         if predicted.undecodable:
             predicted.notes.append(
-                f"{plural(predicted.undecodable, 'intact message has', 'intact messages have')} a "
-                f"head that clients cannot decode, the first at {min(self._undecodable)}: a "
-                "consumer never gets these, nor what follows them in the same pull")
+                Phrase(
+                    "{count:,} intact message has a head that clients cannot decode, the first at "
+                    "{first}: a consumer never gets these, nor what follows them in the same pull",
+                    "{count:,} intact messages have a head that clients cannot decode, the first "
+                    "at {first}: a consumer never gets these, nor what follows them in the same "
+                    "pull", count=predicted.undecodable, first=min(self._undecodable)))
         if not log.files:
             if any(state.found_end for state in self._queues.states):
                 predicted.notes.append(
-                    "rows of consumequeues lead to messages, and the log has no file: is it in "
-                    "other folders (--commitlog-dir), or not mounted?")
+                    Phrase(
+                        "rows of consumequeues lead to messages, and the log has no file: is it in "
+                        "other folders (--commitlog-dir), or not mounted?"))
             return
         # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
@@ -149,9 +154,10 @@ class AlreadyLost:
             self._note_leftover(predicted)
             if predicted.messages_lost:
                 predicted.notes.append(
-                    "the last clean stop left a checkpoint with this very end of the log: the "
-                    "intact messages beyond it were cut off by an earlier start, unless the "
-                    "damage is newer than that stop; which of the two cannot be told")
+                    Phrase(
+                        "the last clean stop left a checkpoint with this very end of the log: the "
+                        "intact messages beyond it were cut off by an earlier start, unless the "
+                        "damage is newer than that stop; which of the two cannot be told"))
         self._settle(log, up_to_end=running or confirmed)
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
@@ -195,8 +201,11 @@ class AlreadyLost:
                     count += queue.disk_end - _first_from(queue, self._end)
         if count:
             predicted.notes.append(
-                f"{plural(count, 'row leads', 'rows lead')} beyond the end of the log, which the "
-                "last clean stop has confirmed: an earlier recovery cut their messages off")
+                Phrase(
+                    "{count:,} row leads beyond the end of the log, which the last clean stop has "
+                    "confirmed: an earlier recovery cut their messages off",
+                    "{count:,} rows lead beyond the end of the log, which the last clean stop has "
+                    "confirmed: an earlier recovery cut their messages off", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Brings the places without anything intact into one ascending list."""
@@ -309,9 +318,11 @@ class AlreadyLost:
         beyond = unknown[unknown >= self._end]
         if len(beyond) and self._agreed(places):
             predicted.notes.append(
-                f"the index knows {plural(len(beyond), 'message')} beyond the end of the log, at "
-                f"{self._end}, which the consumequeues agree with: an earlier recovery cut them "
-                "off, or all of them were lost; they are not counted as lost")
+                Phrase(
+                    "the index knows {messages} beyond the end of the log, at {end}, which the "
+                    "consumequeues agree with: an earlier recovery cut them off, or all of them "
+                    "were lost; they are not counted as lost",
+                    messages=plural(len(beyond), 'message'), end=self._end))
             unknown, times = unknown[unknown < self._end], times if len(places) else []
         return len(unknown), (min(times), max(times) + _SECOND - 1) if times else None
 
@@ -373,9 +384,10 @@ class AlreadyLost:
             inside |= (places >= file.base) & (places < file.end)
         if not inside.all():
             predicted.notes.append(
-                f"{plural(int((~inside).sum()), 'lost message')} would lie in files which the log "
-                "does not have: are these in another folder (--commitlog-dir), or were the "
-                "consumequeues copied later than the log?")
+                Phrase(
+                    "{messages} would lie in files which the log does not have: are these in "
+                    "another folder (--commitlog-dir), or were the consumequeues copied later than "
+                    "the log?", messages=plural(int((~inside).sum()), 'lost message')))
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:

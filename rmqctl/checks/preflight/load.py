@@ -16,6 +16,7 @@ from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
+from rmqctl.phrases import Phrase
 from rmqctl.store.config.config import UNREADABLE, load_one
 from rmqctl.store.files import StoreFile, Trouble, listing
 from rmqctl.store.layout import SUPERSEDED
@@ -84,7 +85,7 @@ def _config(store: Store, loading: Load) -> None:
             loading.refuse(f"config/{name}", str(error))
             continue
         if not config.main.usable and config.backup.state == UNREADABLE:
-            loading.refuse(f"config/{name}", "neither it nor its backup can be decoded")
+            loading.refuse(f"config/{name}", Phrase("neither it nor its backup can be decoded"))
 
 
 def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
@@ -98,7 +99,7 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
             for name in folder_listing.folders:
                 loading.folders = True
                 loading.refuse(relative(store, os.path.join(folder, name)),
-                               "a folder among the files of the log")
+                               Phrase("a folder among the files of the log"))
         for odd in folder_listing.troubles:
             _odd(store, version, loading, odd, last)
     for file in store.log.files:
@@ -117,7 +118,7 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
         for name in inner:
             loading.folders = True
             loading.refuse(relative(store, os.path.join(folder, name)),
-                           "a folder among the files of a queue")
+                           Phrase("a folder among the files of a queue"))
     for file in files:
         _size(store, version, loading, file, expected, file.name == last)
 
@@ -148,7 +149,9 @@ def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
     elif expected is not None and file.size != expected:
         loading.wrong_size = True
         loading.refuse(relative(store, file.path),
-                       f"it has {file.size} bytes where files have {expected}")
+                       Phrase(
+                           "it has {size} bytes where files have {expected}", size=file.size,
+                           expected=expected))
 
 
 def _batch_types(store: Store, loading: Load) -> None:
@@ -156,10 +159,9 @@ def _batch_types(store: Store, loading: Load) -> None:
     if known_topics(store) is None:
         return
     batch = batch_topics(store)
-    for structure, topics, wrong in (
-            ("batchconsumequeue", {topic for topic, _ in store.batch_queues} - batch,
-             "is configured with plain queues or not at all"),
-            ("consumequeue", {topic for topic, _ in store.queues} & batch,
-             "is configured with queue.type=BatchCQ")):
-        for topic in sorted(topics):
-            loading.refuse(f"{structure}/{topic}", f"topic {topic} {wrong}")
+    for topic in sorted({topic for topic, _ in store.batch_queues} - batch):
+        loading.refuse(f"batchconsumequeue/{topic}", Phrase(
+            "topic {topic} is configured with plain queues or not at all", topic=topic))
+    for topic in sorted({topic for topic, _ in store.queues} & batch):
+        loading.refuse(f"consumequeue/{topic}", Phrase(
+            "topic {topic} is configured with queue.type=BatchCQ", topic=topic))

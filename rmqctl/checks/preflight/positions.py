@@ -22,6 +22,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -107,20 +108,26 @@ class Positions:
                without_room: list[_Reached], room: int) -> Iterable[str]:
         if alone:
             queues = len({one.number for one in alone})
-            yield (f"groups stand beyond the end of {plural(queues, 'queue')} of which nothing "
-                   f"else says that there was more ({_named(alone)}): messages are lost, or the "
-                   "offsets were set by hand, or are those of a topic that was made again; they "
-                   "are not counted as lost")
+            yield Phrase(
+                "groups stand beyond the end of {queues} of which nothing else says that there was "
+                "more ({named}): messages are lost, or the offsets were set by hand, or are those "
+                "of a topic that was made again; they are not counted as lost",
+                queues=plural(queues, 'queue'), named=_named(alone))
         if without_room:
-            yield (f"whether messages are lost before the position of {_named(without_room)}, "
-                   f"cannot be told: so many have no room in the {room:,} bytes that the log may "
-                   "lack. A position like this was set by hand, is damaged, or is that of another "
-                   "store or of a topic that was made again; nothing is counted as lost for it")
+            yield Phrase(
+                "whether messages are lost before the position of {named}, cannot be told: so many "
+                "have no room in the {room:,} bytes that the log may lack. A position like this "
+                "was set by hand, is damaged, or is that of another store or of a topic that was "
+                "made again; nothing is counted as lost for it", named=_named(without_room),
+                room=room)
         if furthest:
             count = sum(one.missing for one in furthest)
-            yield (f"{plural(count, 'lost message is', 'lost messages are')} known by nothing but "
-                   f"the position of {_named(furthest)}: they were never there if it was set by "
-                   "hand or comes from elsewhere")
+            yield Phrase(
+                "{count:,} lost message is known by nothing but the position of {named}: they were "
+                "never there if it was set by hand or comes from elsewhere",
+                "{count:,} lost messages are known by nothing but the position of {named}: they "
+                "were never there if it was set by hand or comes from elsewhere",
+                count=count, named=_named(furthest))
 
     def _beyond_end(self, numbers: dict[tuple[str, int], int],
                     end: int | None) -> Iterable[OffsetBeyondEnd]:
@@ -198,10 +205,11 @@ def batch_end(state: QueueState, end: int | None) -> int:
     return 0 if state.found is None else state.found.bounds(0, end)[1]
 
 
-def _named(reached: list[_Reached]) -> str:
+def _named(reached: list[_Reached]) -> Phrase:
     """``g at 1000000 in orders/0, which ends at 81``, the first of them."""
-    first = [f"{position.group} at {position.offset} in {position.topic}/{position.queue_id}, "
-             f"which ends at {position.max_offset}"
+    first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
+                    offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
+                    end=position.max_offset)
              for position in (one.position for one in reached[:_NAMED])]
     more = len(reached) - len(first)
-    return "; ".join(first) + (f"; and {more} more" if more > 0 else "")
+    return Joined("; ", [*first, Phrase("and {some} more", some=more)] if more > 0 else first)

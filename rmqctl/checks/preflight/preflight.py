@@ -36,6 +36,7 @@ from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
+from rmqctl.phrases import Joined, Phrase
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff
@@ -64,14 +65,16 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     holder = store.lock
     running = holder.held and holder.pid != os.getpid()
     if running:
-        predicted.notes.append("a broker runs on this store now: this is what one would do that "
-                               "starts on the files as they are at this moment")
+        predicted.notes.append(Phrase(
+            "a broker runs on this store now: this is what one would do that starts on the files "
+            "as they are at this moment"))
     store.layout.require(store.root, "commitlog")
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False
         predicted.actions = list(loading.refusals)
-        predicted.refusals = [f"{refusal.target}: {refusal.reason}" for refusal in loading.refusals]
+        predicted.refusals = [Phrase("{what}: {why}", what=refusal.target, why=refusal.reason)
+                              for refusal in loading.refusals]
     if not store.layout.reads(QUEUES):
         judge_log(store, version, predicted, loading)
         return predicted
@@ -132,7 +135,7 @@ class _Start:
         predicted.loaded_log = list(self.log.files)
         if not self.log.files:
             predicted.truncate_to = 0
-            predicted.stop_reason = "the log has no file"
+            predicted.stop_reason = Phrase("the log has no file")
         else:
             self._recover(predicted)
             self._table()
@@ -198,8 +201,10 @@ class _Start:
             if file is not None:
                 predicted.starts = False
                 predicted.refusals.append(
-                    f"{relative(self.store, file.path)}: the last file of its queue, and no row in "
-                    "it: an IllegalArgumentException in correctMinOffset, once recovery is over")
+                    Phrase(
+                        "{file}: the last file of its queue, and no row in it: an "
+                        "IllegalArgumentException in correctMinOffset, once recovery is over",
+                        file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
@@ -224,11 +229,12 @@ class _Start:
                     self.unreachable.regain(batch, put)
             if walk.stuck is not None:
                 self.made.starts = False
-                self.made.refusals.append(f"it waits for ever at physical offset {walk.stuck}: "
-                                          "the log has no file for it, and start-up ends only "
-                                          "when all of the log was dispatched")
-            self.made.notes += [f"what lies from {position} to the end of its file cannot be read "
-                                "and gets no rows" for position in walk.skipped]
+                self.made.refusals.append(Phrase(
+                    "it waits for ever at physical offset {stuck}: the log has no file for it, and "
+                    "start-up ends only when all of the log was dispatched", stuck=walk.stuck))
+            self.made.notes += [Phrase(
+                "what lies from {offset} to the end of its file cannot be read and gets no rows",
+                offset=position) for position in walk.skipped]
         self.reput_start = min(start, end)
 
     def _older(self) -> None:
@@ -258,9 +264,11 @@ class _Start:
         lost.collect(self.log, self._beyond, self.progress)
         if self.cut is not None:
             predicted.notes.append(
-                f"{plural(lost.total + lost.superseded, 'intact message')} and "
-                f"{plural(self.cut.used - self.cut.end, 'byte')} in all lie beyond the end of the "
-                f"log at {self.cut.end}, where a repair has ended it: they were cut off then")
+                Phrase(
+                    "{messages} and {bytes} in all lie beyond the end of the log at {end}, where a "
+                    "repair has ended it: they were cut off then",
+                    messages=plural(lost.total + lost.superseded, 'intact message'),
+                    bytes=plural(self.cut.used - self.cut.end, 'byte'), end=self.cut.end))
         else:
             self.lost = lost
             predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
@@ -277,10 +285,11 @@ class _Start:
         self._duplicates(predicted)
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
-            predicted.notes.append(plural(count, "message without a row belongs",
-                                          "messages without a row belong")
-                                   + " to topics that are not in config/topics.json; deleted "
-                                     "topics are not counted")
+            predicted.notes.append(Phrase(
+                "{count:,} message without a row belongs to topics that are not in "
+                "config/topics.json; deleted topics are not counted",
+                "{count:,} messages without a row belong to topics that are not in "
+                "config/topics.json; deleted topics are not counted", count=count))
 
     def _beyond(self, batch: Batch) -> None:
         """A batch beyond the end of the log."""
@@ -290,36 +299,42 @@ class _Start:
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
             predicted.shadowed += duplicate.differing
-            targets = " and ".join(relative(self.store, file.path) for file in duplicate.files)
-            predicted.notes.append(
-                f"{targets} have the same name: a broker reads by physical offset from the first "
-                "and writes to the last, and which is which depends on how the paths of their "
-                "folders hash" + (f"; not all of them hold {duplicate.differing} of the messages"
-                                  if duplicate.differing else ""))
+            said = [Phrase(
+                "{names} have the same name: a broker reads by physical offset from the first and "
+                "writes to the last, and which is which depends on how the paths of their folders "
+                "hash", names=Joined(", ", [relative(self.store, file.path)
+                                            for file in duplicate.files]))]
+            if duplicate.differing:
+                said.append(Phrase("not all of them hold {some} of the messages",
+                                   some=duplicate.differing))
+            predicted.notes.append(Joined("; ", said))
 
     def _notes(self) -> None:
         predicted, walk = self.made, self.walk
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
-            predicted.notes.append(f"the index says it reaches to {self.index.end_phy}, beyond the "
-                                   f"end of the log at {predicted.truncate_to}: messages that are "
-                                   "written before that physical offset get no index entry")
+            predicted.notes.append(Phrase(
+                "the index says it reaches to {end_phy}, beyond the end of the log at "
+                "{truncate_to}: messages that are written before that physical offset get no index "
+                "entry", end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
         if walk is not None and walk.misplaced:
-            predicted.notes.append(
-                plural(len(walk.misplaced), "record says another physical offset than its own",
-                       "records say another physical offset than theirs")
-                + f", the first at {walk.misplaced[0]}; a broker takes such a record, and its row "
-                "leads to nowhere")
+            predicted.notes.append(Phrase(
+                "{count:,} record says another physical offset than its own, the first at {first}; "
+                "a broker takes such a record, and its row leads to nowhere",
+                "{count:,} records say another physical offset than theirs, the first at {first}; "
+                "a broker takes such a record, and its row leads to nowhere",
+                count=len(walk.misplaced), first=walk.misplaced[0]))
         if predicted.superseded:
-            predicted.notes.append(
-                plural(predicted.superseded, "intact message beyond the end of the log was",
-                       "intact messages beyond the end of the log were")
-                + " cut off earlier: others have these queue offsets")
+            predicted.notes.append(Phrase(
+                "{count:,} intact message beyond the end of the log was cut off earlier: others "
+                "have these queue offsets",
+                "{count:,} intact messages beyond the end of the log were cut off earlier: others "
+                "have these queue offsets", count=predicted.superseded))
         if self.log.files and not self.store.index_listing.files and not self.index.entries:
-            predicted.notes.append("there is no index, and it is not made again: no message can be "
-                                   "found by its key")
+            predicted.notes.append(Phrase(
+                "there is no index, and it is not made again: no message can be found by its key"))
         if not self.full and self.log.files:
-            predicted.notes.append("messages without a row were looked for only where the broker "
-                                   "reads")
+            predicted.notes.append(Phrase(
+                "messages without a row were looked for only where the broker reads"))
 
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:
