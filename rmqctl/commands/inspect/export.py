@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC
+from functools import cache
 from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.exporting import named_parts, report, warn_of
-from rmqctl.commands.shared.message_options import Fields, SelectOptions
+from rmqctl.commands.shared.message_options import (
+    Decode,
+    Fields,
+    SelectOptions,
+    decoding_of,
+    tell_undecoded,
+)
 from rmqctl.commands.shared.options import Body, Jobs, LayoutOptions, Out, Zone, worker_count
 from rmqctl.commands.shared.spark_options import Stores, named_stores
 from rmqctl.errors import ExitCode, UsageError, require
@@ -44,6 +51,7 @@ def command(
     select: Annotated[SelectOptions, pick(_IN_ONE)],
     fields: Fields = None,
     body: Body = "auto",
+    decode: Decode = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES", help="Write a folder, with folders in it: any of topic, "
         "day (of the store time, in --tz) and store, comma-separated, or none. Default for a "
@@ -64,6 +72,7 @@ def command(
     All messages of the logs are exported, in their order, whether a consumequeue leads to them or
     not (`rmqctl read --topic` follows the consumequeue). Fields are those of the message object;
     in Parquet, Arrow, Avro and Excel times are times, and in CSV and Excel nothing is a formula.
+    What --decode makes of bodies is text there: JSON, unless it is a text itself.
     The file appears at the end, complete, or not at all, and nothing is ever replaced. What is
     damaged or missing is said, and messages that do not match their CRC are exported with crc_ok
     false; the exit code is 1 then. `rmqctl pipeline export` does it on Spark.
@@ -77,6 +86,7 @@ def command(
     require("pyarrow")
     from rmqctl.pipeline.export.plan import check_place, plan
     from rmqctl.pipeline.export.spec import Export
+    from rmqctl.store.projection import is_decoded
 
     form = _form(target, format, partition_by)
     if form is not None:
@@ -86,14 +96,18 @@ def command(
     if select.from_offset is not None and (select.topic is None or select.queue is None):
         raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
     names = named_stores(stores)
-    wanted = select.selection(tz)
+    named = None if fields is None else fields.split(",")
+    decoding = cache(lambda: decoding_of(decode))
+    of_bodies = decode is not None or any(is_decoded(name.strip()) for name in named or ())
+    wanted = select.selection(tz, decoding)
     spec = Export.of(
         _FORMATS[format or "parquet"] if form is None else form.format,
-        fields=None if fields is None else fields.split(","), body=body,
+        fields=named, body=body,
         partition_by=named_parts(partition_by or "topic,day") if form is None else (),
         compression=None if form is None else form.compression, zone=tz,
         conditions=wanted.in_log(), stores=len(names), provenance=provenance, typed_times=True,
-        csv_text=spreadsheet_safe)
+        csv_text=spreadsheet_safe, decoded=decode is not None,
+        decoding=decoding() if of_bodies else None)
     folders = layout.folders_of(names)
     if target != _STREAM:
         check_place(target, names, folders)
@@ -108,6 +122,8 @@ def command(
         report(out, result, spec)
         if not result.total("rows"):
             out.note("no messages")
+    if decoding.cache_info().currsize:
+        tell_undecoded(out, decoding())
     if not result.complete:
         raise typer.Exit(int(ExitCode.FINDINGS))
 

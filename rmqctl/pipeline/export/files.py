@@ -212,7 +212,7 @@ class _OpenTarget:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
-_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+compact_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def json_line(row: Row) -> bytes:
@@ -236,7 +236,9 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _clean(_compact(value)) if value else "{}" if isinstance(value, dict) else "[]"
+    if isinstance(value, float):
+        return value
+    return _clean(compact_json(value)) if value else "{}" if isinstance(value, dict) else "[]"
 
 
 def _clean(text: str) -> str:

@@ -28,7 +28,7 @@ from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.sink import FLUSH, WriteError, buffer
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.tally import Tally
-from rmqctl.pipeline.export.task import Piece, Reading, chosen
+from rmqctl.pipeline.export.task import Piece, Reading, chosen, portions
 from rmqctl.pipeline.staging import MARK, checked_target
 
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
@@ -138,9 +138,10 @@ def _piece(spec: Export, piece: Piece, file: File, most: int | None,
             wanted = wanted.select(np.arange(most - tally.rows))
         if len(wanted):
             tally.exported(wanted)
-            rows.add(wanted, partitions.codes(wanted))
-        if rows.size >= FLUSH:
-            _flush(rows, file)
+            for some in portions(spec, wanted):
+                rows.add(some, partitions.codes(some))
+                if rows.size >= FLUSH:
+                    _flush(rows, file)
         if progress is not None:
             progress(reading.position - done)
             done = reading.position

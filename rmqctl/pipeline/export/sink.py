@@ -25,14 +25,14 @@ import pyarrow as pa
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync
-from rmqctl.pipeline.export.files import File, csv_line, json_line, opened
+from rmqctl.pipeline.export.files import File, compact_json, csv_line, json_line, opened
 from rmqctl.pipeline.export.layout import Partitions
 from rmqctl.pipeline.export.spec import ORIGIN, PROVENANCE, TEXTS, Export
 from rmqctl.scan.columns import MESSAGE_TYPES, as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.text import Properties
 from rmqctl.store.pages import BatchPage
-from rmqctl.store.projection import Projection
+from rmqctl.store.projection import Projection, is_decoded
 from rmqctl.store.query.conditions import PROPERTY
 
 FLUSH = 16 << 20
@@ -103,6 +103,7 @@ class Columns:
         self._schema = spec.schema
         self._names = [name for name in spec.fields if name in MESSAGE_TYPES]
         self._place, self._origin = origin, origin.of(spec.fields)
+        self._decoding = spec.decoding
         self._parts: dict[int, list[pa.RecordBatch]] = {}
         self._is_mixed = False
         self._mixed: list[pa.RecordBatch] = []
@@ -131,16 +132,28 @@ class Columns:
             name: pa.array(values, PROVENANCE[name])
             for name, values in self._place.provenance(batch, self._schema.names).items()}
         parsed: Properties | None = None
+        decoded = self._decoded(batch)
         arrays = []
         for name in self._schema.names:
             if name in ORIGIN:
                 arrays.append(pa.repeat(pa.scalar(self._origin[name], pa.string()), count))
+            elif name in decoded:
+                arrays.append(pa.array(decoded[name], pa.string()))
             elif name in known:
                 arrays.append(known[name].cast(self._schema.field(name).type))
             else:
                 parsed = parsed or Properties(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _decoded(self, batch: Batch) -> dict[str, list[str | None]]:
+        """The columns that come of decoded bodies: texts as they are, all else as JSON."""
+        names = list(filter(is_decoded, self._schema.names))
+        if self._decoding is None or not names:
+            return {}
+        rows = [[_text_of(decoded.field(name)) for name in names]
+                for decoded in self._decoding.rows(BatchPage(batch))]
+        return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
     def take(self) -> Iterator[tuple[int, pa.Table, int]]:
         parts, mixed, codes = self._parts, self._mixed, self._codes
@@ -153,6 +166,10 @@ class Columns:
             mixed.clear()
             for code, part in _split(table, np.concatenate(codes)):
                 yield code, part, len(part)
+
+
+def _text_of(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else compact_json(value)
 
 
 def _split(rows: Any, codes: Array) -> Iterator[tuple[int, Any]]:
@@ -176,7 +193,8 @@ class Lines:
     def __init__(self, spec: Export, origin: Origin) -> None:
         self._spec, self._place = spec, origin
         self._own = Projection([name for name in spec.fields
-                                if name not in ORIGIN and name not in PROVENANCE], spec.body)
+                                if name not in ORIGIN and name not in PROVENANCE], spec.body,
+                               decoding=spec.decoding)
         self._origin = origin.of(spec.fields)
         self._lines: dict[int, list[Any]] = {}
         self.size = 0
@@ -184,6 +202,8 @@ class Lines:
     def add(self, batch: Batch, codes: Array) -> None:
         rows: Any = (self._own.rows(BatchPage(batch)) if self._own.fields
                      else ({} for _ in range(len(batch))))
+        if self._spec.decoding is not None and self._spec.format == "csv":  # of some rows only
+            rows = ({name: row[name] for name in self._own.names} for row in rows)
         made = self._place.provenance(batch, self._spec.fields)
         if self._origin or made:
             more = (dict(zip(made, values, strict=True))

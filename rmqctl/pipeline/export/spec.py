@@ -15,8 +15,9 @@ import pyarrow as pa
 from rmqctl.errors import UsageError
 from rmqctl.pipeline.export.layout import PARTS
 from rmqctl.scan.columns import MESSAGE_TYPES
-from rmqctl.store.objects import FIELDS
-from rmqctl.store.projection import checked_fields
+from rmqctl.store.objects import FIELDS, OF_BODY
+from rmqctl.store.payloads.decoding import Decoding
+from rmqctl.store.projection import DECODED, checked_fields, is_decoded
 from rmqctl.store.query.conditions import PROPERTY, Condition
 
 COMPRESSIONS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,7 @@ class Export:
     conditions: tuple[Condition, ...] = ()
     typed_times: bool = False
     csv_text: Callable[[str], str] | None = None
+    decoding: Decoding | None = None
 
     @classmethod
     def of(cls, format: str = "parquet", *, fields: Sequence[str] | None = None,  # noqa: A002
@@ -59,10 +61,12 @@ class Export:
            compression: str | None = None, zone: tzinfo = UTC,
            conditions: Sequence[Condition] = (), stores: int = 1, provenance: bool = False,
            typed_times: bool = False,
-           csv_text: Callable[[str], str] | None = None) -> Export:
+           csv_text: Callable[[str], str] | None = None,
+           decoding: Decoding | None = None, decoded: bool = False) -> Export:
         """UsageError for what does not go together. ``stores``: how many will be exported;
         ``provenance``: with the fields of `PROVENANCE`; ``typed_times``: columns of times have
-        Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV.
+        Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV;
+        ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
         """
         if format not in COMPRESSIONS:
             raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
@@ -75,7 +79,11 @@ class Export:
             raise UsageError(f"{format} is not compressed with {compression}; there are "
                              f"{', '.join(ways)}")
         parts = tuple(dict.fromkeys(partition_by))
-        names = (_text_fields if format in TEXTS else _column_fields)(fields, body, stores, parts)
+        more = () if decoding is None else DECODED
+        names = (_text_fields if format in TEXTS else _column_fields)(
+            fields, body, stores, parts, more)
+        if decoded and fields is None:
+            names += DECODED
         if format != "json":  # its lines are whole objects; elsewhere the folder has the value
             names = [name for name in names if name not in parts]
         if provenance:
@@ -85,7 +93,8 @@ class Export:
             raise UsageError(f"no field is left besides those in the folders' names "
                              f"({', '.join(parts)}); name others, or --partition-by none")
         return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
-                   tuple(conditions), typed_times, csv_text)
+                   tuple(conditions), typed_times, csv_text,
+                   decoding if any(map(is_decoded, names)) else None)
 
     @property
     def is_text(self) -> bool:
@@ -124,7 +133,7 @@ def portable(zone: tzinfo) -> tzinfo:
 
 
 def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
-                 parts: Sequence[str]) -> list[str]:
+                 parts: Sequence[str], more: Sequence[str]) -> list[str]:
     if fields is None:
         names = list(FIELDS)
         if stores > 1 and "store" not in parts:
@@ -133,22 +142,23 @@ def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
         named = [field.strip() for field in fields]
         own = (*ORIGIN, *PROVENANCE)
         others = [name for name in named if name not in own]
-        known = set(checked_fields(others)) if others else set()
+        known = set(checked_fields(others, more)) if others else set()
         names = [name for name in dict.fromkeys(named) if name in known or name in own]
     return [name for name in names if body != "none" or name not in ("body", "body_encoding")]
 
 
 def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
-                   _parts: Sequence[str]) -> list[str]:
+                   _parts: Sequence[str], more: Sequence[str]) -> list[str]:
     if body not in ("auto", "none"):
         raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
     if fields is None:
         names = [*ORIGIN, *(name for name in MESSAGE_TYPES if name != "record")]
     else:
-        known = (*ORIGIN, *MESSAGE_TYPES, *PROVENANCE)
+        known = (*ORIGIN, *MESSAGE_TYPES, *PROVENANCE, *more)
+        prefixes = (PROPERTY, OF_BODY) if more else (PROPERTY,)
         names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
         for name in names:
-            if name not in known and not (name.startswith(PROPERTY) and name != PROPERTY):
+            if name not in known and (name in prefixes or not name.startswith(prefixes)):
                 raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
                                  f"{PROPERTY}NAME for one property")
         if not names:

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rmqctl.pipeline.export.layout import Values
 from rmqctl.pipeline.export.sink import Origin, Sink, Written
 from rmqctl.pipeline.export.spec import Export
@@ -94,6 +96,19 @@ def chosen(spec: Export, batch: Batch) -> Batch:
     return page.batch
 
 
+_AT_ONCE = 32
+"""Messages whose bodies are decoded before what came of them is written: values may be large."""
+
+
+def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
+    """A batch in parts of bounded size, where bodies are decoded."""
+    if spec.decoding is None or len(batch) <= _AT_ONCE:
+        yield batch
+        return
+    for start in range(0, len(batch), _AT_ONCE):
+        yield batch.select(np.arange(start, min(start + _AT_ONCE, len(batch))))
+
+
 def export_range(spec: Export, folder: str, part: Any) -> Part:
     """Exports a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
     assert isinstance(part, Piece)
@@ -108,7 +123,8 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
             wanted = chosen(spec, batch) if count else batch
             if len(wanted):
                 tally.exported(wanted)
-                sink.add(wanted)
+                for some in portions(spec, wanted):
+                    sink.add(some)
         files = sink.close()
     except BaseException:
         sink.abandon()
