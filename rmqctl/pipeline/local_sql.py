@@ -32,6 +32,8 @@ from rmqctl.pipeline.source.reader import Reading
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, ONLY_ASKED, TABLES
 from rmqctl.store.config.offsets import COLUMNS as LAG_COLUMNS
 from rmqctl.store.config.offsets import Lag
+from rmqctl.store.payloads.decoding import Decoded, Decoding
+from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
 OFFSETS, FINDINGS = "offsets", "findings"
@@ -54,6 +56,9 @@ commands ``offsets`` and ``verify``."""
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
 """What is read where a query needs rows, but no column of them."""
 _ROWS = 4096
+_FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
+_AT_ONCE = 32
+"""Messages whose bodies are decoded before DuckDB gets them."""
 _MEMORY = "512MB"
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
@@ -78,10 +83,16 @@ class Answer:
 
 
 class Session:
-    """A context manager. ``advance`` is told bytes of logs as they are read."""
+    """A context manager. ``advance`` is told bytes of logs as they are read; with ``decoding`` the
+    messages have the columns `DECODED`, text: JSON, but ``decoded_as``.
+    """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
-                 advance: Callable[[int], None] = lambda _bytes: None) -> None:
+                 advance: Callable[[int], None] = lambda _bytes: None,
+                 decoding: Decoding | None = None) -> None:
+        self._decoding = decoding
+        self._columns = COLUMNS if decoding is None else COLUMNS | {
+            MESSAGES: COLUMNS[MESSAGES] | dict.fromkeys(DECODED, pa.string())}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: RmqctlError | None = None
 
@@ -104,8 +115,8 @@ class Session:
         """UsageError with DuckDB's words for what is no query, or is wrong; errors of a store as
         they are.
         """
-        wanted = needs(self._base, text)
-        for table, columns in COLUMNS.items():
+        wanted = needs(self._base, text, self._columns)
+        for table, columns in self._columns.items():
             need = wanted.get(table) if wanted is not None else Needs(None)
             shown = _shown(table, columns, Needs(None) if need is None else need)
             self._base.register(table, _Table(
@@ -162,10 +173,18 @@ class Session:
     def _of_files(self, table: str, schema: pa.Schema, filters: Filters) -> Iterator[
             pa.RecordBatch]:
         options = Options(tuple(self._stores), table, log_folders=self._folders)
-        reading = Reading(table, schema.names, schema, filters)
+        made = [name for name in schema.names if table == MESSAGES and name in DECODED]
+        stored = schema if not made else pa.schema([
+            *(each for each in schema if each.name not in made),
+            *(pa.field(name, COLUMNS[MESSAGES][name]) for name in _FOR_DECODING
+              if name not in schema.names)])
+        reading = Reading(table, stored.names, stored, filters)
         for pieces in plan(options, filters):
             for piece in pieces:
-                yield from reading.rows([piece])
+                if made and self._decoding is not None:
+                    yield from _decoded(reading.rows([piece]), schema, self._decoding)
+                else:
+                    yield from reading.rows([piece])
                 if table == MESSAGES:
                     self._advance(getattr(piece, "end", 0) - getattr(piece, "start", 0))
 
@@ -181,6 +200,32 @@ class Session:
                 found: Finding
                 for found in Verification(store).findings():
                     yield {"store": name, **found.as_dict()}
+
+
+def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
+             decoding: Decoding) -> Iterator[pa.RecordBatch]:
+    """The batches with columns of decoded bodies, a few messages at a time: values may be large."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, _AT_ONCE):
+            some = batch.slice(start, _AT_ONCE)
+            topics, properties, flags, bodies, offsets = (
+                some.column(name).to_pylist() for name in _FOR_DECODING)
+            rows = [decoding.one(topic, dict(pairs or ()), flag, body or b"",
+                                 f"physical offset {offset}")
+                    for topic, pairs, flag, body, offset in zip(
+                        topics, properties, flags, bodies, offsets, strict=True)]
+            yield pa.RecordBatch.from_arrays([
+                pa.array([_as_text(name, row) for row in rows], pa.string())
+                if name in DECODED else some.column(name) for name in schema.names], schema=schema)
+
+
+def _as_text(name: str, row: Decoded) -> str | None:
+    if name == "decoded_as":
+        return row.kind
+    value = row.field(name)
+    if value is None and (name == "internal" or row.kind is None):
+        return None
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Table:
@@ -224,7 +269,8 @@ def _plain(value: Any) -> Any:
 # -- what a query needs ---------------------------------------------------------------------------
 
 
-def needs(base: duckdb.DuckDBPyConnection, text: str) -> dict[str, Needs] | None:
+def needs(base: duckdb.DuckDBPyConnection, text: str,
+          known: Mapping[str, Mapping[str, pa.DataType]] = COLUMNS) -> dict[str, Needs] | None:
     """What a query needs of each table it names; None where that cannot be told (all of all).
     UsageError for what is no single query.
     """
@@ -247,7 +293,7 @@ def needs(base: duckdb.DuckDBPyConnection, text: str) -> dict[str, Needs] | None
     tables = {name.lower() for name in named} & COLUMNS.keys()
     filters = _filters(tree, named)
     return {table: Needs(None if everything else {
-        name for name in COLUMNS[table] if name in columns}, filters if table == MESSAGES
+        name for name in known[table] if name in columns}, filters if table == MESSAGES
         else Filters()) for table in tables}
 
 

@@ -16,7 +16,7 @@ from rmqctl.pipeline import local_sql
 from rmqctl.pipeline.local_sql import Needs, Session, needs
 from rmqctl.pipeline.source.pushdown import Filters
 from tests.conftest import GoldenFolder, Runner
-from tests.support import damage
+from tests.support import damage, tiny
 
 BASIC = "5.3.3/basic/store"
 DAMAGED = "5.3.3/crash-crc/before"
@@ -191,3 +191,23 @@ def test_values_as_json_knows_them(golden: GoldenFolder, rmqctl: Runner) -> None
     assert rows == [{"d": "1.50", "b": "YQ==", "m": {"x": [1]}, "s": {"y": "2024-02-03"}, "f": None,
                      "t": "2024-02-03T04:05:06.000Z", "i": "0 months 3 days 0 s", "d_2": 1,
                      "inf": None}]
+
+
+def test_decoded_bodies_are_columns_where_they_are_asked_for(
+        tmp_path: Path, rmqctl: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tiny.build(tmp_path / "store", [
+        tiny.Spec("orders", 0, b'{"id": 1, "amount": 3000}'), tiny.Spec("orders", 0, b"null"),
+        tiny.Spec("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, b"5,7"), tiny.Spec("orders", 0, b"hello")]).root
+    done = rmqctl("sql", store, "select decoded, decoded_as, internal from messages", "--decode",
+                  "json", "-o", "jsonl").expect(0)
+    assert [tuple(row.values()) for row in done.jsonl()] == [
+        ('{"id":1,"amount":3000}', "json", None), ("null", "json", None),
+        ("[5,7]", "op", '{"kind":"op"}'), (None, None, None)]
+    assert "1 body not decoded with --decode json" in done.err
+    rows = rmqctl("sql", store, "select queue_offset from messages where "
+                  "(decoded->>'$.amount')::int > 2000", "--decode", "auto", "-o", "jsonl").jsonl()
+    assert rows == [{"queue_offset": 0}]
+    rmqctl("sql", store, "select decoded from messages").expect(2)
+    monkeypatch.setattr(local_sql, "_decoded", None)  # nothing is decoded for other columns
+    assert rmqctl("sql", store, "select count(*) as n from messages where body is not null",
+                  "--decode", "auto", "-o", "jsonl").jsonl() == [{"n": 4}]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.message_options import Decode, decoding_of, tell_undecoded
 from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import (
     QueryFile,
@@ -25,6 +26,7 @@ def command(
     file: QueryFile = None,
     limit: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most N rows.")] = None,
+    decode: Decode = None,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
     out: Out,
 ) -> None:
@@ -34,7 +36,8 @@ def command(
     object, offsets and findings the columns of `rmqctl offsets` and `rmqctl verify`; each table
     has a column `store`, and DESCRIBE messages names the others. Only the columns that a query
     names are read, and conditions on topic, queue_id, store_timestamp (epoch ms) and
-    physical_offset are applied while reading. body is binary: decode(body) is its text. A query
+    physical_offset are applied while reading. body is binary: decode(body) is its text; with
+    --decode messages have decoded and internal, as JSON text, and decoded_as. A query
     changes nothing and reads no other files.
     `rmqctl pipeline sql` is the same on Spark, with its SQL.
 
@@ -53,8 +56,11 @@ def command(
     for store in stores:
         with Store.open(os.path.abspath(store), folders) as opened:
             size += opened.log.size
+    decoding = None if decode is None else decoding_of(decode)
     with out.progress("reading the log", size) as progress, Session(
-            stores, folders, progress.advance) as session:
+            stores, folders, progress.advance, decoding) as session:
         answer = session.ask(text)
         rows = answer.rows if limit is None else islice(answer.rows, limit)
         out.rows(rows, answer.columns)
+    if decoding is not None:
+        tell_undecoded(out, decoding)
