@@ -1,6 +1,15 @@
-"""rmqctl: read, query and verify Apache RocketMQ store directories, offline."""
+"""rmqctl: read, query and verify Apache RocketMQ store directories, offline.
+
+``rmqctl.open(path)`` opens a store for a Python program (`rmqctl.api`, docs/python.md).
+"""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmqctl.api import open as open  # noqa: A004
 
 # The one place the version is written; the build back end reads it from here. A constant costs
 # nothing at start, whereas importlib.metadata alone takes a third of the time of `rmqctl --help`.
@@ -9,3 +18,12 @@ __version__ = "0.1.0"
 # Spark's workers have the package in an archive that they name relative to a folder which they
 # leave: what is imported later is still to be found.
 __path__ = [os.path.abspath(folder) for folder in __path__]
+
+
+def __getattr__(name: str) -> Any:
+    """The way in, loaded when it is used: the command line does without."""
+    if name == "open":
+        from rmqctl.api import open as opened
+
+        return opened
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from rmqctl.errors import UsageError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MAX = (1 << 63) - 1
+_CONDITION = re.compile(r"([^=!<>~]+)(==|!=|<=|>=|!~|=|<|>|~)(.*)", re.DOTALL)
 _LARGEST_PORT = (1 << 16) - 1
 _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
@@ -239,6 +240,26 @@ def parse_property(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise UsageError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+class RawCondition(NamedTuple):
+    """A condition on messages as typed."""
+
+    field: str
+    operator: str
+    value: str
+
+
+def parse_condition(text: str | RawCondition) -> RawCondition:
+    """``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``; UsageError shows the text."""
+    if isinstance(text, RawCondition):
+        return text
+    match = _CONDITION.fullmatch(text)
+    if match is None or not match.group(1).strip():
+        raise UsageError(f"{text!r} is not of the form FIELD=VALUE; the comparisons are = != < <= "
+                         "> >= and ~ !~ (regular expression)")
+    field, operator, value = match.groups()
+    return RawCondition(field.strip(), "=" if operator == "==" else operator, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ PROGRAMS = [(page, *found) for page in PAGES for found in
 def test_python_examples_say_what_the_page_shows(page, program, said, tmp_path, monkeypatch,
                                                  capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     exec(compile(program, page.name, "exec"), {"__name__": "example"})
     assert capsys.readouterr().out == said
 

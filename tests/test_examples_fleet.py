@@ -1,4 +1,4 @@
-"""The examples for Kubernetes and Ansible: what they run is run here, without a cluster."""
+"""The examples for Kubernetes, Ansible and Python: what they run is run here, without a cluster."""
 
 from __future__ import annotations
 
@@ -62,3 +62,18 @@ def test_the_playbook_fails_for_a_damaged_store_alone(golden_copy: GoldenFolder,
     assert recap == {"sound": "0", "damaged": "1"}, done.stdout + done.stderr
     assert "the body does not match its CRC" in done.stdout
     assert done.returncode == 2
+
+
+@pytest.mark.long
+def test_the_picture_of_delays_is_drawn(tmp_path: Path) -> None:
+    for library in ("polars", "duckdb", "matplotlib"):
+        pytest.importorskip(library)
+    picture = tmp_path / "delays.png"
+    done = subprocess.run([sys.executable, str(EXAMPLES / "python" / "delays.py"),
+                           str(EXAMPLES / "store"), "--png", str(picture)], capture_output=True,
+                          text=True, check=False, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT),
+                               "MPLCONFIGDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "TP_fraud_Topic" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")

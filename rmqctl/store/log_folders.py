@@ -141,9 +141,12 @@ def _below(root: str) -> Iterator[str]:
         if name in _NOT_LOGS or name.startswith((".", "dledger-")):
             continue
         folder = os.path.join(root, name)
+        if _is_store(folder):
+            continue
         yield folder
         yield from (os.path.join(folder, inner) for inner in _folders(folder)
-                    if inner.lower().startswith(COMMITLOG))
+                    if inner.lower().startswith(COMMITLOG)
+                    and (inner != COMMITLOG or _is_store(root)))  # else the store is that folder
 
 
 def _beside(root: str) -> Iterator[str]:

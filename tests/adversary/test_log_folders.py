@@ -68,3 +68,18 @@ def test_another_log_beside_is_none_of_it(golden_copy: GoldenFolder) -> None:
         data = (store / "cl1/00000000000000000000").read_bytes()
         (other / f"{196608 + number * 24576:020}").write_bytes(data)
     assert found(store) == ["cl1", "cl2"]
+
+
+@pytest.mark.parametrize("left", ["all", "the log alone"])
+def test_the_folder_around_a_store_is_none(left: str, golden_copy: GoldenFolder, rmqctl: Runner,
+                                           tmp_path: Path) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    if left != "all":
+        away = tmp_path / "elsewhere" / "away"
+        away.mkdir(parents=True)
+        for path in store.iterdir():
+            if path.name != "commitlog":
+                path.rename(away / path.name)
+    around = store.parent
+    for command in ("info", "verify", "recover", "preflight"):
+        assert f"did you mean {store}?" in rmqctl(command, around).expect(3).err

@@ -15,9 +15,9 @@ from textual.worker import WorkerCancelled
 from rmqctl.browse.app import Browser
 from rmqctl.browse.opened import Opened
 from rmqctl.browse.widgets import RowList
-from rmqctl.commands.shared.message_options import condition_of, parse_condition
 from rmqctl.parse_values import parse_time
 from rmqctl.store import Store
+from rmqctl.store.query.conditions import read_condition
 
 NARROW, WIDE = (80, 24), (120, 40)
 
@@ -70,7 +70,7 @@ def browse(root: Path, act: Callable[[Screen], Awaitable[None]],
     """Opens a store and acts on the screen. A defect of the program is raised."""
     async def main() -> None:
         opened = Opened(lambda: Store.open(root))
-        app = Browser(opened, lambda text: condition_of(parse_condition(text), UTC),
+        app = Browser(opened, lambda text: read_condition(text, UTC),
                       lambda text: parse_time(text, tz=UTC))
         try:
             async with app.run_test(size=size) as pilot:

@@ -13,12 +13,12 @@ from rmqctl.browse.filters import conditions_of
 from rmqctl.browse.listing import Listing, LogListing, Row, Stopped, unwatched
 from rmqctl.browse.opened import Opened, Place
 from rmqctl.browse.panes import PANES, pane
-from rmqctl.commands.shared.message_options import condition_of, parse_condition
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import UTC
 from rmqctl.store import Store
 from rmqctl.store.dump.dump import Dump, DumpOptions
 from rmqctl.store.log.bounds import View
+from rmqctl.store.query.conditions import read_condition
 from rmqctl.store.query.select import Selection, Selector
 from tests.support import damage, golden
 from tests.support.share import sample
@@ -28,7 +28,7 @@ STORES = [store for store in golden.golden_stores() if not store.options]
 
 
 def parse(text: str):
-    return conditions_of(text, lambda part: condition_of(parse_condition(part), UTC))
+    return conditions_of(text, lambda part: read_condition(part, UTC))
 
 
 def onward(listing: Listing) -> list[Row]:

@@ -7,12 +7,7 @@ from datetime import UTC
 from functools import cache
 
 from rmqctl.commands.app.exit_codes import Terminated
-from rmqctl.commands.shared.message_options import (
-    Decode,
-    condition_of,
-    decoding_of,
-    parse_condition,
-)
+from rmqctl.commands.shared.message_options import Decode, decoding_of
 from rmqctl.commands.shared.options import StoreOptions, Zone
 from rmqctl.errors import UsageError, require
 from rmqctl.output.streams import has_screen
@@ -36,12 +31,13 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
     require("textual")
     from rmqctl.browse.app import Browser
     from rmqctl.browse.opened import Opened
+    from rmqctl.store.query.conditions import read_condition
 
     show_times_in(tz)
     opened = Opened(store.open)
     try:
         decoding = cache(lambda: decoding_of(decode))  # only when a condition asks for it
-        app = Browser(opened, lambda text: condition_of(parse_condition(text), tz, decoding),
+        app = Browser(opened, lambda text: read_condition(text, tz, decoding),
                       lambda text: parse_time(text, tz=tz))
         app.run()
     finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +16,12 @@ from rmqctl.errors import UsageError
 from rmqctl.formats import bodies
 from rmqctl.output import Output
 from rmqctl.output.units import counted
-from rmqctl.parse_values import parse_offset, parse_time, parse_time_range
+from rmqctl.parse_values import (
+    RawCondition,
+    parse_condition,
+    parse_offset,
+    parse_time_range,
+)
 
 if TYPE_CHECKING:
     from rmqctl.store.payloads.decoding import Decoding
@@ -25,8 +29,6 @@ if TYPE_CHECKING:
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection
 
-_CONDITION = re.compile(r"([^=!<>~]+)(==|!=|<=|>=|!~|=|<|>|~)(.*)", re.DOTALL)
-_TIMES = ("born_timestamp", "store_timestamp")
 
 _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 
@@ -60,40 +62,6 @@ Decode = Annotated[str | None, typer.Option(
     help="Decode bodies: auto (JSON, gzip, RocketMQ's own topics), json, gbk, gzip, msgpack, "
     "hessian, avro:SCHEMA, protobuf:DESC#TYPE, python:module.function or a plug-in. "
     "Fields are decoded, decoded_as and internal.")]
-
-
-class RawCondition(NamedTuple):
-    """A condition as typed."""
-
-    field: str
-    operator: str
-    value: str
-
-
-def parse_condition(text: str | RawCondition) -> RawCondition:
-    """``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``; UsageError shows the text."""
-    if isinstance(text, RawCondition):
-        return text
-    match = _CONDITION.fullmatch(text)
-    if match is None or not match.group(1).strip():
-        raise UsageError(f"{text!r} is not of the form FIELD=VALUE; the comparisons are = != < <= "
-                         "> >= and ~ !~ (regular expression)")
-    field, operator, value = match.groups()
-    return RawCondition(field.strip(), "=" if operator == "==" else operator, value)
-
-
-def condition_of(raw: RawCondition, tz: tzinfo,
-                 decoding: Callable[[], Decoding] | None = None) -> Condition:
-    """The condition, checked; values of time fields may be written like any time. ``decoding`` is
-    asked for where it is on a field of the body. UsageError.
-    """
-    from rmqctl.store.objects import OF_BODY
-    from rmqctl.store.query.conditions import Condition
-
-    field, operator, value = raw
-    return Condition.of(field, operator, parse_time(value, tz=tz)
-                        if field in _TIMES and "~" not in operator else value,
-                        decoding() if decoding and field.startswith(OF_BODY) else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +108,9 @@ class SelectOptions(OptionGroup):
 
     def _conditions(self, tz: tzinfo, decoding: Callable[[], Decoding] | None) -> tuple[
             Condition, ...]:
-        return tuple(condition_of(raw, tz, decoding) for raw in self.where or ())
+        from rmqctl.store.query.conditions import read_condition
+
+        return tuple(read_condition(raw, tz, decoding) for raw in self.where or ())
 
 
 #: The options of `SelectOptions` for what reads a log in its order.

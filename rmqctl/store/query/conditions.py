@@ -12,12 +12,13 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rmqctl.errors import UsageError
-from rmqctl.parse_values import ungrouped
+from rmqctl.parse_values import RawCondition, parse_condition, parse_time, ungrouped
 from rmqctl.scan.frames import Array
 from rmqctl.store.objects import FIELDS, OF_BODY
 from rmqctl.store.pages import INTEGERS, Page
@@ -31,6 +32,7 @@ PROPERTY = "property."
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge}
+_TIMES = ("born_timestamp", "store_timestamp")
 _NO_CONDITION = ("properties",)
 _LEAST_NEEDLE = 3
 """Shorter values occur in most bodies: looking for their bytes first would not pay."""
@@ -39,6 +41,17 @@ KEY = "key"
 """A pseudo field: the application keys and the unique key of a message together."""
 TEXT = "text"
 """A pseudo field: tags, keys, unique key and body of a message together; ``=`` is "contains"."""
+
+
+def read_condition(given: str | RawCondition, tz: tzinfo,
+                   decoding: Callable[[], Decoding] | None = None) -> Condition:
+    """A condition as typed; values of times may be written like any time, in the zone ``tz``.
+    ``decoding`` is asked for where it is on a field of the body. UsageError.
+    """
+    field, operator, value = parse_condition(given)
+    return Condition.of(field, operator, parse_time(value, tz=tz)
+                        if field in _TIMES and "~" not in operator else value,
+                        decoding() if decoding and field.startswith(OF_BODY) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,265 @@
+"""rmqctl from Python: a store opened to be read, and its messages as objects or in columns.
+
+`rmqctl.open` is the way in. What stands in `__all__` stays as it is within a major version; the
+rest of the package is rmqctl's own. Nothing here writes, and nothing is read before it is asked
+for. Errors are `rmqctl.errors.RmqctlError`, and damage does not end a reading: it is in
+`Messages.problems`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Any, Self, TypedDict
+
+from rmqctl.broker.view import view_of
+from rmqctl.errors import UsageError, require
+from rmqctl.parse_values import parse_time
+from rmqctl.store.objects import FIELDS
+from rmqctl.store.problems import Problem
+from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
+from rmqctl.store.query.conditions import read_condition
+from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.store import Sizes
+from rmqctl.store.store import Store as OpenedStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from rmqctl.store.pages import Page
+    from rmqctl.store.payloads.decoding import Decoding
+
+__all__ = ["Message", "Messages", "Problem", "Store", "open"]
+
+_BODY = "body"
+_WITHOUT = frozenset({"body_encoding"})
+_NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
+_TIMES = ("born_timestamp", "store_timestamp")
+Time = datetime | int | str
+
+
+class Message(TypedDict, total=False):
+    """A message: the fields of the JSON message object, with the body as bytes, as it is stored.
+
+    Times are epoch milliseconds. ``property.NAME``, where asked for, is one property, ``body.NAME``
+    a field of the decoded body. The last three are there with ``decode``.
+    """
+
+    physical_offset: int
+    total_size: int
+    magic: str
+    body_crc: int
+    crc_ok: bool
+    topic: str
+    queue_id: int
+    queue_offset: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    properties: dict[str, str]
+    properties_raw: str
+    tags: str | None
+    keys: list[str]
+    unique_key: str | None
+    msg_id: str
+    body: bytes
+    decoded: Any
+    decoded_as: str | None
+    internal: Any
+
+
+def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  # noqa: A001
+         broker_conf: str | os.PathLike[str] | None = None) -> Store:
+    """Opens the store root at ``path``, to be read. Raises NotAStoreError or StoreIOError.
+
+    ``commitlog_dirs`` names the folders of a multi-path log where they cannot be found;
+    ``broker_conf`` is the broker's own configuration file.
+    """
+    sizes = Sizes()
+    if broker_conf is not None:
+        from rmqctl.store.broker_conf import read_conf
+
+        sizes = Sizes(conf=read_conf(os.fspath(broker_conf)))
+    return Store(OpenedStore.open(path, commitlog_dirs, sizes))
+
+
+class Store:
+    """A store, opened to be read. A context manager; made by `open`."""
+
+    def __init__(self, opened: OpenedStore) -> None:
+        self._store = opened
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<rmqctl store {self.path}>"
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def path(self) -> str:
+        return self._store.root
+
+    def messages(self, topic: str | None = None, queue: int | None = None,
+                 offset: int | None = None, *, since: Time | None = None,
+                 until: Time | None = None, tag: str | None = None, key: str | None = None,
+                 where: str | Sequence[str] = (), limit: int | None = None,
+                 from_phy: int | None = None, to_phy: int | None = None,
+                 fields: Sequence[str] | None = None, decode: str | None = None,
+                 tz: tzinfo = UTC, view: str = "disk") -> Messages:
+        """Messages as `rmqctl read` gives them: of a topic through its consumequeue, else of the
+        whole log in physical order.
+
+        ``offset`` is a queue offset. ``since`` and ``until`` are store times, inclusive: datetime,
+        epoch milliseconds, or any text the command takes (``"-2h"``). ``where`` are conditions as
+        of ``--where``. ``fields`` are those of `Message`. ``decode`` is what ``--decode`` takes:
+        the message gets ``decoded``, ``decoded_as`` and ``internal``; fields ``body.NAME`` need
+        none. ``view="broker"`` ends where a broker would end the log. Raises UsageError for what
+        there is not.
+        """
+        from rmqctl.store.payloads.decoding import AUTO, Decoding
+
+        decoding = Decoding(decode or AUTO)
+        conditions = [where] if isinstance(where, str) else where
+        selection = Selection(
+            topic, queue, offset, limit, from_phy, to_phy, _millis(since, tz), _millis(until, tz),
+            tag, key, tuple(read_condition(text, tz, lambda: decoding) for text in conditions))
+        names = _NAMES if decode is None else (*_NAMES, *DECODED)
+        if fields is not None:
+            names = tuple(checked_fields(fields, DECODED))
+        return Messages(self._store, selection, names,
+                        decoding if any(map(is_decoded, names)) else None, view)
+
+    def topics(self) -> list[dict[str, Any]]:
+        """The topics with their queues and offsets, as in `rmqctl info -o json`."""
+        topics: list[dict[str, Any]] = self.info()["topics"]
+        return topics
+
+    def info(self) -> dict[str, Any]:
+        """The document of `rmqctl info -o json`."""
+        from rmqctl.store.info import collect
+
+        return collect(self._store, view_of(self._store, "auto"))
+
+    def offsets(self, group: str | None = None, topic: str | None = None) -> list[dict[str, Any]]:
+        """Queue ranges, consumer offsets and their lag: the rows of `rmqctl offsets -o jsonl`."""
+        from rmqctl.store.config.offsets import Lag
+
+        return list(Lag(self._store, view_of(self._store, "auto"), group, topic).rows())
+
+    def verify(self, *, most: int = 1000) -> dict[str, Any]:
+        """Checks everything, byte by byte: the document of `rmqctl verify -o json`, which lists the
+        first ``most`` findings.
+        """
+        from rmqctl.checks.verify.verdict import verdict
+        from rmqctl.checks.verify.verify import Verification
+
+        return verdict(Verification(self._store), most).as_dict()
+
+
+@dataclass(slots=True)
+class Messages:
+    """Messages that are read as they are asked for, each time anew.
+
+    Iterate over them, or take them in columns: `to_arrow`, `to_pandas`, `to_polars`, and whatever
+    takes Arrow streams (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``) takes them as they
+    are. Columns have Arrow's types: times are timestamps.
+    """
+
+    _store: OpenedStore = field(repr=False)
+    selection: Selection
+    fields: tuple[str, ...]
+    decoding: Decoding | None = field(default=None, repr=False)
+    view: str = "disk"
+    problems: list[Problem] = field(default_factory=list)
+    """What the last reading met: damage, holes, rows that lead nowhere."""
+
+    def __iter__(self) -> Iterator[Message]:
+        wanted = Projection(self.fields, "none", decoding=self.decoding)
+        has_body = _BODY in self.fields
+        for page in self._pages():
+            rows: Iterator[Any] = wanted.rows(page)
+            if has_body:
+                for row, body in zip(rows, page.raw(_BODY), strict=True):
+                    row[_BODY] = bytes(body)
+                    yield {name: row[name] for name in self.fields}  # type: ignore[misc]
+            else:
+                yield from rows
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Arrow record batches, one for each stretch of the log. Needs rmqctl[data]."""
+        require("pyarrow")
+        from rmqctl.store.page_columns import page_columns
+
+        names = self.schema.names
+        for page in self._pages():
+            yield page_columns(page, names)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns' names and types. Needs rmqctl[data]. UsageError for fields of decoded
+        bodies, which have no type.
+        """
+        require("pyarrow")
+        of_bodies = [name for name in self.fields if is_decoded(name)]
+        if of_bodies:
+            raise UsageError(f"{', '.join(of_bodies)}: fields of decoded bodies are no columns; "
+                             "iterate over the messages")
+        from rmqctl.store.page_columns import schema
+
+        return schema(self.fields)
+
+    def to_arrow(self) -> pa.Table:
+        """All of them as a table of pyarrow."""
+        require("pyarrow")
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All of them as a data frame of pandas."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All of them as a data frame of polars."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.to_arrow())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Arrow's stream interface for other libraries."""
+        require("pyarrow")
+        import pyarrow as pa
+
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _pages(self) -> Iterator[Page]:
+        self.problems.clear()
+        bounds = view_of(self._store, self.view)
+        return Selector(self._store, self.selection, bounds, self.problems.append).pages()
+
+
+def _millis(moment: Time | None, tz: tzinfo) -> int | None:
+    if moment is None or isinstance(moment, int):
+        return moment
+    if isinstance(moment, datetime):
+        known = moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
+        return round(known.timestamp() * 1000)
+    return parse_time(moment, tz=tz)

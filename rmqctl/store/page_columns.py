@@ -1,0 +1,62 @@
+"""Pages of messages as Arrow record batches, with timestamps for times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.store.pages import BatchPage, Page
+from rmqctl.store.query.conditions import PROPERTY
+
+TIMES = ("born_timestamp", "store_timestamp")
+MOMENT = pa.timestamp("ms", tz="UTC")
+
+
+def schema(names: Sequence[str]) -> pa.Schema:
+    """The columns' types; those of `MESSAGE_TYPES`, but for times, and for single properties."""
+    return pa.schema([pa.field(name, MOMENT if name in TIMES else
+                               MESSAGE_TYPES.get(name, pa.string())) for name in names])
+
+
+def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
+    """The named fields of the message object as columns (``property.NAME``: of one property).
+
+    ``body`` is as stored. What is no UTF-8 has U+FFFD in its place.
+    """
+    wanted = schema(names)
+    arrays = {}
+    if isinstance(page, BatchPage):
+        known = [name for name in names if name in MESSAGE_TYPES]
+        arrays = dict(zip(known, message_columns(page.batch, known).columns, strict=True))
+    for field in wanted:
+        made = arrays.get(field.name)
+        arrays[field.name] = _column(page, field) if made is None else made.cast(field.type)
+    return pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=wanted)
+
+
+def _column(page: Page, field: pa.Field) -> pa.Array:
+    name = field.name
+    if name == "body":
+        return pa.array(page.raw(name), field.type)
+    if name.startswith(PROPERTY):
+        wanted = name.removeprefix(PROPERTY)
+        values: list[Any] = [row.get(wanted) for row in page.column("properties")]
+    else:
+        values = page.column(name)
+    if name == "properties":
+        values = [[(_text(key), _text(value)) for key, value in row.items()] for row in values]
+    elif name == "keys":
+        values = [list(map(_text, row)) for row in values]
+    else:
+        values = list(map(_text, values))
+    return pa.array(values, field.type)
+
+
+def _text(value: Any) -> Any:
+    """Text that has an encoding."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return value

@@ -1,0 +1,134 @@
+"""rmqctl.open: what a Python program gets is what `read` says, as objects and in columns."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from rmqctl import api
+from rmqctl import open as rmqctl_open
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.store.objects import FIELDS
+from rmqctl.store.projection import DECODED
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage, snapshot
+from tests.support import tiny as tiny_stores
+
+STORES = ["5.3.3/basic/store", "4.9.3/batch/store", "5.3.3/lmq/store", "4.9.3/ipv6/store",
+          "5.3.3/batchcq/store"]
+
+
+def as_told(run: Any) -> list[dict[str, Any]]:
+    """The lines of `read --body base64`, with bodies as bytes."""
+    rows = [json.loads(line) for line in run.out.splitlines()]
+    for row in rows:
+        row["body"] = base64.b64decode(row["body"])
+        del row["body_encoding"]
+    return rows
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_it_gives_what_read_gives(name: str, golden: GoldenFolder, rmqctl: Runner) -> None:
+    pa = pytest.importorskip("pyarrow")
+    store = golden(name)
+    with snapshot.assert_unchanged(store), api.open(store) as opened:
+        ways: list[tuple[list[Any], dict[str, Any]]] = [([], {})]
+        ways += [(["--topic", topic["topic"]], {"topic": topic["topic"]})
+                 for topic in opened.topics()[:3]]
+        for words, given in ways:
+            told = as_told(rmqctl("read", store, "--body", "base64", "-o", "jsonl", *words))
+            messages = opened.messages(**given)
+            assert list(messages) == told
+            assert list(messages) == told  # each time anew
+            table = messages.to_arrow()
+            assert table.schema.names == list(told[0])
+            for column in ("physical_offset", "topic", "keys", "body", "tags", "msg_id"):
+                assert table[column].to_pylist() == [row[column] for row in told]
+            assert [dict(row) for row in table["properties"].to_pylist()] == [
+                row["properties"] for row in told]
+            assert table["store_timestamp"].cast(pa.int64()).to_pylist() == [
+                row["store_timestamp"] for row in told]
+
+
+def test_conditions_are_those_of_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden("5.3.3/basic/store")
+    with rmqctl_open(store) as opened:
+        middle = sorted(row["store_timestamp"] for row in opened.messages())[100]
+        for since in (middle, datetime.fromtimestamp(middle / 1000, UTC),
+                      datetime.fromtimestamp(middle / 1000, UTC).isoformat()):
+            fields = ["physical_offset", "property.KEYS"]
+            rows = list(opened.messages(since=since, where="total_size>300", limit=20,
+                                        fields=fields))
+            told = rmqctl("read", store, "--since", str(middle), "--where", "total_size>300",
+                          "--limit", "20", "--fields", ",".join(fields), "-o", "json").json()
+            assert rows == told
+            assert rows
+        for wrong in ({"where": "nothing"}, {"where": "nosuch=1"}, {"fields": ["nosuch"]},
+                      {"since": "yesterdayish"}):
+            with pytest.raises(UsageError):
+                list(opened.messages(**wrong))
+
+
+def test_bodies_are_decoded_where_it_is_asked_for(tiny: tiny_stores.Tiny, rmqctl: Runner,
+                                                  tmp_path: Path) -> None:
+    rows = [{"topic": "orders", "body": json.dumps({"amount": amount})} for amount in (1, 5)]
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rmqctl("append", tiny.root, lines).expect(0)
+    with rmqctl_open(tiny.root) as opened:
+        found = list(opened.messages(where="body.amount>2", fields=["body", "body.amount"]))
+        assert found == [{"body": b'{"amount": 5}', "body.amount": 5}]
+        told = list(opened.messages(where="body.amount=1", decode="json"))
+        assert [(row["decoded"], row["decoded_as"]) for row in told] == [({"amount": 1}, "json")]
+        with pytest.raises(UsageError, match="iterate"):
+            opened.messages(fields=["body.amount"]).to_arrow()
+
+
+def test_damage_is_told_and_the_rest_is_read(golden_copy: GoldenFolder) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    with rmqctl_open(store) as opened:
+        places = [row["physical_offset"] for row in opened.messages()]
+    damage.write(store, "commitlog/00000000000000000000", places[3] + 4, b"\0\0\0\0")
+    with rmqctl_open(store) as opened:
+        messages = opened.messages()
+        assert [row["physical_offset"] for row in messages] == places[:3] + places[4:]
+        assert [problem.offset for problem in messages.problems] == [places[3]]
+        assert not opened.verify()["ok"]
+
+
+def test_other_libraries_take_the_messages(golden: GoldenFolder) -> None:
+    polars = pytest.importorskip("polars")
+    pytest.importorskip("pandas")
+    duckdb = pytest.importorskip("duckdb")
+    with rmqctl_open(golden("5.3.3/basic/store")) as opened:
+        messages = opened.messages(fields=["topic", "total_size", "store_timestamp"])
+        sizes = [row["total_size"] for row in messages]
+        assert messages.to_pandas()["total_size"].tolist() == sizes
+        assert messages.to_polars()["total_size"].to_list() == sizes
+        assert polars.DataFrame(messages)["total_size"].sum() == sum(sizes)
+        assert duckdb.sql("select sum(total_size) from messages").fetchone() == (sum(sizes),)
+
+
+def test_info_and_offsets_are_the_documents(golden: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden("5.3.3/basic/store")
+    with rmqctl_open(store) as opened:
+        told = rmqctl("info", store, "-o", "json").json()
+        assert opened.info()["topics"] == told["topics"] == opened.topics()
+        assert opened.offsets() == rmqctl("offsets", store, "-o", "json").json()["queues"]
+        assert json.loads(json.dumps(opened.verify())) == rmqctl(
+            "verify", store, "-o", "json").json()
+
+
+def test_what_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="not a store"):
+        rmqctl_open(tmp_path)
+
+
+def test_a_message_has_the_fields_of_the_message_object() -> None:
+    assert list(get_type_hints(api.Message)) == [
+        name for name in (*FIELDS, *DECODED) if name != "body_encoding"]
