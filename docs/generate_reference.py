@@ -29,6 +29,9 @@ Written by `make docs` from the program itself; a test fails when the two differ
 
 _VARIABLES = {
     "RMQCTL_STORE": "the STORE of every command that takes one, when it is left out",
+    "RMQCTL_COMMAND_OPTION": "the default of an option ([defaults](defaults.md)): "
+    "`RMQCTL_VERIFY_FAIL_ON`, or for all commands `RMQCTL_TZ`",
+    "XDG_CONFIG_HOME": "where `rmqctl/config.toml` is, instead of `~/.config`",
     "RMQCTL_LANG": "the language of screens for people, `en` or `zh`, when `--lang` is left out",
     "RMQCTL_DEBUG": "`1` shows the full traceback when rmqctl itself fails (as `-vv` does)",
     "NO_COLOR": "no colours",

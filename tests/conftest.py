@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,9 +25,15 @@ pytest_plugins = ["tests.plugin_run", "tests.plugin_transcripts"]
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
+_OF_THE_SUITE = {"RMQCTL_TESTING", "RMQCTL_SEED", "RMQCTL_KERNEL", "RMQCTL_GOLDEN"}
 
 
 def pytest_configure() -> None:
+    # What whoever runs the tests has set for rmqctl, or wrote into a file of theirs, is not ours.
+    for name in set(os.environ) - _OF_THE_SUITE:
+        if name.startswith("RMQCTL_"):
+            del os.environ[name]
+    os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "rmqctl-tests-no-config")
     os.environ["RMQCTL_LANG"] = "en"  # whatever the locale of the machine
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs this in the background has it so, and all that tests start inherits it.

@@ -59,14 +59,14 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 113),
-    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 113),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 115),
-    ("query offset STORE --phy 0 -o json", 113),
-    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 118),
-    ("stats STORE --by topic -o json", 102),
-    ("info STORE -o json", 142),
-    ("verify STORE -o json", 165),
+    ("query key STORE --topic TopicTest --key k -o json", 114),
+    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 114),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 116),
+    ("query offset STORE --phy 0 -o json", 114),
+    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 119),
+    ("stats STORE --by topic -o json", 103),
+    ("info STORE -o json", 143),
+    ("verify STORE -o json", 166),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):
     modules = loaded(*(tiny.root if word == "STORE" else word for word in words.split()),

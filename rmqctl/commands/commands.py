@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rmqctl.commands import REGISTRY
+from rmqctl.commands import REGISTRY, CommandSpec
+from rmqctl.commands.app.defaults import NEVER, variable
 from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
 from rmqctl.commands.shared.options import Out
@@ -28,6 +29,12 @@ def command(
     out.rows([*_rows()], _COLUMNS, brief=("name", "effect", "help"))
 
 
+def _variable(spec: CommandSpec, names: Sequence[str]) -> str | None:
+    """The variable that gives an option its default; None where only the command line does."""
+    key = next(name[2:] for name in names if name.startswith("--"))
+    return None if key in NEVER else variable(spec.name, key)
+
+
 def _rows() -> Iterator[dict[str, Any]]:
     for spec in REGISTRY:
         described = [*parameters(load(spec))]
@@ -37,5 +44,6 @@ def _rows() -> Iterator[dict[str, Any]]:
             "section": spec.section,
             "help": spec.help,
             "arguments": [p.as_row() for p in described if p.kind == "argument"],
-            "options": [p.as_row() for p in described if p.kind == "option"],
+            "options": [{**p.as_row(), "env": _variable(spec, p.names)}
+                        for p in described if p.kind == "option"],
         }

@@ -28,6 +28,8 @@ DECODED = ("decoded", "decoded_as", "internal")
 """What ``--decode`` adds to the fields of the message object."""
 PROBLEM = "decode_problem"
 """A field of those messages alone whose body is not what the decoder reads."""
+OFFSET_MSG_ID = "offset_msg_id"
+"""``msg_id`` under the name that tells it from the id a client makes (``unique_key``)."""
 _PREVIEW_HEX = 16
 _MOST_ROWS = 256
 """Rows that are made at once: a page of small messages may hold many times as many."""
@@ -40,7 +42,7 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     may be named as well.
     """
     fields = [name.strip() for name in names if name.strip()]
-    known = (*FIELDS, *more)
+    known = (*FIELDS, OFFSET_MSG_ID, *more)
     prefixes = (PROPERTY, OF_BODY) if DECODED[0] in more else (PROPERTY,)
     for name in fields:
         if name not in known and (name in prefixes or not name.startswith(prefixes)):
@@ -114,7 +116,7 @@ class Projection:
         if name.startswith(PROPERTY):
             wanted = name.removeprefix(PROPERTY)
             return [properties.get(wanted) for properties in page.column("properties")]
-        return page.column(name)
+        return page.column("msg_id" if name == OFFSET_MSG_ID else name)
 
     def _with_decoded(self, row: dict[str, Any], decoded: Decoded,
                       made: Sequence[str]) -> dict[str, Any]:

@@ -147,8 +147,8 @@ def test_an_id_of_another_broker(golden: GoldenFolder, rmqctl: Runner) -> None:
 def test_unique_ids(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden(BASIC)
     row = next(row for row in read(rmqctl, root)[20:] if row["unique_key"])
-    hint = rmqctl("query", "id", root, row["unique_key"]).expect(1)
-    assert "--unique" in hint.err
+    both = rmqctl("query", "id", root, row["unique_key"], "-o", "jsonl").expect(0)
+    assert (both.jsonl(), both.err) == ([row], "")
     words = ["query", "id", root, row["unique_key"], "--unique", "-o", "jsonl"]
     assert rmqctl(*words).expect(0).jsonl() == [row]
     assert rmqctl(*words, "--topic", row["topic"]).expect(0).jsonl() == [row]
@@ -159,9 +159,50 @@ def test_unique_ids(golden: GoldenFolder, rmqctl: Runner) -> None:
 
 
 def test_ids_that_are_none(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    for wrong in ("12", "Z" * 32, "0" * 33, ","):
-        assert "id" in rmqctl("query", "id", tiny.root, wrong).expect(2).err
-    rmqctl("query", "id", tiny.root, "0" * 32, "--topic", "t").expect(2)
+    for wrong in ("12", "Z" * 32, "0" * 33):
+        assert f"no message with the unique key {wrong}" in rmqctl(
+            "query", "id", tiny.root, wrong).expect(1).err
+    assert "id" in rmqctl("query", "id", tiny.root, ",").expect(2).err
+
+
+def test_an_id_of_5x_clients_is_only_a_key(tmp_path: Path, rmqctl: Runner) -> None:
+    unique = "01A1B2C3D4E5F60123456789ABCDEF0123"  # 34 hex digits
+    tiny = tiny_stores.build(tmp_path / "s", [
+        tiny_stores.Spec("t", 0, b"x", {"UNIQ_KEY": unique}),
+        tiny_stores.Spec("t", 0, b"y", {"UNIQ_KEY": "other"})], index_max=20)
+    row, = rmqctl("query", "id", tiny.root, unique, "-o", "jsonl").expect(0).jsonl()
+    assert (row["unique_key"], row["body"]) == (unique, "x")
+
+
+def test_a_clients_id_wins_over_a_place_of_another_host(tmp_path: Path, rmqctl: Runner) -> None:
+    unique = "7F00000100002A9F" + "0" * 16  # as an offset message id it leads to the first message
+    tiny = tiny_stores.build(tmp_path / "s", [
+        tiny_stores.Spec("t", 0, b"first"), tiny_stores.Spec("t", 0, b"second",
+                                                            {"UNIQ_KEY": unique})], index_max=20)
+    done = rmqctl("query", "id", tiny.root, unique, "-o", "jsonl").expect(0)
+    assert [row["body"] for row in done.jsonl()] == ["second"]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize("name", ["5.3.3/basic/store", "5.3.3/batchcq/store"])
+def test_each_offset_of_a_queue_leads_to_its_message(name: str, golden: GoldenFolder,
+                                                     rmqctl: Runner) -> None:
+    root = golden(name)
+    for row in read(rmqctl, root, "--topic", read(rmqctl, root)[0]["topic"])[::23]:
+        words = ["query", "offset", root, "-t", row["topic"], "-i", str(row["queue_id"]),
+                 str(row["queue_offset"]), "-o", "jsonl"]
+        assert rmqctl(*words).expect(0).jsonl() == [row]
+
+
+def test_offsets_that_a_queue_has_not(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
+    words = ["query", "offset", tiny.root, "--topic", "orders", "--queue", "0"]
+    assert "beyond the end" in rmqctl(*words, "1000").expect(1).err
+    assert "has no queue" in rmqctl(*words[:-1], "77", "0").expect(1).err
+    for wrong in ([*words], [*words, "1", "--phy", "0"], [*words[:3], "1"], [*words[:5], "1"],
+                  [*words, "1", "--containing"], [*words, "--phy", "0"]):
+        rmqctl(*wrong).expect(2)
+    done = rmqctl(*words[:2], *words[3:], "0", "-o", "jsonl", env={"RMQCTL_STORE": str(tiny.root)})
+    assert done.expect(0).jsonl()[0]["queue_offset"] == 0
 
 
 def test_the_store_may_come_from_the_environment(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:

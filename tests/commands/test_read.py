@@ -88,7 +88,7 @@ def test_tables_for_people(form: str, golden: GoldenFolder, rmqctl: Runner) -> N
                    "Привет pay"):
         assert wanted in text
     assert "properties_raw" not in text
-    assert max(map(len, text.splitlines())) < 260
+    assert max(map(len, text.splitlines())) < 270
 
 
 def test_times_are_shown_in_the_zone(golden: GoldenFolder, rmqctl: Runner) -> None:

@@ -6,22 +6,29 @@ run, complete or show its own help is its module imported and turned into a type
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import gc
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import typer
 import typer.core
 import typer.main
 
-from rmqctl.commands import EFFECTS, STORE_VARIABLE, CommandSpec, GroupSpec
+from rmqctl.commands import EFFECTS, REGISTRY, STORE_VARIABLE, CommandSpec, GroupSpec
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.helptext import HelpMixin
 from rmqctl.commands.app.option_groups import spelled_out
 from rmqctl.errors import UsageError
+from rmqctl.output.core import say
+
+if TYPE_CHECKING:
+    from rmqctl.commands.app.defaults import Default
 
 CONTEXT_SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -37,16 +44,26 @@ class Command(HelpMixin, typer.core.TyperCommand):
     """A command of rmqctl: its help names its effect, and its STORE may come from RMQCTL_STORE."""
 
     spec: CommandSpec
+    _defaults: Mapping[str, Default] = MappingProxyType({})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse; when the words after the command leave STORE out, put RMQCTL_STORE in front.
 
         typer fills arguments from the left and so takes ``query id MSGID`` for a STORE and no
         MSGID. The environment stands in for the *first* argument, so the line is read again with
-        it in front, when it cannot be read as it is, or when what was taken for STORE is one of
-        the choices of an argument that was then left out (``config topics``).
+        it in front, when it cannot be read as it is, or when what was taken for STORE is a value
+        of an argument that was then left out (``config topics``, ``query offset 7``).
         """
         given = list(args)
+        if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            from rmqctl.commands.app.defaults import defaults_of
+
+            try:
+                self._defaults = defaults_of(self.spec, self.params, ctx, REGISTRY)
+            except UsageError as error:
+                error.add_note(ctx.command_path)
+                raise
+            ctx.default_map = {name: found.value for name, found in self._defaults.items()}
         store: Any = next((p for p in self.params if p.envvar == STORE_VARIABLE), None)
         fallback = os.environ.get(STORE_VARIABLE)
         try:
@@ -67,20 +84,33 @@ class Command(HelpMixin, typer.core.TyperCommand):
                 return super().parse_args(ctx, [fallback, *given])
             except typer.TyperException:
                 raise error from None
-        if store is not None and fallback and self._took_a_choice_for_store(ctx, store):
+        if store is not None and fallback and self._took_a_value_for_store(ctx, store):
             return super().parse_args(ctx, [fallback, *given])
         return rest
 
-    def _took_a_choice_for_store(self, ctx: Any, store: Any) -> bool:
+    def _took_a_value_for_store(self, ctx: Any, store: Any) -> bool:
         arguments = [p for p in self.params if p.param_type_name == "argument"]
         following = arguments[arguments.index(store) + 1 :]
         if not following or ctx.get_parameter_source(following[0].name).name == "COMMANDLINE":
             return False
-        choices = getattr(getattr(following[0], "type_descriptor", None), "choices", None) or ()
-        return ctx.params.get(store.name) in choices
+        descriptor = getattr(following[0], "type_descriptor", None)
+        taken = ctx.params.get(store.name)
+        parser = getattr(getattr(descriptor, "parameter_info", None), "parser", None)
+        if parser is None:
+            return taken in (getattr(descriptor, "choices", None) or ())
+        with contextlib.suppress(UsageError):
+            return parser(taken) is not None and not os.path.exists(taken)
+        return False
 
     def invoke(self, ctx: Any) -> Any:
         """Run; a usage error found by the command itself learns which help to point to."""
+        if ctx.params.get("out_verbose") and self._defaults:
+            from rmqctl.commands.app.defaults import key_of
+
+            for param in self.params:
+                if ctx.get_parameter_source(param.name).name == "DEFAULT_MAP":
+                    say(f"rmqctl: --{key_of(param)} is from {self._defaults[param.name].origin}",
+                        sys.stderr)
         if not gc.isenabled():  # see rmqctl.__main__
             gc.freeze()
             gc.enable()
@@ -139,10 +169,17 @@ class Group(HelpMixin, typer.core.TyperGroup):
             default = load(self.default)
             default.listed = self.commands
             return None, default, args[1:]
+        if ctx.parent is None and args[0] not in self.commands:
+            from rmqctl.commands.app.aliases import ALIASES
+
+            alias = ALIASES.get(args[0].lower())
+            if alias is not None:
+                spec = next(spec for spec in REGISTRY if spec.name == alias.command)
+                return args[0], load(spec), alias.translated(args[1:])
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except typer.TyperException as error:
-            near = difflib.get_close_matches(args[0], self._harmless())
+            near = difflib.get_close_matches(args[0], self._harmless(ctx))
             if near:
                 error.message = (f"{error.message.rstrip('.')}. Did you mean "
                                  f"{', '.join(map(repr, near))}?")
@@ -151,11 +188,15 @@ class Group(HelpMixin, typer.core.TyperGroup):
             command = load(command.spec)
         return name, command, rest
 
-    def _harmless(self) -> list[str]:
+    def _harmless(self, ctx: Any) -> list[str]:
         """What may be proposed for a word that is no command: what never changes a store. Who
         pastes a proposal without looking must not write.
         """
-        return [name for name, command in self.commands.items() if not _may_mutate(command)]
+        from rmqctl.commands.app.aliases import ALIASES
+
+        others = [] if ctx.parent else [alias.name for alias in ALIASES.values()]
+        return [name for name, command in self.commands.items()
+                if not _may_mutate(command)] + others
 
 
 def _may_mutate(command: Any) -> bool:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rmqctl.commands.shared.options import Out, StoreFolders, Zone
-from rmqctl.errors import ExitCode
+from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import duration_text, size_text, time_text
+from rmqctl.parse_values import now_ms
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.output.cells import Render
+    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.config.config import ConfigFile
 
 Section = Literal[
     "topics", "groups", "offsets", "delay", "filters", "orders", "mappings", "modes", "metrics",
-    "timer", "tiered", "other",
+    "timer", "tiered", "other", "metadata",
 ]
 
 _COLUMNS = ("file", "kind", "size", "state", "source", "entries", "data_version", "backup",
@@ -44,7 +46,7 @@ _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_
           "time_stamp", "create_timestamp", "begin_timestamp", "end_timestamp",
           "last_read_time_ms", "timestamp")
 _MOST_NOTES = 20
-_IN_ROCKSDB = ("topics", "groups", "offsets")
+_IN_ROCKSDB = ("topics", "groups", "offsets", "metadata")
 """What a broker with its configuration in RocksDB keeps there."""
 
 
@@ -52,7 +54,12 @@ def command(
     *,
     section: Annotated[Section | None, typer.Argument(
         metavar="[SECTION]", show_default=False,
-        help="What to show; without it, a listing of the files.")] = None,
+        help="What to show; without it, a listing of the files. metadata: topics and groups in the "
+        "JSON of `mqadmin exportMetadata`, as recover --from takes it.")] = None,
+    only: Annotated[Literal["topics", "groups"] | None, typer.Option(
+        "--only", help="With metadata: topics or groups alone.")] = None,
+    special: Annotated[bool, typer.Option(
+        "--special", help="With metadata: retry and dead letter topics as well.")] = False,
     tz: Zone = UTC,
     store: StoreFolders,
     out: Out,
@@ -65,11 +72,17 @@ def command(
     """
     from rmqctl.store.config.config import load
 
+    if section != "metadata" and (only is not None or special):
+        raise UsageError("--only and --special go with the section metadata")
     with store.open() as opened:
         layout = opened.layout
         if section in _IN_ROCKSDB:
             layout.require(store.root, "config")
-        files, others = load(opened, section)
+        if section == "metadata":
+            files = _metadata(out, opened, (only,) if only else ("topics", "groups"), special,
+                              store.over_conf({}).get("cluster"))
+        else:
+            files, others = load(opened, section)
     for file in files:
         for problem in file.problems():
             out.warn(problem)
@@ -82,12 +95,28 @@ def command(
             out.note(f"{trouble.path}: {trouble.reason}")
         if len(others) > _MOST_NOTES:
             out.note(f"and {len(others) - _MOST_NOTES} more files that are not read")
-    else:
+    elif section != "metadata":
         _show(out, section, files, tz)
     if any(file.damaged for file in files):
         raise typer.Exit(int(ExitCode.FINDINGS))
     if section is None:
         layout.require(store.root, "config")
+
+
+def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],
+              special: bool, cluster: str | None) -> list[ConfigFile]:
+    """Shows topics and groups as mqadmin exports them; the files they are from."""
+    from rmqctl.broker.settings import Settings
+    from rmqctl.engine.config.metadata import PARTS, metadata
+
+    document, files = metadata(store, parts, special=special,
+                               cluster=cluster or Settings().cluster, now=now_ms())
+    for part, file in zip(parts, files, strict=True):
+        if file.used is None and not file.damaged:
+            out.warn(f"config/{file.name} is not there: no {part} are known")
+    out.document(document, lambda page: page.pairs(
+        {part: ", ".join(document[PARTS[part][1]]) for part in parts}))
+    return files
 
 
 def _listing(files: Iterable[ConfigFile]) -> Iterable[dict[str, Any]]:

@@ -16,6 +16,7 @@ from rmqctl.commands.shared.engine_options import EngineOptions, new_settings
 from rmqctl.commands.shared.message_options import (
     BRIEF,
     IN_LOG_ORDER,
+    NARROW,
     MessageOptions,
     SelectOptions,
 )
@@ -163,7 +164,7 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
     more = [*_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
     named = not set(more).isdisjoint(projection.fields)
     columns = projection.names if named else [*projection.names, *more]
-    people = [*_WHERE_FROM, *projection.names] if projection.fields is BRIEF else columns
+    people = [*_WHERE_FROM, *projection.names] if projection.fields in (BRIEF, NARROW) else columns
     rows = _rows(carving, projection, columns, more)
     out.rows(rows, people, empty=Phrase("no messages"), render=message_render(tz))
 

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 
-BRIEF = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
-         "total_size", "body")
-"""The columns for people when no fields were named."""
+NARROW = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
+          "total_size", "body")
+BRIEF = (*NARROW[:-2], "offset_msg_id", "unique_key", *NARROW[-2:])
+"""The columns for people when no fields were named; `NARROW` on a terminal without room for ids."""
+_WIDE_COLUMNS = 150
 _PREVIEW, _LEAST_PREVIEW = 64, 16
 _OTHER_COLUMNS = 130
 """About what the brief columns without the body take on a terminal."""
@@ -162,7 +164,9 @@ class MessageOptions(OptionGroup):
             return Projection(FIELDS if decoding is None else (*FIELDS, *DECODED), self.body,
                               self.decompress, decoding=decoding)
         preview = _preview(out) if self.body == "auto" else 0
-        return Projection(BRIEF, self.body, self.decompress, preview=preview, decoding=decoding)
+        wide = out.format != "table" or out.human().width >= _WIDE_COLUMNS
+        return Projection(BRIEF if wide else NARROW, self.body, self.decompress, preview=preview,
+                          decoding=decoding)
 
 
 def decoding_of(name: str | None) -> Decoding:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rmqctl.commands.shared.message_options import BRIEF, MessageOptions
+from rmqctl.commands.shared.message_options import BRIEF, NARROW, MessageOptions
 from rmqctl.errors import ExitCode
 from rmqctl.output import Encoded, Output
 from rmqctl.output.units import time_text
@@ -64,7 +64,7 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
     from rmqctl.store.projection import DECODED, Projection
 
     pages = list(faults.judged([RecordPage(records)] if records else []))
-    if len(records) == 1 and not out.is_data and projection.fields is BRIEF:
+    if len(records) == 1 and not out.is_data and projection.fields in (BRIEF, NARROW):
         decoding = projection.decoding
         all_fields = Projection(FIELDS if decoding is None else (*FIELDS, *DECODED),
                                 projection.body, projection.decompress, decoding=decoding)

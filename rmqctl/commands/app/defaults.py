@@ -1,0 +1,199 @@
+"""Defaults of options: from the environment, then from the user's configuration file.
+
+``RMQCTL_VERIFY_FAIL_ON`` is ``--fail-on`` of ``verify``; what nearly all commands have needs no
+command in its name (``RMQCTL_TZ``). In the file, ``~/.config/rmqctl/config.toml``, a table is a
+command (``[verify]``, ``[query.key]``), and ``[defaults]`` holds for all. typer takes what is found
+here as the defaults of its context: what is typed comes first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from rmqctl.commands.app.describe import former_names, parameter
+from rmqctl.errors import StoreIOError, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.commands import CommandSpec
+
+PREFIX = "RMQCTL"
+FOR_ALL = "defaults"
+#: Options that mean the same wherever they are: those of ``[defaults]`` and of ``RMQCTL_OPTION``.
+GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-conf",
+           "commitlog-dir", "lang")
+#: What is to be said each time, because it changes a store or gives up what protects it.
+NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
+                   "update-baseline", "writable"})
+_REFUSED = "is only taken from the command line: what it allows is to be said each time"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_LARGEST = 1 << 20
+
+
+class Default(NamedTuple):
+    """A value, converted, and where it is from."""
+
+    value: Any
+    origin: str
+
+
+def config_path(environ: Mapping[str, str] = os.environ) -> str:
+    """Where the user's configuration is, if there is one."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "rmqctl", "config.toml")
+
+
+def key_of(param: Any) -> str | None:
+    """The key of an option: ``fail-on``; None for an argument and for ``--help``."""
+    if param.param_type_name != "option" or param.name == "help":
+        return None
+    return next((name[2:] for name in param.opts if name.startswith("--")), None)
+
+
+def variable(command: Iterable[str], key: str) -> str:
+    """``RMQCTL_QUERY_KEY_LIMIT``."""
+    return "_".join((PREFIX, *command, key)).replace("-", "_").upper()
+
+
+def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
+                registry: Iterable[CommandSpec]) -> dict[str, Default]:
+    """The defaults of a command by the names of its parameters. UsageError, StoreIOError."""
+    by_key = {key: param for param in params if (key := key_of(param)) is not None}
+    found: dict[str, Default] = {}
+    path = config_path()
+    if os.path.isfile(path):
+        found = _File(path, registry).defaults(spec, by_key, ctx)
+    for key, param in by_key.items():
+        names = [variable(spec.name, key), *([variable((), key)] if key in GENERAL else [])]
+        name = next((name for name in names if os.environ.get(name)), None)
+        if name is not None:
+            if key in NEVER:
+                raise UsageError(f"{name}: --{key} {_REFUSED}")
+            found[param.name] = _converted(_from_text(os.environ[name], param, name), param, ctx,
+                                           name)
+    return found
+
+
+class _File:
+    """The configuration file. UsageError for all that is wrong with it."""
+
+    def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:
+        import tomllib
+
+        self._path = path
+        self._commands = {spec.name for spec in registry}
+        try:
+            with open(path, "rb") as file:
+                self._text = file.read(_LARGEST).decode()
+            self._tables: dict[str, Any] = tomllib.loads(self._text)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{path}: {error}") from None
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path) from error
+        self._check_names(self._tables, ())
+
+    def defaults(self, spec: CommandSpec, by_key: Mapping[str, Any],
+                 ctx: Any) -> dict[str, Default]:
+        """Those for a command; its own table comes before that for all."""
+        found: dict[str, Default] = {}
+        own: Any = self._tables
+        for word in spec.name:
+            own = own.get(word, {})
+        for words, table in (((FOR_ALL,), self._tables.get(FOR_ALL, {})), (spec.name, own)):
+            for key, value in table.items():
+                if isinstance(value, dict):
+                    continue
+                origin = self._place(words, key)
+                if key in NEVER:
+                    raise UsageError(f"{origin}: --{key} {_REFUSED}")
+                known = GENERAL if words == (FOR_ALL,) else by_key
+                if key not in known:
+                    former = next((now for now, param in by_key.items()
+                                   if f"--{key}" in former_names(param)), None)
+                    near = [former] if former else difflib.get_close_matches(key, known)
+                    raise UsageError(f"{origin}: {' '.join(words)} has no {key!r}" + _near(near))
+                if key in by_key:
+                    param = by_key[key]
+                    found[param.name] = _converted(_checked(value, param, origin), param, ctx,
+                                                   origin)
+        return found
+
+    def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
+        """Each table is a command's or of a word before it; outside of them is no option."""
+        for key, value in table.items():
+            name = (*words, key)
+            if isinstance(value, dict) and name != (FOR_ALL,):
+                known = {command[len(words)] for command in self._commands
+                         if command[:len(words)] == words and len(command) > len(words)}
+                if key not in known:
+                    near = difflib.get_close_matches(key, [*known, *([] if words else [FOR_ALL])])
+                    raise UsageError(f"{self._place(name, None)}: no command "
+                                     f"{' '.join(name)!r}" + _near(near))
+                self._check_names(value, name)
+            elif not isinstance(value, dict) and words not in self._commands:
+                raise UsageError(f"{self._place(words, key)}: {key!r} belongs into a table: "
+                                 f"[{FOR_ALL}] or that of a command, as [verify]")
+
+    def _place(self, words: tuple[str, ...], key: str | None) -> str:
+        """``FILE:LINE`` of a key or of its table's head, as far as the lines tell."""
+        head: tuple[str, ...] = ()
+        for number, line in enumerate(self._text.splitlines(), 1):
+            bracket = re.match(r"\s*\[([^\[\]]+)\]", line)
+            if bracket:
+                head = tuple(part.strip(" \t\"'") for part in bracket[1].split("."))
+                if key is None and head[:len(words)] == words:
+                    return f"{self._path}:{number}"
+            elif key is not None and head == words and re.match(
+                    rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+                return f"{self._path}:{number}"
+        return self._path
+
+
+def _near(names: Iterable[str]) -> str:
+    return f". Did you mean {', '.join(map(repr, names))}?" if names else ""
+
+
+def _checked(value: Any, param: Any, origin: str) -> Any:
+    """A value of the file as typer would be given it; UsageError where the type is another."""
+    described = parameter(param)
+    many = value if isinstance(value, list) and described.repeatable else [value]
+    for item in many:
+        kind = ("true or false" if described.type == "flag" else
+                "a whole number" if described.type in ("integer", "count") else "a text")
+        right = {"true or false": bool, "a whole number": int}.get(kind, (str, int))
+        if not isinstance(item, right) or (isinstance(item, bool) and kind != "true or false"):
+            raise UsageError(f"{origin}: {item!r} is not {kind}, as --{key_of(param)} is")
+    texts = [str(item) if described.type not in ("flag", "integer", "count") else item
+             for item in many]
+    return texts if described.repeatable else texts[0]
+
+
+def _from_text(text: str, param: Any, origin: str) -> Any:
+    """A value of the environment: words, as a shell parts them, for what can be repeated."""
+    described = parameter(param)
+    if described.type == "flag":
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise UsageError(f"{origin}: {text!r} is not one of {', '.join((*_TRUE, *_FALSE))}")
+        return text.lower() in _TRUE
+    if not described.repeatable:
+        return text
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {text!r}: {error}") from None
+
+
+def _converted(value: Any, param: Any, ctx: Any, origin: str) -> Default:
+    try:
+        return Default(param.process_value(ctx, value), origin)
+    except typer.BadParameter as error:
+        raise UsageError(f"{origin}: {error.message}") from None
