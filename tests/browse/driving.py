@@ -58,7 +58,7 @@ class Screen:
 
     async def _quiet(self) -> None:
         """The same without the layout. (`Pilot.press` would sleep a quarter of a second a key.)"""
-        for _ in range(3):  # what is done may call for more
+        for _ in range(2):  # what is done may call for more
             await self.pilot._wait_for_screen()
             with suppress(WorkerCancelled):
                 await self.app.workers.wait_for_complete()

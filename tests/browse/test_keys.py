@@ -16,6 +16,7 @@ from rmqctl.commands.inspect import browse as command
 from tests.browse.driving import Screen, browse
 from tests.support import damage, holder, snapshot
 
+pytestmark = pytest.mark.long
 BASIC = "5.3.3/basic/store"
 HOSTILE = "[bold red]T[]\x1b]0;x\x07\u202eevil%s"  # no slash: it is a folder's name
 

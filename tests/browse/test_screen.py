@@ -61,6 +61,7 @@ def compare(root: Path, looks: Sequence[Look], size: tuple[int, int],
         assert text == path.read_text(), f"{path} (--update writes it)"
 
 
+@pytest.mark.long
 def test_a_sound_store(golden, request):
     compare(golden("5.3.3/basic/store"), SOUND, NARROW, request)
 
