@@ -82,8 +82,8 @@ def test_everything_else_works_without_them():
 def test_the_extras_are_those_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for package, (extra, _) in EXTRAS.items():
-        package = package.removeprefix("google.")  # noqa: PLW2901: what is installed brings it
+    for name, (extra, _) in EXTRAS.items():
+        package = name.removeprefix("google.")  # what is installed brings it
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
