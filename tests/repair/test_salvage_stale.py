@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import decode
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.store.store import Store
+from tests.adversary.writer import EPOCH, Layout, Writer
 from tests.conftest import GoldenFolder
 from tests.repair import salvaging
 from tests.repair.test_salvage import BASIC, Case
@@ -148,3 +150,104 @@ def test_the_track_record_s_store_needs_nothing(sealed: Case, rmqctl, tmp_path: 
     found = rmqctl("recover", sealed.root, "-o", "json").recovered()
     assert found["actions"] == found["messages_lost"] == []
     assert len(found["notes"]) == 1
+
+
+# -- where nothing is left to tell ----------------------------------------------------------------
+
+
+SIZES = ("--consumequeue-file-size", "2000", "--index-slots", "100", "--index-max", "400")
+
+
+def life(topic: str, clock: int, count: int = 60) -> Writer:
+    """Messages of one size, so that those of two lives lie at the same places."""
+    writer = Writer(Layout(log_file_size=max(32, count) << 10, queue_file_units=100,
+                           index_slots=100, index_entries=400), clock=clock)
+    for number in range(count):
+        writer.put(topic, f"{clock} {number:3}".encode() * 15, keys=f"{topic}{number}")
+    return writer
+
+
+def with_page_of(root: Path, older: Path, at: int, size: int) -> None:
+    log, = (root / "commitlog").iterdir()
+    raw = bytearray(log.read_bytes())
+    raw[at:at + size] = next((older / "commitlog").iterdir()).read_bytes()[at:at + size]
+    log.write_bytes(raw)
+
+
+@pytest.mark.parametrize(("at", "size"), [(2048, 1024), (4096, 4096)])
+@pytest.mark.parametrize(("topic", "derived"), [("old", True), ("old", False), ("new", False)])
+def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at: int, size: int,
+                                                      topic: str, derived: bool) -> None:
+    """Its records lie between the same borders; only the time when they were stored tells."""
+    older = life(topic, EPOCH)
+    life("new", EPOCH + 3_600_000).write(tmp_path / "store")
+    older.write(tmp_path / "older")
+    with_page_of(tmp_path / "store", tmp_path / "older", at, size)
+    if not derived:
+        shutil.rmtree(tmp_path / "store" / "consumequeue")
+        shutil.rmtree(tmp_path / "store" / "index")
+    recover = ("recover", tmp_path / "store", *SIZES, "-o", "json")
+    plan = rmqctl(*recover).expect(1).json()
+    of_page = {put.physical for put in older.puts if at <= put.physical and put.end <= at + size}
+    if not derived:
+        assert plan["ambiguous"] == len(of_page)
+        assert not of_page & {one["physical_offset"] for one in plan["messages_lost"]}, [
+            one for one in plan["messages_lost"] if one["physical_offset"] in of_page]
+        assert any("earlier life" in note for note in plan["notes"])
+    rmqctl(*recover, "--apply").recovered()
+    left = rmqctl("read", tmp_path / "store", "-o", "jsonl").expect(0).jsonl()
+    assert {one["topic"] for one in left} <= {"new", "RMQCTL_FILLER"}
+    assert not {put.body.decode() for put in older.puts} & {one["body"] for one in left}
+
+
+def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmqctl) -> None:
+    older = life("old", EPOCH, 1500)
+    life("new", EPOCH + 3_600_000, 1500).write(tmp_path / "store")
+    older.write(tmp_path / "older")
+    at = next(at for at in range(100 * 4096, older.end, 4096) if all(any(
+        put.body_at < border < put.body_at + len(put.body) for put in older.puts)
+        for border in (at, at + 4096)))
+    with_page_of(tmp_path / "store", tmp_path / "older", at, 4096)
+    for derived in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / "store" / derived)
+    plan = rmqctl("recover", tmp_path / "store", *SIZES, "-o", "json").expect(1).json()
+    assert plan["ambiguous"] == sum(
+        at <= put.physical and put.end <= at + 4096 for put in older.puts) > 0
+
+
+@pytest.mark.parametrize("step", [0, 400_000])
+def test_a_clock_that_was_set_back_and_passes_is_no_earlier_life(step: int, tmp_path: Path,
+                                                                 rmqctl) -> None:
+    """Damage all over a log without rows: what comes in order behind other messages is theirs."""
+    writer = Writer(Layout(log_file_size=32 << 10, clock_step=20_000), clock=EPOCH + 3_600_000)
+    for number in range(60):
+        if number == 20:
+            writer.clock -= step
+        writer.put("new", bytes([number]) * 100)
+    root = writer.write(tmp_path / "store")
+    with next((root / "commitlog").iterdir()).open("r+b") as file:
+        for number in (19, 22, 26, 31, 36, 41, 50):
+            file.seek(writer.puts[number].body_at)
+            file.write(b"xx")
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    plan = rmqctl("recover", root, *SIZES, "-o", "json").expect(1).json()
+    assert "ambiguous" not in plan
+
+
+def test_a_clock_that_was_set_back_is_no_earlier_life(tmp_path: Path, rmqctl) -> None:
+    """It stays back: what is behind the second damage is older, too."""
+    writer = Writer(Layout(log_file_size=16 << 10), clock=EPOCH + 3_600_000)
+    for number in range(60):
+        if number == 30:
+            writer.clock = EPOCH
+        writer.put("new", bytes([number]) * 100)
+    root = writer.write(tmp_path / "store")
+    for number in (29, 40):
+        with next((root / "commitlog").iterdir()).open("r+b") as file:
+            file.seek(writer.puts[number].body_at)
+            file.write(b"xx")
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    plan = rmqctl("recover", root, *SIZES, "-o", "json").expect(1).json()
+    assert "ambiguous" not in plan

@@ -29,7 +29,7 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
-from rmqctl.repair.salvage.stale import stale_records
+from rmqctl.repair.salvage.stale import of_unclear_age, stale_records
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
@@ -137,6 +137,8 @@ class _Job:
     sources: Sequence[Source] = ()
     keep_ours: bool = False
     left_out: int = 0
+    aged: set[int] = field(default_factory=set)
+    """Places of records that are left out as they may be of an earlier life of their file."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     copied: Copied = field(default_factory=lambda: Copied([]))
@@ -166,6 +168,11 @@ class _Job:
         stale = stale_records(self.store, parts, survey)
         if stale:
             self.rejected |= stale
+            survey = self._survey(parts)
+        if self.ambiguous != "keep" and not self.sources:
+            self.aged = of_unclear_age(self.store, parts, survey)
+        if self.aged:
+            self.rejected |= self.aged
             survey = self._survey(parts)
         if self.sources:
             parts, survey = self._copy(survey, parts)
@@ -210,8 +217,15 @@ class _Job:
             survey = seen
             restored += mending.messages
             self.actions += mending.actions
+        if self.aged:
+            self.left_out = len(self.aged)
+            self.notes.append(
+                f"{plural(len(self.aged), 'whole record')} from physical offset {min(self.aged)} "
+                "on, between damage and stored before what is around: messages of a clock that was "
+                "set back, or what an earlier life of the file left; no row and no index entry of "
+                "theirs tells. They are left out, unless --ambiguous keep is given")
         if self.ambiguous != "keep" and (unclear := survey.unclear):
-            self.left_out = len(unclear)
+            self.left_out += len(unclear)
             self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
                               "is given")
         return self._fill(parts, survey, gatherer, evidence, restored)
@@ -263,7 +277,9 @@ class _Job:
         style = self._style(survey)
         known = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
-        filled = known.filled
+        known.filled = filled = [message for message in known.filled if not (
+            message.by == "record" and message.physical in self.aged)]
+        known.without_row = [one for one in known.without_row if one[0] not in self.aged]
         # Messages of known place go into their regions, the others wait for room.
         spans = self._spans(parts, survey, known)
         by_place = sorted((message for message in filled if message.physical is not None),

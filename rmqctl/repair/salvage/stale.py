@@ -8,6 +8,10 @@ They count as damaged where no row and no entry of the index leads to any of the
 every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it,
 or the index knows another key for its place.
 Only a few records right before or behind damage, or at the border of a file, can be of one page.
+
+Where no row and no entry is left to tell, their times are: what an earlier life left was stored
+before what is around it. A clock that was set back for a while gives the same, so that is
+ambiguous.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
@@ -36,18 +40,47 @@ _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Physical offsets of records that are of an earlier life. StoreIOError."""
     found: set[int] = set()
-    for number, regions in groupby(survey.regions, lambda region: region.file):
-        part = parts[number]
-        if part.witness is None or (part.path is None and not part.pieces):
-            continue
+    for part, regions in _damaged(parts, survey):
+        assert part.witness is not None
         with part.open() as source:
-            for start, end in _between(part, list(regions)):
+            for start, end in _between(part, regions):
                 records = _records(source, start, end)
                 known = _Known(store, part.witness, records)
                 for some in known.at_borders():
                     if some and len(some) <= _MOST and known.contradicts(some):
                         found.update(record.physical_offset for record in some)
     return found
+
+
+def of_unclear_age(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
+    """Physical offsets of records, few between damage, to which nothing leads, and which were
+    stored before what is on both sides of them. StoreIOError.
+    """
+    found: set[int] = set()
+    for part, regions in _damaged(parts, survey):
+        assert part.witness is not None
+        before = regions[0].before
+        with part.open() as source:
+            for here, behind in pairwise(regions):
+                last, after = behind.before, behind.after
+                if before is not None and after is not None and last is not None and (
+                        last < before <= after):
+                    records = _records(source, here.end, behind.start)
+                    if 0 < len(records) <= _MOST and all(
+                            one.store_timestamp < before for one in records) and (
+                            _Known(store, part.witness, records).at_borders()[0] == records):
+                        found.update(one.physical_offset for one in records)
+                        continue
+                before = last
+    return found
+
+
+def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:
+    """The files that are there and have damage, with it."""
+    for number, regions in groupby(survey.regions, lambda region: region.file):
+        part = parts[number]
+        if part.witness is not None and (part.path is not None or part.pieces):
+            yield part, list(regions)
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
