@@ -265,3 +265,13 @@ def test_the_new_store_has_the_doubtful_ones_unless_told(tmp_path: Path) -> None
                   "--no-doubtful")
     assert without.expect(1).json()["written"] == 80
     run("carve", tmp_path / "alone", "--no-doubtful").expect(2)
+
+
+@pytest.mark.parametrize("messages", [1, 2, 30])
+def test_queues_of_few_messages_are_no_broken_logs(messages: int, tmp_path: Path) -> None:
+    writer = Writer(Layout(log_file_size=16 << 10))
+    for number in range(messages):
+        writer.put("orders", b"x" * 20)
+        writer.put("pays", b"y" * 90, queue_id=number)
+    store = writer.write(tmp_path / "store")
+    assert len(run("carve", store, "-o", "jsonl").expect(0).jsonl()) == 2 * messages

@@ -201,10 +201,11 @@ def test_damage_in_an_index_file_that_a_start_discards(golden_copy: Any, version
     document = found(root)
     assert document["ok"], [one for one in document["findings"] if one["severity"] != "info"]
     assert (category, "info") in of_index(document)
-    for one in document["findings"]:
-        if one["structure"] == "index":
-            assert "; a broker's start " in one["detail"]
-            assert one["detail"].endswith("(4.9.3, 5.3.3)")
+    said = [one for one in document["findings"] if one["structure"] == "index"]
+    assert len({(one["file"], one["category"]) for one in said}) == len(said), "one of each"
+    for one in said:
+        assert "; a broker's start " in one["detail"]
+        assert one["detail"].endswith("(4.9.3, 5.3.3)")
     (root / "abort").unlink()  # after a clean end the file stays, and so does what is wrong in it
     assert not found(root)["ok"]
 

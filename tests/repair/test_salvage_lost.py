@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from rmqctl.errors import RefusedError
@@ -9,6 +12,7 @@ from rmqctl.repair.salvage import evidence, lost
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
+from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder
 from tests.repair import salvaging
 from tests.repair.test_salvage import BASIC, Case
@@ -103,3 +107,44 @@ def test_all_files_cut_to_a_byte(golden: GoldenFolder, golden_copy: GoldenFolder
     with Store.open(case.root) as store:
         found = salvage(store)
     assert {part.size for part in found.parts} == {case.whole.file_size}
+
+
+def without_the_middle_file(writer: Writer, folder: Path) -> tuple[Path, list[tuple[object, ...]]]:
+    """The store, and (queue, queue offset, place, size) of what was in the file."""
+    root = writer.write(folder)
+    first, gone, last = sorted(writer.log)
+    (root / "commitlog" / f"{gone:020d}").unlink()
+    return root, [(put.topic, put.queue_id, put.queue_offset, put.physical, put.size)
+                  for put in writer.puts if gone <= put.physical < last]
+
+
+SHAPES = ("--index-slots", "16", "--index-max", "256", "-o", "json")
+
+
+def test_what_a_gap_and_the_index_tell_of_counts_once(tmp_path: Path, rmqctl) -> None:
+    writer = Writer(Layout(log_file_size=8 << 10, index_entries=256))
+    for number in range(110):
+        writer.put("orders", bytes([number]) * 20, queue_id=number % 3, keys=f"k{number}")
+    root, gone = without_the_middle_file(writer, tmp_path / "store")
+    shutil.rmtree(root / "consumequeue" / "orders" / "1")
+    plan = rmqctl("recover", root, *SHAPES).recovered()
+    assert len(plan["messages_lost"]) == len(gone)
+    assert {one["queue_id"] for one in plan["messages_lost"]} == {0, 1, 2}
+    assert [note for note in plan["notes"] if note.endswith("they count once")]
+    start = rmqctl("preflight", root, *SHAPES).expect(1).json()
+    assert start["messages_already_lost"] == len(gone)
+
+
+def test_the_place_is_the_message_s_and_not_the_filler_s(tmp_path: Path, rmqctl) -> None:
+    """A filler has a body; where there was none, it takes a byte from the one behind it."""
+    writer = Writer(Layout(log_file_size=8 << 10, index_entries=256))
+    topics = "t" * 127, "orders"
+    while len(writer.log) < 3 or len(writer.log[max(writer.log)]) < 2000:
+        number = len(writer.puts)
+        writer.put(topics[number % 2], b"" if number % 2 == 0 else b"body" * 40, unique_key="",
+                   properties_raw=b"" if number % 2 == 0 else b"KEYS\1k%d\2" % number,
+                   keys=f"k{number}")
+    root, gone = without_the_middle_file(writer, tmp_path / "store")
+    plan = rmqctl("recover", root, *SHAPES).recovered()
+    assert [tuple(one[name] for name in ("topic", "queue_id", "queue_offset", "physical_offset",
+                                         "size")) for one in plan["messages_lost"]] == gone

@@ -135,13 +135,28 @@ class Verification:
     def findings(self) -> Iterator[Finding]:
         layout = self.store.layout
         mends = not layout.unread and layout.consumequeue != "double"
-        for found in self._all():
-            finding = found if self.store.lock.held else self._at_start.index_file(found)
+        for finding in self._judged():
             if finding.severity != INFO:
                 self.ok = False
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)
+
+    def _judged(self) -> Iterator[Finding]:
+        """With one of each category for an index file that goes at the next start."""
+        going: dict[tuple[str, str], tuple[Finding, int]] = {}
+        for found in self._all():
+            finding = found if self.store.lock.held else self._at_start.index_file(found)
+            if finding is found or finding.file is None:
+                yield finding
+            else:
+                key = finding.file, finding.category
+                first, before = going.get(key, (finding, 0))
+                going[key] = first, before + 1
+        for first, count in going.values():
+            yield first if count == 1 else replace(
+                first, count=count,
+                detail=f"the first of {count:,} like it in this file: {first.detail}")
 
     def _all(self) -> Iterator[Finding]:
         full_store, cut = self.store, ended_by_repair(self.store)

@@ -446,7 +446,9 @@ class Judge:
         total, magic, _, physical, _ = HEAD.unpack_from(head)
         # Lengths may add up by chance (a few bytes before a record, taken for a wider host), and
         # the end of the log tells less than another record: then the head has to fit a little.
-        is_own = magic in VERSIONS or physical == position + shift
+        # A consumequeue file with one row has a place of 0, too: zeros say nothing by themselves.
+        is_own = magic in VERSIONS or (
+            physical == position + shift and (physical > 0 or total >= MIN_SIZE))
         sizes: list[int] = [total]
         if is_own:
             sizes += [size for magic in VERSIONS

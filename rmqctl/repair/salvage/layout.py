@@ -24,7 +24,8 @@ _SHARE = 64 << 10
 class FilledMessage:
     """A lost message that a filler stands for.
 
-    ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``.
+    ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``. They are
+    the filler's, which may have a byte more than the message had; ``told`` are those known of it.
     """
 
     filler: Filler
@@ -34,6 +35,10 @@ class FilledMessage:
     low: int = -1
     high: int = 1 << 62
     time: int | None = None
+    told: tuple[int | None, int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told = self.physical, self.size
 
     @property
     def own(self) -> Row:

@@ -6,6 +6,7 @@ that is known of each.
 
 from __future__ import annotations
 
+import heapq
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -292,10 +293,13 @@ class IndexedKey(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """``listed``: the first `MOST_LISTED`; ``total``: how many there are."""
+    """``listed``: the first `MOST_LISTED`; ``total``: how many there are. ``once``: how many more
+    the index tells of, which may be those that only gaps tell of; they are not counted again.
+    """
 
     listed: tuple[Lost, ...]
     total: int
+    once: int
 
 
 def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Evidence,
@@ -312,12 +316,11 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     starts = [region.start for region in regions]
     lost: list[Lost] = []
     for message in known.filled:
-        own, placed = message.own, message.by != "gap"
-        from_, to = _times(regions, starts, message.physical if placed else None, message.low,
-                           message.high)
-        lost.append(Lost(own.topic, own.queue_id, own.queue_offset,
-                         message.physical if placed else None, message.size if placed else None,
-                         from_, to, by=message.by))
+        own = message.own
+        physical, size = (None, None) if message.physical is None else message.told
+        from_, to = _times(regions, starts, physical, message.low, message.high)
+        lost.append(Lost(own.topic, own.queue_id, own.queue_offset, physical, size, from_, to,
+                         by=message.by))
     for physical, size, record in known.without_row:
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
         lost.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
@@ -345,12 +348,32 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     lost = [_with_keys(message, keys) for message in lost]
     if evidence.beyond:
         regions.pop()
-    for physical in sorted(keys):
+    once = _within([(message.low, message.high) for message in known.filled
+                    if message.told[0] is None or message.physical is None], sorted(keys))
+    for physical in sorted(keys.keys() - once):
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
         lost.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),
                                keys))
     lost.sort(key=_order)
-    return LostMessages(tuple(lost[:MOST_LISTED]), total + others)
+    return LostMessages(tuple(lost[:MOST_LISTED]), total + others - len(once), len(once))
+
+
+def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
+    """As many of the places (ascending) as there are ranges ``(low, high)`` around them, each
+    range for one.
+    """
+    bounds.sort(reverse=True)
+    found: set[int] = set()
+    around: list[int] = []
+    for place in places:
+        while bounds and bounds[-1][0] < place:
+            heapq.heappush(around, bounds.pop()[1])
+        while around and around[0] <= place:
+            heapq.heappop(around)
+        if around:
+            heapq.heappop(around)
+            found.add(place)
+    return found
 
 
 def _order(lost: Lost) -> tuple[bool, int, str, int, int]:

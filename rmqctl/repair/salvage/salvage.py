@@ -430,6 +430,10 @@ class _Job:
         held = self.store.snapshot  # what the index knows beyond its end came later
         lost = lost_messages(self.store, survey, known, evidence, parts[-1].end if held is None
                              else min(parts[-1].end, held.log_end))
+        if lost.once:
+            self.notes.append(
+                f"the index knows keys of {plural(lost.once, 'more lost message')}, which may be "
+                "those that only gaps in the queue offsets tell of: they count once")
         steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
