@@ -112,7 +112,7 @@ def test_all_files_cut_to_a_byte(golden: GoldenFolder, golden_copy: GoldenFolder
 def without_the_middle_file(writer: Writer, folder: Path) -> tuple[Path, list[tuple[object, ...]]]:
     """The store, and (queue, queue offset, place, size) of what was in the file."""
     root = writer.write(folder)
-    first, gone, last = sorted(writer.log)
+    _, gone, last = sorted(writer.log)
     (root / "commitlog" / f"{gone:020d}").unlink()
     return root, [(put.topic, put.queue_id, put.queue_offset, put.physical, put.size)
                   for put in writer.puts if gone <= put.physical < last]

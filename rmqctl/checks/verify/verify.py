@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.broker.recovery import ended_by_repair
@@ -144,19 +144,23 @@ class Verification:
 
     def _judged(self) -> Iterator[Finding]:
         """With one of each category for an index file that goes at the next start."""
-        going: dict[tuple[str, str], tuple[Finding, int]] = {}
-        for found in self._all():
-            finding = found if self.store.lock.held else self._at_start.index_file(found)
-            if finding is found or finding.file is None:
-                yield finding
-            else:
-                key = finding.file, finding.category
-                first, before = going.get(key, (finding, 0))
-                going[key] = first, before + 1
-        for first, count in going.values():
-            yield first if count == 1 else replace(
-                first, count=count,
-                detail=f"the first of {count:,} like it in this file: {first.detail}")
+        for structure, some in groupby(self._all(), key=lambda one: one.structure):
+            if structure != "index" or self.store.lock.held:
+                yield from some
+                continue
+            going: dict[tuple[str, str], tuple[Finding, int]] = {}
+            for found in some:
+                finding = self._at_start.index_file(found)
+                if finding is found or finding.file is None:
+                    yield finding
+                else:
+                    key = finding.file, finding.category
+                    first, before = going.get(key, (finding, 0))
+                    going[key] = first, before + 1
+            for first, count in going.values():
+                yield first if count == 1 else replace(
+                    first, count=count,
+                    detail=f"the first of {count:,} like it in this file: {first.detail}")
 
     def _all(self) -> Iterator[Finding]:
         full_store, cut = self.store, ended_by_repair(self.store)
