@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -32,6 +33,8 @@ COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "top
 _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 TIERED = "tiered"
+_EXPLAINED = 3
+"""Kinds of findings for which the command is named that explains them."""
 
 
 def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
@@ -76,9 +79,13 @@ def show_page(page: Human, verdict: Verdict[C],
         page.blank()
         page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,
                    styles={"severity": _STYLES.get})
-        if verdict.next:
+        # The next step, and what the findings mean.
+        named = dict.fromkeys(each.category for each in verdict.findings if each.is_trouble)
+        steps = [typed.completed(verdict.next)] if verdict.next else []
+        steps += [typed.completed(f"rmqctl explain {name}") for name in islice(named, _EXPLAINED)]
+        if steps:
             page.heading("What next")
-            page.text(typed.completed(verdict.next) or "")
+            page.text("\n".join(filter(None, steps)))
     page.heading("Coverage")
     page.pairs({**covered(verdict),
                 "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
