@@ -30,6 +30,8 @@ GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-co
 #: What is to be said each time, because it changes a store or gives up what protects it.
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
+_ASKS_ITSELF = frozenset({"lang"})
+"""RMQCTL_LANG is for screens alone, and no default of an option that data obeys, too."""
 _REFUSED = "is only taken from the command line: what it allows is to be said each time"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _LARGEST = 1 << 20
@@ -71,7 +73,9 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
     if os.path.isfile(path):
         found = _File(path, registry).defaults(spec, by_key, ctx)
     for key, param in by_key.items():
-        names = [variable(spec.name, key), *([variable((), key)] if key in GENERAL else [])]
+        names = [variable(spec.name, key)]
+        if key in GENERAL and key not in _ASKS_ITSELF:
+            names.append(variable((), key))
         name = next((name for name in names if os.environ.get(name)), None)
         if name is not None:
             if key in NEVER:
