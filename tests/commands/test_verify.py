@@ -215,7 +215,8 @@ def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: R
     page = rmqctl("verify", root, "-o", "plain").expect(1).out
     assert page.splitlines()[1] == ("concerned: 274 of 274 messages have no row in their queue, "
                                     "topics TP_bill_Event9, TP_pay_Topic")
-    assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [found["next"]]
+    assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [
+        found["next"], "rmqctl explain cq-missing"]
     sound = rmqctl("verify", golden("5.3.3/basic/store"), "-o", "json").expect(0).json()
     assert (sound["next"], sound["impact"]) == (None, None)
 

@@ -151,7 +151,7 @@ def test_what_is_damaged_is_said_and_the_rest_is_there(golden_copy: GoldenFolder
     (("--out", "{new}.parquet.gz"), 2, "compressed inside"),
     (("--out", "{new}.gz"), 2, "of what"),
     (("--out", "{new}", "--format", "xlsx"), 2, "only in one file"),
-    (("--out", "{new}", "--count", "3"), 2, "--count"),
+    (("--out", "{new}", "--limit", "3"), 2, "--limit"),
     (("--out", "{new}.csv", "--partition-by", "topic"), 2, "makes folders"),
     (("--out", "-", "--manifest"), 2, "beside a file"),
     (("--out", "{new}.csv", "--fields", "nothing"), 2, "no field"),

@@ -39,6 +39,7 @@ ALLOWED = {
         "a log file made ahead, never written to",
     ("files/durable.py", "lay_out", "ftruncate"): OWN,
     ("files/durable.py", "new_file", "unlink"): OWN,
+    ("files/durable.py", "new_whole_file", "unlink"): OWN,
     ("engine/opening.py", "_unlink", "unlink"): "rmqctl's own notes of what is to be done again",
     ("files/durable.py", "remove_folder", "rmtree"):
         "a folder beside its target, all of which one export or one write made",

@@ -136,9 +136,9 @@ def test_copies_are_known_by_content(tier: Small, tmp_path: Path, rmqctl: Runner
 def test_refusals(tier: Small, tmp_path: Path, rmqctl: Runner) -> None:
     other = tmp_path / "notes"
     other.write_text("hello")
-    assert "--type" in rmqctl("tiered", "dump", other).expect(3).err
-    rmqctl("tiered", "dump", other, "--type", "index").expect(1)
-    rmqctl("tiered", "dump", other, "--type", "nonsense").expect(2)
+    assert "--kind" in rmqctl("tiered", "dump", other).expect(3).err
+    rmqctl("tiered", "dump", other, "--kind", "index").expect(1)
+    rmqctl("tiered", "dump", other, "--kind", "nonsense").expect(2)
     rmqctl("tiered", "dump", tmp_path / "none").expect(5)
     rmqctl("tiered", "dump", tier.root).expect(5)
 
