@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from rmqctl.errors import UsageError
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.output.escape import visible
 
 KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
@@ -54,7 +55,7 @@ class Mask:
             self._names |= {name: f"topic-{number}" for number, name in enumerate(plain, 1)}
         if "topics" in self.kinds or "groups" in self.kinds:  # %RETRY%GROUP names a group
             for group in groups:
-                for prefix in ("%RETRY%", "%DLQ%"):
+                for prefix in (RETRY_PREFIX, DLQ_PREFIX):
                     shown = self._names.get(group, group if "topics" not in self.kinds else HIDDEN)
                     self._names.setdefault(prefix + group, prefix + shown)
                     if "groups" in self.kinds:

@@ -24,7 +24,7 @@ from rmqctl.scan.groupings import Keys
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
 """The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
-NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
+NOT_DISPATCHED = (props.RETRY_PREFIX.encode(), b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
 _COMMA, _ZERO = b","[0], b"0"[0]
 _BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rmqctl.engine.config.topics import RETRY_PREFIX, TABLE, is_system
+from rmqctl.engine.config.topics import MAX_PERM, TABLE, is_system
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.store import Store
 
 GROUPS_TABLE = "subscriptionGroupTable"
 PARTS = {"topics": ("topics.json", TABLE), "groups": ("subscriptionGroup.json", GROUPS_TABLE)}
 """The file and the table of each part."""
-_DLQ_PREFIX = "%DLQ%"
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _SYSTEM_GROUPS = frozenset({
     "DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER",
@@ -24,7 +24,6 @@ _SYSTEM_GROUPS = frozenset({
     "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER",
     "CID_ONSAPI_PULL"})
 _NEWEST = 5
-_PERM_MOST = 7
 
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
@@ -52,8 +51,8 @@ def _entries(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _is_users_topic(name: str, entry: dict[str, Any], *, special: bool, cluster: str) -> bool:
     perm = entry.get("perm")
     return (not is_system(name, _NEWEST, cluster)
-            and (special or not name.startswith((RETRY_PREFIX, _DLQ_PREFIX)))
-            and isinstance(perm, int) and 0 <= perm <= _PERM_MOST)
+            and (special or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+            and isinstance(perm, int) and 0 <= perm <= MAX_PERM)
 
 
 def _is_users_group(name: str) -> bool:

@@ -19,7 +19,12 @@ from rmqctl.files.aside import save_file
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.delay import java_int
-from rmqctl.formats.local.properties import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmqctl.formats.local.properties import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+)
 from rmqctl.store.config.config import (
     BACKUP,
     EMPTY,
@@ -46,7 +51,6 @@ MAX_LENGTH = 127
 WRITE, READ, INHERIT = 2, 4, 1
 READ_WRITE = READ | WRITE
 MAX_PERM = 7
-RETRY_PREFIX = "%RETRY%"
 DEFAULT_TOPIC = "TBW102"
 """The topic whose configuration new ones are made after."""
 

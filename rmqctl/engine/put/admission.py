@@ -57,7 +57,6 @@ def _largest(name: str, **context: int) -> int:
     return (1 << 8 * layout.width_of(Message, name, **context)[0] - 1) - 1
 
 
-RETRY_PREFIX = "%RETRY%"
 MAX_PROPERTIES = _largest("properties_length")
 MAX_FOLDER_NAME = 255
 MAX_INT = _largest("total_size")
@@ -109,9 +108,9 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     if not profile.message_v2:
         if units > V1_TOPIC_CHARS:
             return f"the topic has {units} characters, at most {V1_TOPIC_CHARS} are allowed"
-    elif hooks and length > V1_TOPIC_CHARS and not topic.startswith(RETRY_PREFIX):
+    elif hooks and length > V1_TOPIC_CHARS and not topic.startswith(props.RETRY_PREFIX):
         return (f"the topic has {length} bytes, at most {V1_TOPIC_CHARS} are allowed "
-                f"(but for {RETRY_PREFIX} topics)")
+                f"(but for {props.RETRY_PREFIX} topics)")
     if length > _V1_TOPIC_BYTES and units <= V1_TOPIC_CHARS:
         return f"the topic has {length} bytes, which its length byte cannot hold"
     return None

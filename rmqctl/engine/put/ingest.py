@@ -39,7 +39,6 @@ _CLOCK_SET_BACK = 1_000_000
 _PLANS = 1024
 
 _ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
-_RETRY = "%RETRY%"
 _MOST_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
 """Bytes of a record beside body, topic and properties, at most."""
 _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
@@ -279,7 +278,7 @@ def _common(item: Outgoing) -> tuple[object, ...] | None:
     """What messages of one batch have in common; None for one that stays alone."""
     text = item.properties
     if (item.sys_flag & _ALONE or item.prepared_transaction_offset
-            or item.topic.startswith(_RETRY)):
+            or item.topic.startswith(props.RETRY_PREFIX)):
         return None
     if (props.DELAY in text or "INNER_" in text or "TIMER_" in text) and any(
             name == props.DELAY or name.startswith(("INNER_", "TIMER_"))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission
-from rmqctl.engine.put.admission import RETRY_PREFIX, folder_fault
+from rmqctl.engine.put.admission import folder_fault
 from rmqctl.engine.put.encoder import Encoder, host_flags, raw_text
 from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,
@@ -37,7 +37,6 @@ WAIT = "WAIT"
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
-TIMER_OUT_MS = "TIMER_OUT_MS"
 TIMER_DELETE = "TIMER_DEL_UNIQKEY"
 _TIMER_REQUESTS = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -135,7 +134,7 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
                        f"{settings.timer_max_delay} are allowed")
     precision = settings.timer_precision
     time -= time % precision or precision
-    properties.put(TIMER_OUT_MS, str(time))
+    properties.put(props.TIMER_OUT_MS, str(time))
     return moved(message, properties, props.TIMER_TOPIC, 0, settings)
 
 
@@ -154,7 +153,8 @@ def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M
         if level > 0:
             for name in _TIMER_REQUESTS:
                 properties.remove(name)
-        elif TIMER_OUT_MS not in properties and any(name in properties for name in _TIMER_REQUESTS):
+        elif props.TIMER_OUT_MS not in properties and any(
+                name in properties for name in _TIMER_REQUESTS):
             return timer_rewrite(message, properties, now, settings)
     return delay_rewrite(message, properties, level, settings) if level > 0 else message
 
@@ -177,7 +177,7 @@ def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Setti
     if settings.profile.multi_dispatch_any_queue:
         return settings.multi_dispatch
     return settings.lmq and message.topic != props.SCHEDULE_TOPIC and not message.topic.startswith(
-        (RETRY_PREFIX, _SYSTEM_PREFIX))
+        (props.RETRY_PREFIX, _SYSTEM_PREFIX))
 
 
 def _names(properties: JavaMap) -> list[str]:

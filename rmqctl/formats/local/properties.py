@@ -43,6 +43,8 @@ ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 """Of a message that was sent back: the id of the first of all, by place or the client's."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIMER_OUT_MS = "TIMER_OUT_MS"
+"""Of a timed message: when it is due (ms)."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 

@@ -15,8 +15,6 @@ from rmqctl.formats.local import properties as props
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 _TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
-_REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
-_RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 _V2_SEPARATOR = "+"
 """Between group and topic in the name of a POP retry topic of 5.x; in no group's name."""
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
@@ -48,23 +46,23 @@ def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
         if topic == props.SCHEDULE_TOPIC:
             return {"kind": "schedule", **place, "delay_level": _number(get(props.DELAY))}
         if topic == props.TIMER_TOPIC:
-            return {"kind": "timer", **place, "timer_out_ms": _number(get("TIMER_OUT_MS"))}
+            return {"kind": "timer", **place, "timer_out_ms": _number(get(props.TIMER_OUT_MS))}
         return {"kind": "half", **place, "producer_group": get("PGROUP"),
                 "transaction_id": get("__transactionId__", get(props.UNIQUE_KEY))}
     if topic == props.OP_HALF_TOPIC:
         return {"kind": "op"}
     if topic == TRACE_TOPIC or topic.startswith(_TRACE_PREFIX):
         return {"kind": "trace"}
-    if topic.startswith(_REVIVE_PREFIX):
+    if topic.startswith(props.REVIVE_PREFIX):
         return {"kind": _POP.get(get(props.TAGS, ""), "pop")}
-    if topic.startswith(_RETRY_PREFIX):
-        group, _, of_topic = topic.removeprefix(_RETRY_PREFIX).partition(_V2_SEPARATOR)
-        return {"kind": "retry", "group": group, "topic": of_topic or get("RETRY_TOPIC"),
-                "origin_message_id": get("ORIGIN_MESSAGE_ID")}
-    if topic.startswith(_DLQ_PREFIX):
-        return {"kind": "dlq", "group": topic.removeprefix(_DLQ_PREFIX),
-                "topic": get("DLQ_ORIGIN_TOPIC", get("RETRY_TOPIC")),
-                "origin_message_id": get("DLQ_ORIGIN_MESSAGE_ID", get("ORIGIN_MESSAGE_ID"))}
+    if topic.startswith(props.RETRY_PREFIX):
+        group, _, of_topic = topic.removeprefix(props.RETRY_PREFIX).partition(_V2_SEPARATOR)
+        return {"kind": "retry", "group": group, "topic": of_topic or get(props.RETRY_TOPIC),
+                "origin_message_id": get(props.ORIGIN_MESSAGE_ID)}
+    if topic.startswith(props.DLQ_PREFIX):
+        return {"kind": "dlq", "group": topic.removeprefix(props.DLQ_PREFIX),
+                "topic": get(props.DLQ_ORIGIN_TOPIC, get(props.RETRY_TOPIC)),
+                "origin_message_id": get("DLQ_ORIGIN_MESSAGE_ID", get(props.ORIGIN_MESSAGE_ID))}
     return None
 
 
@@ -87,7 +85,7 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
         return lambda body, _properties, _json: (traces(body), "trace")
     if topic == props.OP_HALF_TOPIC:
         return lambda body, _properties, _json: (half_offsets(body), "op")
-    if topic.startswith(_REVIVE_PREFIX):
+    if topic.startswith(props.REVIVE_PREFIX):
         return lambda body, properties, json: (
             pop_state(json(body)), _POP.get(properties.get(props.TAGS, ""), "pop"))
     return None

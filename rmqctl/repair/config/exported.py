@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rmqctl.engine.config.topics import BATCH_QUEUE, QUEUE_TYPE, RETRY_PREFIX
+from rmqctl.engine.config.topics import BATCH_QUEUE, QUEUE_TYPE
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.config import config_json
-from rmqctl.repair.config.known import DLQ_PREFIX, text_of
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
+from rmqctl.repair.config.known import text_of
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import MAX_SIZE
 

@@ -14,17 +14,15 @@ from rmqctl.engine.config.topics import (
     CLIENT_QUEUES,
     QUEUE_TYPE,
     READ_WRITE,
-    RETRY_PREFIX,
     is_system,
 )
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
+from rmqctl.formats.local.properties import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.store import Store
 
-DLQ_PREFIX = "%DLQ%"
 Table = dict[str, dict[str, Any]]
 _CLUSTER = "DefaultCluster"
 

@@ -64,7 +64,7 @@ mqadmin's printMsg stops at it."""
 _REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
     props.OP_HALF_TOPIC: {props.TAGS: "d"},
-    props.TIMER_TOPIC: {"TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-",
+    props.TIMER_TOPIC: {props.TIMER_OUT_MS: "0", "TIMER_DEL_UNIQKEY": "-",
                         props.REAL_TOPIC: props.NO_TOPIC, props.REAL_QUEUE_ID: "0"},
 }
 

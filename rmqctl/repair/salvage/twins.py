@@ -27,8 +27,7 @@ from rmqctl.store import index_files
 from rmqctl.store.store import Store
 
 _MOST_LOOKUPS, _MOST_ENTRIES, _MOST_TOPICS = 1000, 64, 16
-_ORIGIN = "ORIGIN_MESSAGE_ID"
-_RETRIES = "%RETRY%", "%DLQ%"
+_RETRIES = props.RETRY_PREFIX, props.DLQ_PREFIX
 
 
 class Twin(NamedTuple):
@@ -81,12 +80,12 @@ class Twins:
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset
         with suppress(FormatError, ValueError):
-            yield parse_message_id(values.get(_ORIGIN, ""))[2]
+            yield parse_message_id(values.get(props.ORIGIN_MESSAGE_ID, ""))[2]
         retries = sorted({topic for topic, _ in self._store.known_queues
                           if topic.startswith(_RETRIES)})
         topics = dict.fromkeys([
             props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC, os.fsdecode(record.topic),
-            *(values[name] for name in (props.REAL_TOPIC, "RETRY_TOPIC") if name in values),
+            *(values[name] for name in (props.REAL_TOPIC, props.RETRY_TOPIC) if name in values),
             *retries[:_MOST_TOPICS]])
         for topic in topics:
             if not self._lookups:

@@ -21,7 +21,7 @@ from rmqctl.checks.verify.timer.wheel import Chains, Wheel
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import javahash
 from rmqctl.formats.local.message import MIN_SIZE
-from rmqctl.formats.local.properties import NO_TOPIC, REAL_TOPIC, TIMER_TOPIC
+from rmqctl.formats.local.properties import NO_TOPIC, REAL_TOPIC, TIMER_OUT_MS, TIMER_TOPIC
 from rmqctl.formats.timer import timer_check, timer_log
 from rmqctl.formats.timer.timer_check import TIMER_CHECK, TimerCheckRecord
 from rmqctl.scan import text
@@ -35,7 +35,6 @@ _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELET
 _YEAR_3000 = 32_503_680_000_000
 _NEVER = -1
 _LONG_MAX = (1 << 63) - 1
-OUT_TIME = "TIMER_OUT_MS"
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _SINGLE = 1000
@@ -358,7 +357,7 @@ def _is_timer(batch: Batch) -> Array:
 def _due(properties: text.Properties, count: int) -> Array:
     """When each message is to be delivered (ms), -1 where it does not say."""
     out: Array = np.full(count, -1, np.int64)
-    rows, times = properties.find(OUT_TIME)
+    rows, times = properties.find(TIMER_OUT_MS)
     for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
         if raw.isdigit() and len(raw) < 18:
             out[row] = int(raw)
