@@ -38,7 +38,6 @@ __all__ = ["Message", "Messages", "Problem", "Store", "open"]
 _BODY = "body"
 _WITHOUT = frozenset({"body_encoding"})
 _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
-_TIMES = ("born_timestamp", "store_timestamp")
 Time = datetime | int | str
 
 

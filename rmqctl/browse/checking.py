@@ -73,14 +73,6 @@ def of_place(place: Place, reader: Reader) -> Task:
                 concerns=lambda finding: finding.file == place.path)
 
 
-def size_of(task: Task, reader: Reader) -> int:
-    """The bytes of the log that a task reads."""
-    if task.part is not None:
-        return task.part[1] - task.part[0]
-    needs_log = task.only is None or bool(task.only - {"config", "store"})
-    return reader.store.log.size if needs_log else 0
-
-
 def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
     """Carries a task out. ``progress`` hears of the bytes of the log and may raise."""
     answer = Answer()

@@ -20,7 +20,7 @@ from rmqctl.output.cells import cell_text, display_width
 from rmqctl.output.escape import json_visible, visible, visible_lines
 from rmqctl.output.units import size_text, time_text
 from rmqctl.store.dump.fields import shown_value
-from rmqctl.store.objects import message_object, plain_body, text
+from rmqctl.store.objects import TIMES, message_object, plain_body, text
 
 PANES = ("fields", "hex", "json")
 Line = tuple[tuple[str, str], ...]
@@ -28,7 +28,6 @@ Line = tuple[tuple[str, str], ...]
 
 _MOST_TEXT, _MOST_HEX = 32 << 10, 8 << 10
 """Bytes of a body, and of a record in hex, that are shown."""
-_TIMES = ("born_timestamp", "store_timestamp")
 _LATER = ("properties", "properties_raw", "body", "body_encoding", "tags", "keys")
 _WIDE = 76
 """Columns from which on 16 bytes stand on a line."""
@@ -99,7 +98,7 @@ def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
         if name in _LATER or name == "topic":
             continue
         shown = cell_text(value)
-        if name in _TIMES:
+        if name in TIMES:
             shown = f"{time_text(value)} ({value})"
         elif name == "sys_flag":
             words = [sysflag.compression(value), sysflag.transaction_type(value)]

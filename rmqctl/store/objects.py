@@ -77,5 +77,7 @@ def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
 FIELDS = tuple(message_object(Record(
     0, MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 0), 0, (bytes(4), 0), 0, 0, b"", b"", b"")))
 """The fields of a message object, in its order."""
+TIMES = ("born_timestamp", "store_timestamp")
+"""Those of them that are times (epoch ms)."""
 OF_BODY = "body."
 """How the names of fields of decoded bodies begin."""

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.store.objects import TIMES
 from rmqctl.store.pages import BatchPage, Page
 from rmqctl.store.query.conditions import PROPERTY
 
-TIMES = ("born_timestamp", "store_timestamp")
 MOMENT = pa.timestamp("ms", tz="UTC")
 
 

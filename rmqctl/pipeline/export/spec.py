@@ -15,7 +15,8 @@ import pyarrow as pa
 from rmqctl.errors import UsageError
 from rmqctl.pipeline.export.layout import PARTS
 from rmqctl.scan.columns import MESSAGE_TYPES
-from rmqctl.store.objects import FIELDS, OF_BODY
+from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
+from rmqctl.store.page_columns import MOMENT
 from rmqctl.store.payloads.decoding import Decoding
 from rmqctl.store.projection import DECODED, checked_fields, is_decoded
 from rmqctl.store.query.conditions import PROPERTY, Condition
@@ -35,8 +36,6 @@ ORIGIN = ("store", "file")
 """Fields which say where a message was found: the store as named, the file relative to it."""
 PROVENANCE = {"position": pa.int64(), "sha256": pa.string()}
 """Fields which let anybody find a record's bytes again: where it begins in its file, its digest."""
-TIMES = ("born_timestamp", "store_timestamp")
-_MOMENT = pa.timestamp("ms", tz="UTC")
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 
@@ -115,7 +114,7 @@ class Export:
         if self.is_text and name == "body":
             return pa.string()
         if self.typed_times and name in TIMES:
-            return _MOMENT
+            return MOMENT
         return {**MESSAGE_TYPES, **PROVENANCE}.get(name, pa.string())
 
 

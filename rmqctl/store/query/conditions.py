@@ -20,7 +20,7 @@ import numpy as np
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import RawCondition, parse_condition, parse_time, ungrouped
 from rmqctl.scan.frames import Array
-from rmqctl.store.objects import FIELDS, OF_BODY
+from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
 from rmqctl.store.pages import INTEGERS, Page
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ PROPERTY = "property."
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge}
-_TIMES = ("born_timestamp", "store_timestamp")
 _NO_CONDITION = ("properties",)
 _LEAST_NEEDLE = 3
 """Shorter values occur in most bodies: looking for their bytes first would not pay."""
@@ -50,7 +49,7 @@ def read_condition(given: str | RawCondition, tz: tzinfo,
     """
     field, operator, value = parse_condition(given)
     return Condition.of(field, operator, parse_time(value, tz=tz)
-                        if field in _TIMES and "~" not in operator else value,
+                        if field in TIMES and "~" not in operator else value,
                         decoding() if decoding and field.startswith(OF_BODY) else None)
 
 
