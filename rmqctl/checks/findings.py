@@ -212,6 +212,9 @@ CATEGORIES: dict[str, Category] = {
         WARNING, "a message that was consumed a negative number of times", _recover_log),
     "header-prepared-offset": Category(
         WARNING, "the half message that a message ends would lie after it", _recover_log),
+    "header-queue-id": Category(
+        ERROR, "a message in a queue with a negative number: no consumer asks for that one",
+        _recover_log),
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",
         _recover_log),

@@ -6,6 +6,7 @@ intact messages behind it are never delivered.
 
 from __future__ import annotations
 
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -170,7 +171,10 @@ def test_both_readers_agree() -> None:
             sys_flag=flags[number % len(flags)] & ~0x30,
             reconsume_times=(0, 1, -1)[number % 3],
             prepared_transaction_offset=(0, 499, 500, 501, -1)[number % 5])
-        raw = record_at(500, header)
+        patched = bytearray(record_at(500, header))
+        queue_id = (0, 7, -1, (1 << 31) - 1, -(1 << 31))[number // 2 % 5]
+        patched[12:16] = queue_id.to_bytes(4, signed=True)
+        raw = bytes(patched)
         batch, ok = examine(np.frombuffer(raw, np.uint8), 500, np.zeros(1, np.int64))
         assert ok.all()
         columns = Headers()
@@ -325,6 +329,44 @@ def test_a_store_port_and_reconsume_times_of_one_message(tmp_path: Path) -> None
     assert [(word in done["actions"][0]["reason"]) for word in ("neighbours", "consumed -3 times")
             ] == [True, True]
     assert findings(store) == []
+
+
+# -- a queue that is none -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-(1 << 31), (0xB2 << 24) - (1 << 32)])
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "no rows"])
+def test_a_negative_queue_is_the_one_that_lacks_the_message(tmp_path: Path, value: int,
+                                                            rows: bool) -> None:
+    writer = filled(None)
+    writer.patch(writer.puts[30].physical + 12, value.to_bytes(4, signed=True))
+    store = writer.write(tmp_path / "s")
+    if not rows:
+        shutil.rmtree(store / "consumequeue")
+    found = [one for one in findings(store) if one["category"] == "header-queue-id"]
+    assert [(one["severity"], one["offset"], one["queue_id"]) for one in found] == [
+        ("error", writer.puts[30].physical, value)]
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert (read[30]["queue_id"], read[30]["queue_offset"]) == (0, 15)
+    reasons = [one["reason"] for one in done["actions"] if one["action"] == "mend record"]
+    assert [("consumequeue row" if rows else "lacks queue offset 15") in one
+            for one in reasons] == [True]
+    assert findings(store) == []
+
+
+def test_a_negative_queue_stays_where_two_may_be_right(tmp_path: Path) -> None:
+    """Queues 0 and 16 lack the same queue offset in the same place."""
+    writer = Writer(Layout(), seed=2)
+    for number in range(60):
+        writer.put("orders", b"body %d" % number, queue_id=(number % 2) * 16)
+    values = {30: -(1 << 31), 31: (0x90 << 24) - (1 << 32)}
+    for number, value in values.items():
+        writer.patch(writer.puts[number].physical + 12, value.to_bytes(4, signed=True))
+    store = writer.write(tmp_path / "s")
+    shutil.rmtree(store / "consumequeue")
+    _, read = after_salvage(store)
+    assert {number: read[number]["queue_id"] for number in values} == values
 
 
 # -- numbers among the properties -----------------------------------------------------------------

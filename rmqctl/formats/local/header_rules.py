@@ -17,17 +17,17 @@ from rmqctl.formats.local.message import Record
 
 BORN_PORT, STORE_PORT = "header-born-port", "header-store-port"
 SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
-PREPARED = "header-prepared-offset"
+PREPARED, QUEUE_ID = "header-prepared-offset", "header-queue-id"
 STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
 NUMBER, EARLY = "property-number", "early-times"
-ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED)
+ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID)
 """What the head of a record shows by itself; the two behind them need its neighbours."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """With these a client's decoder gives up, and with it what follows in the same pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 """Bits of the properties that a broker parses as numbers when it tests a record."""
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
-          "prepared_transaction_offset", "physical_offset")
+          "prepared_transaction_offset", "queue_id", "physical_offset")
 """The numbers that `alone` looks at, by their names as columns."""
 MOST_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
@@ -52,6 +52,7 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
         SYS_FLAG: (kind > unknown) & ((kind & sysflag.COMPRESSED) != 0),
         RECONSUME: values["reconsume_times"] < 0,
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
+        QUEUE_ID: values["queue_id"] < 0,
     }
 
 
@@ -61,7 +62,7 @@ def of_record(record: Record) -> list[str]:
         "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
         "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,
         "prepared_transaction_offset": record.prepared_transaction_offset,
-        "physical_offset": record.physical_offset})
+        "queue_id": record.queue_id, "physical_offset": record.physical_offset})
     return [name for name, broken in broken_rules.items() if broken]
 
 

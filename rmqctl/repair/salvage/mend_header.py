@@ -9,14 +9,17 @@ that is none, and not proved by other fields: a broker would cut the log off the
 set right as `mend_time` has it, the place of a half message by that message itself, else it becomes
 0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
 as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
+A negative queue is the only one of the topic that lacks this very message, if one byte makes it so.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.bodies import CODECS
@@ -27,7 +30,7 @@ from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.mend_time import Times
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.repair.salvage.survey.survey import Run, Survey
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store import index_files
 from rmqctl.store.store import Store
@@ -49,11 +52,18 @@ class _Known:
     records: Records
     times: Times
     lookups: int = _MOST_LOOKUPS
+    homeless: Counter[tuple[bytes, int]] = field(default_factory=Counter)
+    """By topic and queue offset how many messages say a queue that is none."""
 
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     """Puts mended records into ``records``; rejects those that cannot stay as they are."""
     known = _Known(store, survey, records, Times(store, survey, records))
+    for fault in survey.headers.faults:
+        if rules.QUEUE_ID in fault.categories:
+            _, record, _ = records.read(fault.offset, None)
+            if record is not None:
+                known.homeless[record.topic, record.queue_offset] += 1
     for fault in survey.headers.faults:
         if any(name in _MENDED or name == rules.RECONSUME for name in fault.categories):
             _mend(known, fault)
@@ -194,6 +204,31 @@ def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Reco
     return known.times.possible(record, fault)
 
 
+def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+    """The one queue of the topic that lacks this very message just here, if one byte makes the
+    number so, and no other message asks for its place.
+    """
+    if known.records.is_replaced(record.physical_offset):  # a row has told
+        return record, ""
+    topic = os.fsdecode(record.topic)
+    lacking = [queue for name, queue in known.survey.runs.keys if name == topic and queue >= 0
+               and _lacks(known.survey.runs.of((name, queue)), record)]
+    if len(lacking) != 1 or known.homeless[record.topic, record.queue_offset] > 1:
+        return record, ""
+    turned = (lacking[0] ^ record.queue_id) & 0xFFFFFFFF
+    if sum(bool(turned >> bits & 0xFF) for bits in range(0, 32, 8)) != 1:
+        return record, ""
+    return replace(record, queue_id=lacking[0]), (
+        f"queue {record.queue_id} is none: {lacking[0]} lacks queue offset {record.queue_offset} "
+        "just here")
+
+
+def _lacks(runs: Sequence[Run], record: Record) -> bool:
+    """Whether a queue has a hole of this one message at its place in the log."""
+    return any(one.end == record.queue_offset and other.first == record.queue_offset + 1
+               and one.high < record.physical_offset < other.low for one, other in pairwise(runs))
+
+
 # -- the half message that a message ends ----------------------------------------------------------
 
 
@@ -251,4 +286,4 @@ def _indexed_halves(record: Record, known: _Known) -> list[int]:
 _MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
     rules.NUMBER: _number, rules.STORE_TIME: _store_time,
-    rules.PREPARED: _prepared}
+    rules.PREPARED: _prepared, rules.QUEUE_ID: _queue_id}

@@ -65,10 +65,19 @@ class Records:
                 return number, record if record.physical_offset == physical else None, raw
         return -1, None, b""
 
+    def _number(self, physical: int) -> int | None:
+        return next((n for n, part in enumerate(self.parts)
+                     if part.base <= physical < part.end), None)
+
+    def is_replaced(self, physical: int) -> bool:
+        """Whether other bytes are put at a place already."""
+        number = self._number(physical)
+        return number is not None and any(
+            piece.at == physical - self.parts[number].base for piece in self.pieces.get(number, ()))
+
     def replace(self, physical: int, content: bytes | None) -> bool:
         """Puts other bytes at a place; False where there are none to put."""
-        number = next((n for n, part in enumerate(self.parts)
-                       if part.base <= physical < part.end), None)
+        number = self._number(physical)
         if content is None or number is None:
             return False
         self.pieces.setdefault(number, []).append(

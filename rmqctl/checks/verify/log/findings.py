@@ -173,6 +173,7 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.RECONSUME: ("it was consumed {} times", lambda record: record.reconsume_times),
     rules.PREPARED: ("the half message that it ends would lie at {}, after itself",
                      lambda record: record.prepared_transaction_offset),
+    rules.QUEUE_ID: ("its queue is number {}", lambda record: record.queue_id),
     rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
                        lambda record: time_text(record.store_timestamp)),
     rules.STORE_HOST: ("stored by {}, and the messages before and after it by another host",
