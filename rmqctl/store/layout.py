@@ -2,7 +2,8 @@
 commitlog.md §1): where the log lies, what holds the consumequeues, what holds the configuration.
 
 A structure that this version of rmqctl cannot read is `Layout.unread`: whoever needs it gets an
-UnsupportedError with one sentence, and nothing is planned or written into such a store.
+UnsupportedError with one sentence. What it does not write is `Layout.unwritten`: nothing is planned
+for such a store or written into it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _HEAD = dledger.HEAD_SIZE + 8
 _NOT_READ = "which this version of rmqctl cannot read"
+_NOT_WRITTEN = "which this version of rmqctl does not write"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a store. ``unread``: structures that cannot be judged, with the reason.
+    """The layout of a store. ``unread``: structures that cannot be judged, with the reason;
+    ``unwritten``: those that are not written, whether they are read or not.
 
     ``notes`` are sentences on what lies there twice, and which of the two counts. ``controller``:
     whether the store was written in controller mode (its log is a plain one).
@@ -43,6 +46,7 @@ class Layout:
     config: ConfigLayout
     controller: bool = False
     unread: dict[str, str] = field(default_factory=dict)
+    unwritten: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, str]:
@@ -61,10 +65,7 @@ class Layout:
 
     def require_writable(self, root: str) -> None:
         """UnsupportedError where a part of the store could not be written along."""
-        reason = next(iter(self.unread.values()), None)
-        if reason is None and self.consumequeue == "double":
-            reason = ("the consumequeues are written twice, in files and in RocksDB, and this "
-                      "version of rmqctl cannot write the latter")
+        reason = next(iter(self.unwritten.values()), None)
         if reason is not None:
             raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
                                    "written into it")
@@ -94,21 +95,30 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     ``store_type``, what the broker's own configuration says.
     """
     unread: dict[str, str] = {}
+    unwritten: dict[str, str] = {}
     notes: list[str] = []
     commitlog, data = log_layout(root, folders)
     if data:
         beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
-        unread["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_READ}"
-        unread["consumequeue"] = unread["commitlog"]
+        lies = f"the log is DLedger's, in {data}{beside}"
+        unread["commitlog"] = unread["consumequeue"] = f"{lies}, {_NOT_READ}"
+        unwritten["commitlog"] = f"{lies}, {_NOT_WRITTEN}"
     config = _config(root)
     queues = _queues(root, config, queues_reach_end if not data else lambda: True, store_type,
                      unread, notes)
+    if queues == "rocksdb":
+        unwritten["consumequeue"] = (
+            f"the consumequeues are a RocksDB data base (consumequeue/), {_NOT_WRITTEN}")
+    elif queues == "double":
+        unwritten["consumequeue"] = ("the consumequeues are written twice, in files and in "
+                                     f"RocksDB, {_NOT_WRITTEN}")
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
-        unread["config"] = (f"topics, groups and offsets are in RocksDB ({place}), {_NOT_READ}; "
-                            "the JSON files of these names are out of date")
+        lies = f"topics, groups and offsets are in RocksDB ({place})"
+        unread["config"] = (f"{lies}, {_NOT_READ}; the JSON files of these names are out of date")
+        unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = os.path.lexists(os.path.join(root, "epochFileCheckpoint"))
-    return Layout(commitlog, queues, config, controller, unread, tuple(notes))
+    return Layout(commitlog, queues, config, controller, unread, unwritten, tuple(notes))
 
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],

@@ -134,7 +134,7 @@ class Verification:
 
     def findings(self) -> Iterator[Finding]:
         layout = self.store.layout
-        mends = not layout.unread and layout.consumequeue != "double"
+        mends = not layout.unwritten
         for finding in self._judged():
             if finding.severity != INFO:
                 self.ok = False
