@@ -9,20 +9,24 @@ digests. All lists are bounded: what is left out is counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.broker.view import view_of
 from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verdict import DAMAGE, around
-from rmqctl.errors import RmqctlError
+from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.report.digests import FileDigest, digests
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import OTHER
+from rmqctl.store.config.config import load
 from rmqctl.store.config.offsets import Lag
-from rmqctl.store.info import inventory
+from rmqctl.store.info import Item, inventory
 from rmqctl.store.objects import message_object, text
+from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.stats import Query, collect
 
 if TYPE_CHECKING:
@@ -34,6 +38,9 @@ MOST_PLACES = 200
 MOST_SHOWN_PLACES = 10
 """Damaged places whose neighbours are shown."""
 _EXCERPT = 160
+_BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
+                       "compactionCq"})
+"""Folders in which each folder is a topic's."""
 Progress = Callable[[int], None]
 Watch = Callable[[str, int], Any]
 
@@ -100,7 +107,8 @@ class Neighbours(NamedTuple):
 class Facts:
     """``marks``: store times (ms) between which damage lies, None where an end is open;
     ``marks_left``: damaged places that were not looked up. ``files`` is None where nothing was
-    hashed. ``notes``: what could not be looked at.
+    hashed. ``notes``: what could not be looked at. ``further``: topics and groups of which there
+    may be nothing but a path or an entry of a configuration file; for `Mask`.
     """
 
     root: str
@@ -113,6 +121,7 @@ class Facts:
     files: list[FileDigest] | None = None
     total_size: int = 0
     notes: list[str] = field(default_factory=list)
+    further: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
     @property
     def profile(self) -> LogProfile | None:
@@ -138,6 +147,7 @@ class Facts:
             yield from names
         for neighbours in self.neighbours:
             yield from (message["topic"] for message in neighbours[2:] if message)
+        yield from sorted(self.further[0])
 
     @property
     def group_names(self) -> Iterator[str]:
@@ -146,6 +156,7 @@ class Facts:
         if consumers is not None:
             yield from (queue.group for queue in consumers.queues)
             yield from consumers.without_position
+        yield from sorted(self.further[1])
 
 
 def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
@@ -173,7 +184,23 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
     return Facts(
         store.root, diagnosis, _topics(store, diagnosis, lags, jobs), _groups(diagnosis, lags),
         [(_time(each.before), _time(each.after)) for each in neighbours],
-        len(damage) - len(neighbours), neighbours[:MOST_SHOWN_PLACES], hashed, total, notes)
+        len(damage) - len(neighbours), neighbours[:MOST_SHOWN_PLACES], hashed, total, notes,
+        _further(store, items))
+
+
+def _further(store: Store, items: Iterable[Item]) -> tuple[set[str], set[str]]:
+    """Topics and groups that paths and configuration files name."""
+    topics: set[str] = set(topics_on_disk(store))
+    groups: set[str] = set()
+    for item in items:
+        folders = item.path.split("/")[:-1]
+        topics.update(topic for folder, topic in pairwise(folders) if folder in _BY_TOPIC)
+    with suppress(StoreIOError):
+        for file in load(store)[0]:
+            for row in file.rows():
+                topics.update(filter(None, [row.get("topic")]))
+                groups.update(filter(None, [row.get("group")]))
+    return topics, groups
 
 
 def _lags(store: Store) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,9 @@ texts go through `Mask.text`; what is a topic, a group, a body as a whole has it
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterable
 
 from rmqctl.errors import UsageError
@@ -23,7 +25,12 @@ _IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f
 """Message ids begin with the address of a broker, unique keys with that of a client."""
 _ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
 _WORD = re.compile(r"[\w%|.@-]+")
-_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
+_QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_KEYS = re.compile(r"(\$\.\w+\.).*")
+"""A place in a configuration file (``$.topicConfigTable.orders.perm``), and what follows: keys are
+names, of any characters, that may stand nowhere else.
+"""
+_OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def parse_kinds(text: str | None) -> frozenset[str]:
@@ -40,22 +47,27 @@ def parse_kinds(text: str | None) -> frozenset[str]:
 
 class Mask:
     """``kinds`` of `KINDS`. ``topics`` and ``groups`` are all that the report may name: each has
-    the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full.
+    the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full; ``others``:
+    further ones that the report may name.
     """
 
     def __init__(self, kinds: Iterable[str], topics: Iterable[str] = (),
-                 groups: Iterable[str] = (), roots: Iterable[str] = ()) -> None:
+                 groups: Iterable[str] = (), roots: Iterable[str] = (),
+                 others: Iterable[str] = ()) -> None:
         self.kinds = frozenset(kinds)
         self._names: dict[str, str] = {}
-        groups = list(dict.fromkeys(groups))
+        topics, groups = list(dict.fromkeys(topics)), list(dict.fromkeys(groups))
         if "groups" in self.kinds:
+            groups = list(dict.fromkeys((*groups, *(
+                topic[len(prefix):] for prefix in _OF_GROUPS for topic in topics
+                if topic.startswith(prefix) and len(topic) > len(prefix)))))
             self._names |= {name: f"group-{number}" for number, name in enumerate(groups, 1)}
         if "topics" in self.kinds:
-            plain = [topic for topic in dict.fromkeys(topics) if topic not in self._names]
+            plain = [topic for topic in topics if topic not in self._names]
             self._names |= {name: f"topic-{number}" for number, name in enumerate(plain, 1)}
         if "topics" in self.kinds or "groups" in self.kinds:  # %RETRY%GROUP names a group
             for group in groups:
-                for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+                for prefix in _OF_GROUPS:
                     shown = self._names.get(group, group if "topics" not in self.kinds else HIDDEN)
                     self._names.setdefault(prefix + group, prefix + shown)
                     if "groups" in self.kinds:
@@ -65,8 +77,10 @@ class Mask:
                       if not _WORD.fullmatch(name)), key=len, reverse=True)
         self._odd = re.compile("|".join(map(re.escape, filter(None, odd)))) if any(odd) else None
         self._shown = {visible(name): pseudonym for name, pseudonym in self._names.items()}
-        whole = {visible(root) for root in roots if len(root) > 1}
-        self._roots = sorted(whole, key=len, reverse=True) if "paths" in self.kinds else []
+        self._paths = {visible(form): shown for paths, shown in ((others, "PATH"), (roots, "STORE"))
+                       for path in paths if len(path) > 1 for form in _spellings(path)}
+        paths = sorted(self._paths, key=len, reverse=True) if "paths" in self.kinds else []
+        self._path = re.compile("|".join(map(_as_path, paths))) if paths else None
 
     def __contains__(self, kind: str) -> bool:
         return kind in self.kinds
@@ -74,8 +88,10 @@ class Mask:
     def text(self, text: str) -> str:
         """One line that is safe to show, without what is masked."""
         shown = visible(text)
-        for root in self._roots:
-            shown = shown.replace(root, "STORE")
+        if self._path is not None:
+            shown = self._path.sub(lambda match: self._paths[match.group()], shown)
+        if self.kinds & {"topics", "groups"}:
+            shown = _KEYS.sub(rf"\1{HIDDEN}", shown)
         if self._shown:
             if self._odd is not None:
                 shown = self._odd.sub(lambda match: self._shown[match.group()], shown)
@@ -107,3 +123,13 @@ class Mask:
     def address(self, text: str) -> str:
         """A host, or an id that has one in it."""
         return HIDDEN if text and "addresses" in self.kinds else self.text(text)
+
+
+def _spellings(path: str) -> tuple[str, ...]:
+    """A path by itself, and as it stands in a command line, alone and behind ``--option=``."""
+    return path, shlex.quote(path), path.replace("'", "'\"'\"'")
+
+
+def _as_path(path: str) -> str:
+    """A pattern. What has no separator may be a word of any sentence: it is one of its own."""
+    return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

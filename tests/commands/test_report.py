@@ -217,6 +217,47 @@ def test_names_have_pseudonyms_in_any_sentence() -> None:
     assert mask.text("preorders goes g-g") == "preorders goes g-g"
 
 
+def test_names_in_paths_and_configuration_files_are_masked(tmp_path: Path, report) -> None:
+    store = tiny_stores.build(tmp_path / "store", [tiny_stores.Spec("orders", 0, b"x", {})] * 3)
+    (store.root / "consumequeue" / "SECRET-folder" / "x").mkdir(parents=True)
+    extension = store.root / "consumequeue_ext" / "SECRET-ext" / "0"
+    extension.mkdir(parents=True)
+    (extension / "00000000000000000000").write_bytes(b"")
+    for name, table in (
+            ("topics.json", {"topicConfigTable": {"SECRET-key": {
+                "topicName": "SECRET-topic", "perm": "SECRET-x"}}}),
+            ("subscriptionGroup.json", {"subscriptionGroupTable": {"SECRET-group": {
+                "groupName": "SECRET-group", "retryQueueNums": "SECRET-y"}}}),
+            ("consumerOffset.json", {"offsetTable": {"SECRET-a@SECRET-b": {"SECRET-c": 1}}})):
+        (store.root / "config" / name).write_text(json.dumps(table))
+    assert report(store.root)[0].source.count("SECRET-") > 8
+    assert "SECRET-" not in report(store.root, "--redact", "topics,groups")[0].source
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_paths_are_masked_however_they_are_typed(is_linked: bool, tmp_path: Path, report,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [tiny_stores.Spec("orders", 0, b"x" * 300, {})] * 20
+    store = tiny_stores.build(tmp_path / "SECRET 's" / "SECRET-store", specs,
+                              tiny_stores.Options(commitlog_file_size=4096))
+    disk = tmp_path / "SECRET 'disk"
+    (store.root / "commitlog").rename(disk)
+    (tmp_path / "SECRET-link").symlink_to(store.root)
+    (tmp_path / "SECRET.conf").write_text(f"storePathCommitLog={disk}\n")
+    monkeypatch.chdir(tmp_path)
+    root = "SECRET-link" if is_linked else store.root
+    for options in (["--broker-conf", "SECRET.conf"], [f"--commitlog-dir={disk}"]):
+        assert "SECRET" in report(root, *options)[0].source
+        page, _ = report(root, *options, "--redact", "paths")
+        assert "SECRET" not in page.source
+        assert "rmqctl verify STORE" in page.text or "rmqctl verify 'STORE'" in page.text
+
+
+def test_a_quoted_value_ends_where_its_quotes_do() -> None:
+    assert Mask({"properties"}).detail(r"'it\'s a', 'b' is no number", "property-number") == (
+        f"{HIDDEN}, {HIDDEN} is no number")
+
+
 def test_a_report_never_writes_over_anything_or_into_a_store(tiny: tiny_stores.Tiny, rmqctl: Runner,
                                                              tmp_path: Path) -> None:
     there = tmp_path / "there.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Iterator
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from rmqctl.phrases import Phrase
 if TYPE_CHECKING:
     from rmqctl.output import Human
     from rmqctl.report.facts import Facts
+    from rmqctl.store import Store
 
 _DAY = 86_400_000
 
@@ -74,7 +76,8 @@ def command(
         facts = gather(opened, engine.version, worker_count(jobs), out.watch, hashes=hashes)
         facts.notes.extend(refused)
         mask = Mask(kinds, facts.topic_names, facts.group_names,
-                    (os.path.abspath(store.root), store.root))
+                    (os.path.realpath(store.root), os.path.abspath(store.root), store.root),
+                    _paths(opened))
         html = page(facts, Request(
             of_report(out.lang), tz, mask, now_ms(), _commands(store.root, facts, mask),
             [(mask.text(typed.completed(step.command) or ""), step.why)
@@ -89,6 +92,18 @@ def command(
     if not facts.diagnosis.sound:
         raise typer.Exit(int(ExitCode.FINDINGS))
     facts.diagnosis.require_judged()
+
+
+def _paths(opened: Store) -> Iterator[str]:
+    """What else of paths a page shows: what was typed, and folders of the log beside the store."""
+    for typed_word in typed.words.get()[1:]:
+        word = typed_word.partition("=")[2] if typed_word.startswith("-") else typed_word
+        if os.sep in word or os.path.lexists(word):
+            yield word
+    for folder in opened.log_folders:
+        inside = os.path.relpath(folder, opened.root)
+        if inside.startswith(os.pardir):
+            yield from (folder, os.path.abspath(folder), inside)
 
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
