@@ -22,19 +22,18 @@ from contextlib import closing
 from itertools import groupby, pairwise
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import layout
-from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Message, Record, decode, is_magic
+from rmqctl.formats.local.message import MIN_SIZE, Record, decode
 from rmqctl.repair.salvage.records import MOST_BODY
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source, Witness
+from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 _MOST = 64
 """Records of a page: 4 KiB hold fewer."""
 _MOST_READ = 1000
-_HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 
 
 def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
@@ -93,18 +92,19 @@ def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, in
 
 
 def _records(source: Source, start: int, end: int) -> list[Record]:
-    """The records from a place on; none where there are very many."""
-    found: list[Record] = []
-    while start + MIN_SIZE <= end:
-        head = source.read(start - source.base, START_SIZE)
-        size, magic, physical = _HEAD.unpack_from(head)
-        if not is_magic(magic) or physical != start or not MIN_SIZE <= size <= end - start:
-            break
-        if len(found) == _MOST_READ:
+    """The records of a stretch without damage, of more than twice `_MOST` only those near its two
+    ends; none where there are very many.
+    """
+    places: list[tuple[int, int]] = []
+    for batch in Walk(source, start - source.base, end - source.base, growing=True):
+        places += zip((batch.offset - source.base).tolist(), batch.column("total_size").tolist(),
+                      strict=True)
+        if len(places) > _MOST_READ:
             return []
-        found.append(decode(source.read(start - source.base, size)))
-        start += size
-    return found
+    near = _MOST + 1  # so many are no page's, whatever lies between
+    if len(places) > 2 * near:
+        places[near:-near] = []
+    return [decode(source.read(*place)) for place in places]
 
 
 class _Known:
