@@ -24,10 +24,10 @@ from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.config.copies import lost_config
-from rmqctl.repair.config.exported import exports_among, refuse_foreign
+from rmqctl.repair.config.exported import read_export, refuse_foreign
 from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
-from rmqctl.repair.config.saved import expanded, saved_among, saved_config
+from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
@@ -121,8 +121,8 @@ class _Planner:
         self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._options, self._watch = options, watch
-        self._exports, others = exports_among(expanded(options.sources))
-        self._saved, self._logs = saved_among(others)
+        self._exports, others = taken(expanded(options.sources), read_export)
+        self._saved, self._logs = taken(others, read_saved)
         self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []

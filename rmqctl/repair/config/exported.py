@@ -9,7 +9,6 @@ up the queues of several masters. ``exportMetadataInRocksDB`` prints one of the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,22 +61,10 @@ class Exported:
     time: int | None = None
 
 
-def exports_among(names: Iterable[str]) -> tuple[list[Exported], list[str]]:
-    """(those of ``names`` that are such files, the others). StoreIOError; UsageError for a torn
-    one, and for the output of ``exportConfigs``.
-    """
-    exports, others = [], []
-    for name in names:
-        found = read_export(name) if os.path.isfile(name) else None
-        if found is None:
-            others.append(name)
-        else:
-            exports.append(found)
-    return exports, others
-
-
 def read_export(name: str) -> Exported | None:
-    """None for a file of another kind. Errors as of `exports_among`."""
+    """None for a file of another kind. StoreIOError; UsageError for a torn one, and for the output
+    of ``exportConfigs``.
+    """
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, 100).lstrip().startswith(b"{"):
             return None

@@ -7,8 +7,9 @@ and its positions lie within their queues.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, RefusedError, UsageError
@@ -24,6 +25,7 @@ from rmqctl.store.store import Store
 POSITIONS, DELAYS = "consumerOffset.json", "delayOffset.json"
 _FILES = ("topics.json", "subscriptionGroup.json", POSITIONS, DELAYS)
 _START, _TABLE = 100, b'"offsetTable"'
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +58,21 @@ def expanded(names: Iterable[str]) -> list[str]:
     return found
 
 
-def saved_among(names: Iterable[str]) -> tuple[list[Saved], list[str]]:
-    """(those of ``names`` that are such files, the others). StoreIOError; UsageError for one that
-    no broker would load.
-    """
-    saved, others = [], []
+def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
+    """(what ``read`` makes of those of ``names`` that are files of its kind, the others)."""
+    found: list[T] = []
+    others: list[str] = []
     for name in names:
-        found = _read(name) if os.path.isfile(name) else None
-        if found is None:
+        one = read(name) if os.path.isfile(name) else None
+        if one is None:
             others.append(name)
         else:
-            saved.append(found)
-    return saved, others
+            found.append(one)
+    return found, others
 
 
-def _read(name: str) -> Saved | None:
+def read_saved(name: str) -> Saved | None:
+    """None for a file of another kind. StoreIOError; UsageError for one that no broker would load."""
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, _START).lstrip().startswith(b"{"):
             return None
