@@ -72,7 +72,7 @@ def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T
 
 
 def read_saved(name: str) -> Saved | None:
-    """None for a file of another kind. StoreIOError; UsageError for one that no broker would load."""
+    """None for a file of another kind. StoreIOError; UsageError for one no broker would load."""
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, _START).lstrip().startswith(b"{"):
             return None
