@@ -117,6 +117,10 @@ def _recover_checkpoint(_finding: Finding, store: str) -> str:
     return f"rmqctl recover {store} --only checkpoint"
 
 
+def _epochs(finding: Finding, store: str) -> str | None:
+    return f"rmqctl config {store} epochs" if finding.position is None else _look(finding, store)
+
+
 def _read_fillers(_finding: Finding, store: str) -> str:
     return f"rmqctl read {store} --where property.RMQCTL=lost"
 
@@ -272,7 +276,11 @@ CATEGORIES: dict[str, Category] = {
     "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
     "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),
     "compaction": Category(ERROR, "a compaction log or its queue is damaged"),
-    "epoch-file": Category(ERROR, "the epoch file does not match its CRC or count"),
+    "epoch-file": Category(
+        ERROR, "the epoch file does not match its CRC or count, or its entries are not in order",
+        _epochs),
+    "epoch-start": Category(
+        ERROR, "an epoch begins beyond the end of the log, or where no record does", _epochs),
     "small-file": Category(WARNING, "a small file has not the content a broker writes"),
     "tiered-name": Category(
         ERROR, "a name in a tier has not the hash of what it names", _look_into_tier),

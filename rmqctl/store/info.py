@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import kinds
 from rmqctl.formats.local import abort, names
 from rmqctl.scan.source import FileSource
+from rmqctl.store.controller import about as about_controller
 from rmqctl.store.files import Trouble, common_size
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import LogEnd, find_end, first_record
@@ -70,6 +71,7 @@ def collect(store: Store, view: View) -> Document:
         "checkpoint": None if store.checkpoint is None else store.checkpoint._asdict(),
         "abort": store.has_abort,
         "abort_pid": _abort_pid(store),
+        "controller": about_controller(store, most),
         "lock": {"held": lock.held, "pid": lock.pid, "kind": lock.kind, "note": lock.note or None},
         "sizes": _sizes(store),
         "structures": [{"kind": kind, "files": total.files, "size": total.size,

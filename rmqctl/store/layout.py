@@ -117,7 +117,8 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         lies = f"topics, groups and offsets are in RocksDB ({place})"
         unread["config"] = (f"{lies}, {_NOT_READ}; the JSON files of these names are out of date")
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
-    controller = os.path.lexists(os.path.join(root, "epochFileCheckpoint"))
+    controller = any(os.path.lexists(os.path.join(root, name))
+                     for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"))
     return Layout(commitlog, queues, config, controller, unread, unwritten, tuple(notes))
 
 

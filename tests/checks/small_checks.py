@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.verify import checkpoint, compaction, config, files
+from rmqctl.checks.verify import checkpoint, compaction, config, controller, files
 from rmqctl.checks.verify.timer import timer
 from rmqctl.store import Store
 from tests.support import damage
@@ -49,7 +49,7 @@ def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
             "config": lambda: config.check(store, live=live),
             "timer": lambda: timer.check(store, known.end, live=live),
             "compaction": lambda: compaction.check(store, live=live),
-            "extras": lambda: [*config.small(store),
+            "extras": lambda: [*controller.check(store, known.end, live=live),
                                *config.check_queues(store, known.end, live=live)],
         }
         return list(calls[check]())

@@ -1,5 +1,5 @@
 """Two stores compared: which messages one lacks, which are not the same, what lies around (queue
-bounds, configuration files, checkpoints).
+bounds, configuration files, checkpoints, epochs).
 
 Compared are messages, not files: what a broker preallocated, how files are cut and what lies
 beyond the end of the log make no difference. ``a`` and ``b`` are treated alike.
@@ -26,7 +26,9 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import BACKUP, FOLDER
+from rmqctl.store.controller import EPOCHS, agreement, read_epochs, spans
 from rmqctl.store.log.bounds import Bounds, View
+from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 By = Literal["auto", "physical", "queue"]
@@ -123,7 +125,28 @@ class Diff:
                 self.differences.add(difference)
         self.summary |= {
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
-            "config": asdict(config), "checkpoint": checkpoints(self.a, self.b)}
+            "config": asdict(config), "checkpoint": checkpoints(self.a, self.b),
+            "epochs": self._epochs()}
+
+    def _epochs(self) -> dict[str, Any] | None:
+        """Epochs of the controller mode; None unless both stores have some."""
+        ours, theirs = read_epochs(self.a).epochs, read_epochs(self.b).epochs
+        if not ours or not theirs:
+            return None
+        ends = find_end(self.a).offset, find_end(self.b).offset
+        found = agreement(ours, theirs, *ends)
+        if found.conflict is not None:
+            self.differences.add(Difference(
+                "epoch", "store", file=EPOCHS, detail=f"epoch {found.conflict} begins at other "
+                "physical offsets in a and in b"))
+        if found.consistent_point != max(ends):
+            self.remarks.append("by their epochs the logs have nothing in common"
+                                if found.consistent_point is None else
+                                "by their epochs the logs are the same up to "
+                                f"{found.consistent_point}")
+        return {name: [span._asdict() for span in spans(epochs, end)]
+                for name, epochs, end in zip("ab", (ours, theirs), ends, strict=True)
+                } | asdict(found)
 
     # -- by physical offset -------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.objects import text
 
 Kind = Literal["different", "missing-in-a", "missing-in-b", "damaged-in-a", "damaged-in-b",
-               "queue", "config"]
+               "queue", "config", "epoch"]
 PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset", "magic",
                    "total_size"})
 """Fields that follow from where a message is stored; another store has others."""
@@ -44,7 +44,7 @@ class Difference:
 
     ``physical_offset_b`` and ``msg_id_b`` are set where b has others than a. ``fields`` names
     what differs (``properties.NAME`` for one property); ``structure`` is commitlog,
-    consumequeue or config.
+    consumequeue, config or store.
     """
 
     kind: Kind

@@ -38,6 +38,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.scan.frames import Array, Batch
+from rmqctl.store.controller import read_epochs
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
@@ -311,6 +312,13 @@ class _Start:
 
     def _notes(self) -> None:
         predicted, walk = self.made, self.walk
+        epochs = read_epochs(self.store)
+        if epochs.main.fault is not None or epochs.used is epochs.backup:
+            predicted.notes.append(Phrase(
+                "{main} cannot be used: a broker takes the epochs of {backup}",
+                main=epochs.main.name, backup=epochs.backup.name) if epochs.used else Phrase(
+                "neither {main} nor its backup can be read: a broker starts without its epochs",
+                main=epochs.main.name))
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
             predicted.notes.append(Phrase(
                 "the index says it reaches to {end_phy}, beyond the end of the log at "

@@ -1,7 +1,7 @@
-"""Configuration files, and structures which only some brokers have: epoch file and identity of the
-controller mode, consumequeue extension, batch consumequeue.
+"""Configuration files, and structures which only some brokers have: consumequeue extension, batch
+consumequeue.
 
-spec: checkpoint-and-small-files.md §3-§5, consumequeue.md §8, §9.
+spec: checkpoint-and-small-files.md §4, consumequeue.md §8, §9.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
-from rmqctl.checks.verify.common import LOOK, bounded, plural, read_start, unreadable
+from rmqctl.checks.verify.common import bounded, plural
 from rmqctl.checks.verify.queue import batch_rows, ext_units
-from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.config import broker_identity, epoch
+from rmqctl.errors import StoreIOError
 from rmqctl.store.config.config import (
     BACKUP,
     EMPTY,
@@ -33,9 +32,6 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl config STORE"
 _TRIES, _PAUSE = 4, 0.05
 """A running broker of 5.1-5.3 overwrites its files in place: a torn one is read again."""
-_EPOCHS = "epochFileCheckpoint"
-_IDENTITIES = ("brokerIdentity", "brokerIdentity-temp")
-_MOST = 4 << 20
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
@@ -135,45 +131,3 @@ def check_queues(store: Store, log_end: int | None = None, *, live: bool | None 
     end = store.log.end if log_end is None else log_end
     yield from bounded(ext_units.check(store))
     yield from bounded(batch_rows.check(store, end, live=held, in_damage=in_damage))
-
-
-def small(store: Store) -> Iterator[Finding]:
-    """The epoch file and the broker's identity."""
-    yield from _epochs(store)
-    for name in _IDENTITIES:
-        path = store.path(name)
-        if not os.path.lexists(path):
-            continue
-        try:
-            broker_identity.parse(read_start(path, _MOST)[0])
-        except StoreIOError as error:
-            yield unreadable("store", path, error)
-        except FormatError as error:
-            yield Finding("small-file", "store", f"{error.path}: {error.reason}", file=path,
-                          offset=error.offset, next=LOOK)
-
-
-def _epochs(store: Store) -> Iterator[Finding]:
-    path = store.path(_EPOCHS)
-    main, backup = _epoch_fault(path), _epoch_fault(f"{path}.bak")
-    if main is None:
-        return
-    good = backup is None and os.path.lexists(f"{path}.bak")
-    state = f"{_EPOCHS}.bak " + ("is good" if good else "does not help: a broker starts without "
-                             "its epochs")
-    if isinstance(main, StoreIOError):
-        yield Finding("file-unreadable", "store", f"{main}; {state}", file=path)
-    else:
-        yield Finding("epoch-file", "store", f"{main.path}: {main.reason}; {state}", file=path,
-                      offset=main.offset, severity=WARNING if good else "", next=LOOK)
-
-
-def _epoch_fault(path: str) -> FormatError | StoreIOError | None:
-    """What is wrong with an epoch file; None too if it is not there."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        epoch.parse(read_start(path, _MOST)[0])
-    except (FormatError, StoreIOError) as error:
-        return error
-    return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.findings import INFO, Finding, advised
-from rmqctl.checks.verify import checkpoint, compaction, config, files
+from rmqctl.checks.verify import checkpoint, compaction, config, controller, files
 from rmqctl.checks.verify.at_start import AtStart
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
@@ -357,8 +357,8 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("compaction"):
         yield from compaction.check(store, live=live)
     in_damage = context.in_damage if context else None
-    for finding in config.small(store):
-        if wants("store"):
-            yield finding
+    if wants("store"):
+        yield from controller.check(store, None if context is None else log_end, live=live,
+                                    in_damage=in_damage)
     if wants("consumequeue"):
         yield from config.check_queues(store, log_end, live=live, in_damage=in_damage)

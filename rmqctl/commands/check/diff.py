@@ -161,6 +161,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     )
     pairs["configuration"] = _config(said["config"])
     pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
+    pairs["epochs"] = _epochs(said["epochs"])
     page.pairs({name: text for name, text in pairs.items() if text})
     following = _next(run)
     if following is not None:
@@ -187,6 +188,14 @@ def _config(counts: dict[str, Any]) -> str:
     if not parts:
         return f"{counts['same']} files, all the same" if counts["same"] else ""
     return "; ".join(parts)
+
+
+def _epochs(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    have = ", ".join(f"{name} has {len(found[name])}" for name in "ab")
+    upto = "nothing" if found["consistent_point"] is None else f"up to {found['consistent_point']}"
+    return f"{have}, the first {found['common']} are the same; the same log: {upto}"
 
 
 def _brief(run: Run) -> dict[str, Any]:

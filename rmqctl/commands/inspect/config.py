@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Section = Literal[
     "topics", "groups", "offsets", "delay", "filters", "orders", "mappings", "modes", "metrics",
-    "timer", "tiered", "other", "metadata",
+    "timer", "tiered", "other", "metadata", "epochs",
 ]
 
 _COLUMNS = ("file", "kind", "size", "state", "source", "entries", "data_version", "backup",
@@ -55,7 +55,8 @@ def command(
     section: Annotated[Section | None, typer.Argument(
         metavar="[SECTION]", show_default=False,
         help="What to show; without it, a listing of the files. metadata: topics and groups in the "
-        "JSON of `mqadmin exportMetadata`, as recover --from takes it.")] = None,
+        "JSON of `mqadmin exportMetadata`, as recover --from takes it. epochs: when masters "
+        "changed in controller mode, from epochFileCheckpoint.")] = None,
     only: Annotated[Literal["topics", "groups"] | None, typer.Option(
         "--only", help="With metadata: topics or groups alone.")] = None,
     special: Annotated[bool, typer.Option(
@@ -75,6 +76,9 @@ def command(
     if section != "metadata" and (only is not None or special):
         raise UsageError("--only and --special go with the section metadata")
     with store.open() as opened:
+        if section == "epochs":
+            _epochs(out, opened)
+            return
         layout = opened.layout
         if section in _IN_ROCKSDB:
             layout.require(store.root, "config")
@@ -101,6 +105,26 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
     if section is None:
         layout.require(store.root, "config")
+
+
+def _epochs(out: Output, store: OpenedStore) -> None:
+    """Shows the epochs of the controller mode, with their ends; exit code 1 where the epoch file is
+    damaged.
+    """
+    from rmqctl.store.controller import Span, read_epochs, spans
+    from rmqctl.store.log.end import find_end
+
+    file = read_epochs(store)
+    for copy in file.copies:
+        if copy.fault is not None:
+            out.warn(f"{copy.name}: {copy.said}")
+    if file.used is file.backup:
+        out.warn(f"showing {file.backup.name} instead, as a broker would take it")
+    end = find_end(store).offset if store.layout.reads("commitlog") else None
+    out.rows((span._asdict() for span in spans(file.epochs, end)), Span._fields,
+             empty="no epochs: no broker in controller mode became master here")
+    if file.main.fault is not None or file.used is file.backup:
+        raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],

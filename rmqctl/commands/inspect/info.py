@@ -70,6 +70,7 @@ class _Screen:
             "messages": self._messages(),
             "checkpoint": self._checkpoint(),
             "offsets kept": self._checkpoint_offsets(),
+            "controller": self._controller(),
             "file sizes": self._sizes(),
         }
         styles = {"lock": "warn"} if lock["held"] else {}
@@ -160,6 +161,20 @@ class _Screen:
             for name, value in checkpoint.items()
             if value and not name.endswith("_timestamp")
         )
+
+    def _controller(self) -> str:
+        """Who the controller takes the broker for, and its last epoch."""
+        known = self._facts["controller"]
+        if known is None:
+            return ""
+        identity, epochs = known["identity"], known["epochs"]
+        who = [] if identity is None else [
+            f"{identity['broker_name']}#{identity['broker_id']} of {identity['cluster']}"]
+        if not epochs:
+            return "; ".join([*who, "no epoch"])
+        last = epochs[-1]
+        since, count = count_text(last["start_offset"]), counted(len(epochs), "epoch")
+        return "; ".join([*who, f"epoch {last['epoch']} from {since} on, {count} in all"])
 
     def _sizes(self) -> str:
         sizes = self._facts["sizes"]

@@ -23,6 +23,7 @@ from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
 from rmqctl.repair.targets import target
+from rmqctl.repair.truncate.epochs import cut_epochs
 from rmqctl.repair.truncate.index import cut_index
 from rmqctl.repair.truncate.queues import cut_queues
 from rmqctl.repair.truncate.timer import cut_timer
@@ -81,11 +82,12 @@ def truncate(store: Store, to: int, generation: int,
     queues = cut_queues(store, to)
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
     index = cut_index(store, to, generation)
-    steps = [*log_steps, *queues.steps, *timer.steps, *index.steps]
-    actions = [*log_actions, *queues.actions, *timer.actions, *index.actions]
+    epochs = cut_epochs(store, to)
+    steps = [*log_steps, *queues.steps, *timer.steps, *index.steps, *epochs.steps]
+    actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions]
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
-             *queues.notes, *timer.notes, *index.notes, *_left_as_is(store, to)]
+             *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
                 tuple(notes))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from rmqctl.broker.offset_by_time import offset_by_time
-from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.errors import UsageError
 from rmqctl.formats import layout
-from rmqctl.formats.config import broker_identity
 from rmqctl.formats.local import consume_queue, message
 from rmqctl.formats.tiered import names
 from rmqctl.scan.frames import Array
+from rmqctl.store.controller import read_identity
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.append_file import AppendFile
@@ -28,7 +28,6 @@ from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier, with_witness
 
 DEFAULT_CLUSTER = "DefaultCluster"
-_IDENTITY = "brokerIdentity"
 BROKERS_START = 120_000
 """So many ms before now a broker begins a queue it has not tiered yet."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
@@ -113,7 +112,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
         cluster = clusters[0] if clusters else None
     brokers = {name for owner, name in owners if cluster in (None, owner)}
     brokers |= tier.metadata.brokers
-    identity = _identity(store)
+    identity = read_identity(store)
     if broker is None and not brokers and identity is not None:
         brokers = {identity.broker_name}
         cluster = cluster or identity.cluster
@@ -128,14 +127,6 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise UsageError(f"{name!r} cannot be the name of a cluster or broker")
     return cluster, broker
-
-
-def _identity(store: Store) -> broker_identity.BrokerIdentity | None:
-    """What the controller's file in the store says; None where there is none."""
-    try:
-        return broker_identity.parse(store.read_small(_IDENTITY, most=1 << 16))
-    except (StoreIOError, FormatError):
-        return None
 
 
 def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:

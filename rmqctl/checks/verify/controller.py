@@ -1,0 +1,87 @@
+"""The files of the controller mode: epochs and the broker's identity (dledger.md §8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.verify.common import nowhere, read_start, unreadable
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import broker_identity
+from rmqctl.formats.config.epoch import Epoch
+from rmqctl.store.controller import BACKUP, EPOCHS, IDENTITY, MOST, disorder, read_epochs
+from rmqctl.store.store import Store
+
+_IDENTITIES = (IDENTITY, f"{IDENTITY}-temp")
+_LOOKED_AT = 100
+"""Of so many epochs, the last ones, the beginnings are looked up in the log."""
+
+
+def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
+          in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
+    """The epoch file and the broker's identity.
+
+    ``log_end`` is the physical offset behind the log's last record; None: the log was not read,
+    and the epochs are not held against it. ``in_damage`` says whether a physical offset lies in a
+    damaged part.
+    """
+    yield from _epochs(store, log_end, store.lock.held if live is None else live,
+                       in_damage or nowhere)
+    for name in _IDENTITIES:
+        path = store.path(name)
+        if not os.path.lexists(path):
+            continue
+        try:
+            broker_identity.parse(read_start(path, MOST)[0])
+        except StoreIOError as error:
+            yield unreadable("store", path, error)
+        except FormatError as error:
+            yield Finding("small-file", "store", f"{error.path}: {error.reason}", file=path,
+                          offset=error.offset)
+
+
+def _epochs(store: Store, log_end: int | None, live: bool,
+            in_damage: Callable[[int], bool]) -> Iterator[Finding]:
+    file = read_epochs(store)
+    main, good = file.main, bool(file.backup.epochs)
+    path = store.path(EPOCHS)
+    if main.fault is not None:
+        state = f"{BACKUP} " + ("is good" if good else "does not help: a broker starts without "
+                                "its epochs")
+        if isinstance(main.fault, StoreIOError):
+            yield Finding("file-unreadable", "store", f"{main.said}; {state}", file=path)
+        else:
+            yield Finding("epoch-file", "store", f"{main.said}; {state}", file=path,
+                          offset=main.fault.offset, severity=WARNING if good else "")
+    elif not main.epochs and good:
+        yield Finding("epoch-file", "store", f"missing; {BACKUP} is good", file=path,
+                      severity=WARNING)
+    if file.used is not None:
+        yield from _entries(store, store.path(file.used.name), file.epochs, log_end, live,
+                            in_damage)
+
+
+def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | None, live: bool,
+             in_damage: Callable[[int], bool]) -> Iterator[Finding]:
+    """What the entries say against each other, and against the log."""
+    number = disorder(epochs)
+    if number is not None:
+        before, one = epochs[number - 1], epochs[number]
+        yield Finding("epoch-file", "store", f"epoch {one.epoch} from {one.start_offset} on stands "
+                      f"behind epoch {before.epoch} from {before.start_offset} on: both numbers "
+                      "only grow", file=path)
+    if log_end is None or not store.layout.reads("commitlog"):
+        return
+    for one in epochs[-_LOOKED_AT:]:
+        start = one.start_offset
+        if start > log_end:
+            if not live:
+                yield Finding("epoch-start", "store", f"epoch {one.epoch} begins at {start}, the "
+                              f"log ends at {log_end}: no later epoch that begins before is "
+                              "noted", file=path)
+        elif store.log.min_offset <= start < log_end and not in_damage(start):
+            border = store.log.record_border(start)
+            if border is not None and border != start:
+                yield Finding("epoch-start", "store", f"epoch {one.epoch} begins at {start}, "
+                              f"within a record: the next one begins at {border}", file=path)

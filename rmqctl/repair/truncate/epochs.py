@@ -1,0 +1,34 @@
+"""The epochs of the controller mode in a log that is cut (spec: dledger.md §8)."""
+
+from __future__ import annotations
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.formats.config import epoch
+from rmqctl.repair.plan import Changes, Replace
+from rmqctl.store.controller import read_epochs
+from rmqctl.store.store import Store
+
+
+def cut_epochs(store: Store, to: int) -> Changes:
+    """Epochs that begin at or behind physical offset ``to`` go, as when a broker cuts its log.
+
+    The backup is cut as well: a broker falls back on it. Where no epoch is left the file goes
+    aside, as a broker writes no empty one.
+    """
+    cut = Changes()
+    for copy in read_epochs(store).copies:
+        if copy.fault is not None:
+            cut.notes.append(f"{copy.name}: {copy.said}; it stays as it is, with epochs beyond the "
+                             "cut if it has any")
+        kept = [one for one in copy.epochs if one.start_offset < to]
+        gone = len(copy.epochs) - len(kept)
+        if not gone:
+            continue
+        why = f"{plural(gone, 'epoch begins', 'epochs begin')} at the cut or behind it"
+        if kept:
+            separator = "\r\n" if b"\r\n" in store.read_small(copy.name, most=64) else "\n"
+            cut.act(Replace(copy.name, epoch.build(kept, separator)), "truncate", len(copy.epochs),
+                    len(kept), why, "entry")
+        else:
+            cut.move_aside(copy.name, len(copy.epochs), f"{why}, and none is left", "entry")
+    return cut

@@ -1,0 +1,147 @@
+"""What the controller mode keeps in a store: epochs, and who the broker is (spec: dledger.md §8,
+checkpoint-and-small-files.md §5).
+
+An epoch is the time of one master; it begins at the physical offset at which the log ended when
+that broker became master, and ends where the next one begins, or with the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import broker_identity, epoch
+from rmqctl.formats.config.broker_identity import BrokerIdentity
+from rmqctl.formats.config.epoch import Epoch
+from rmqctl.store.store import Store
+
+EPOCHS = "epochFileCheckpoint"
+BACKUP = f"{EPOCHS}.bak"
+IDENTITY = "brokerIdentity"
+MOST = 4 << 20
+"""Bytes of the largest of these files that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCopy:
+    """One copy of the epoch file. Without ``fault`` and entries it is not there, or empty."""
+
+    name: str
+    epochs: tuple[Epoch, ...] = ()
+    fault: FormatError | StoreIOError | None = None
+
+    @property
+    def said(self) -> str:
+        """What is wrong with it; empty where nothing is."""
+        if isinstance(self.fault, FormatError):
+            return f"{self.fault.path}: {self.fault.reason}"
+        return "" if self.fault is None else str(self.fault)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFile:
+    """Both copies; a broker takes the backup where the main one is missing, empty or wrong."""
+
+    main: EpochCopy
+    backup: EpochCopy
+
+    @property
+    def used(self) -> EpochCopy | None:
+        """The copy that counts; None where neither has an epoch."""
+        return next((copy for copy in (self.main, self.backup) if copy.epochs), None)
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        return () if self.used is None else self.used.epochs
+
+    @property
+    def copies(self) -> tuple[EpochCopy, EpochCopy]:
+        return self.main, self.backup
+
+
+class Span(NamedTuple):
+    """An epoch with its end; None: it is the last one, and where the log ends is not known."""
+
+    epoch: int
+    start_offset: int
+    end_offset: int | None
+
+
+def read_epochs(store: Store) -> EpochFile:
+    """The epoch file and its backup. Never raises."""
+    return EpochFile(_copy(store, EPOCHS), _copy(store, BACKUP))
+
+
+def _copy(store: Store, name: str) -> EpochCopy:
+    if not os.path.lexists(store.path(name)):
+        return EpochCopy(name)
+    try:
+        return EpochCopy(name, tuple(epoch.parse(store.read_small(name, most=MOST))))
+    except (FormatError, StoreIOError) as error:
+        return EpochCopy(name, fault=error)
+
+
+def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
+    """The epochs with their ends."""
+    ends = [*(following.start_offset for following in epochs[1:]), log_end]
+    return [Span(*one, end) for one, end in zip(epochs, ends, strict=False)]
+
+
+def read_identity(store: Store) -> BrokerIdentity | None:
+    """Who the broker is by the controller's file; None where it says nothing. Never raises."""
+    try:
+        return broker_identity.parse(store.read_small(IDENTITY, most=1 << 16))
+    except (FormatError, StoreIOError):
+        return None
+
+
+def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
+    """What `info` says of the controller mode; None for a store without it."""
+    identity, file = read_identity(store), read_epochs(store)
+    if not store.layout.controller and identity is None:
+        return None
+    return {
+        "identity": None if identity is None else identity._asdict(),
+        "epochs": [span._asdict() for span in spans(file.epochs, log_end)],
+        "epochs_from": None if file.used is None else file.used.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The epochs of two replicas, ``a`` and ``b``, held against each other.
+
+    ``consistent_point``: the physical offset up to which the logs are the same by their epochs;
+    a slave cuts its log there. None where they have no epoch in common. ``common``: how many
+    epochs are the same from the first one on. ``conflict``: the first epoch that both have with
+    different starts.
+    """
+
+    consistent_point: int | None
+    common: int
+    conflict: int | None
+
+
+def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
+    """``a_end``, ``b_end``: where the logs end (dledger.md §8: the end of the greatest epoch that
+    both have with the same start, the smaller of the two).
+    """
+    left, right = ({span.epoch: span for span in spans(epochs, end)}
+                   for epochs, end in ((a, a_end), (b, b_end)))
+    shared = sorted(left.keys() & right.keys())
+    same = [number for number in shared
+            if left[number].start_offset == right[number].start_offset]
+    point = min(left[same[-1]].end_offset or 0, right[same[-1]].end_offset or 0) if same else None
+    common = next((number for number, (one, other) in enumerate(zip(a, b, strict=False))
+                   if one != other), min(len(a), len(b)))
+    return Agreement(point, common,
+                     next((number for number in shared if number not in same), None))
+
+
+def disorder(epochs: Sequence[Epoch]) -> int | None:
+    """The place in the list of the first entry that does not follow the one before it."""
+    return next((number for number in range(1, len(epochs)) if not (
+        epochs[number - 1].epoch < epochs[number].epoch
+        and epochs[number - 1].start_offset < epochs[number].start_offset)), None)
