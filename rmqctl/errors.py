@@ -109,6 +109,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "fsspec": ("url", "a tier behind a URL"),
     "jinja2": ("report", "a report"),
     "matplotlib": ("report", "the charts of a report"),
+    "rocksdict": ("rocksdb", "a RocksDB data base"),
 }
 """Packages that not every installation has: the extra that brings each, and what it is for."""
 

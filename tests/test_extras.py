@@ -17,7 +17,7 @@ STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
 for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "jinja2",
-             "matplotlib"):
+             "matplotlib", "rocksdict"):
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
@@ -87,4 +87,4 @@ def test_the_extras_are_those_of_the_project():
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
-    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report]"]
+    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report,rocksdb]"]

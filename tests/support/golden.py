@@ -19,6 +19,8 @@ from typing import Any
 from tests.support import engine, snapshot
 
 FOLDER = Path(os.environ.get("RMQCTL_GOLDEN") or Path(__file__).parents[1] / "golden")
+LAYOUTS = Path(__file__).parents[1] / "golden-layouts"
+"""Sets of other layouts: unpacked by name as the others, and in none of the lists below."""
 MULTI_PATH = ("cl1", "cl2")
 COVERING = frozenset({
     "4.9.3/basic", "4.9.3/cqext", "4.9.3/transaction", "4.9.3/delay-delivered",
@@ -157,7 +159,8 @@ def unpack(each: GoldenSet, base: Path) -> Path:
             return target
         staging = target.parent / f".{each.kind}.staging"
         shutil.rmtree(staging, ignore_errors=True)
-        with tarfile.open(FOLDER / each.version / f"{each.kind}.tar.xz") as archive:
+        packed = Path(each.version) / f"{each.kind}.tar.xz"
+        with tarfile.open((FOLDER if (FOLDER / packed).exists() else LAYOUTS) / packed) as archive:
             archive.extractall(staging, filter="tar")
         _place_wheel(staging / each.kind)
         (staging / each.kind).rename(target)

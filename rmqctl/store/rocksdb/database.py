@@ -1,0 +1,259 @@
+"""A RocksDB data base, read without changing anything in its folder (spec: rocksdb.md §9, §11).
+
+The library writes into the folder it opens, even to read, so what it opens is another one: a
+temporary folder with links to the tables (``*.sst``) and copies of the small files that change
+(MANIFEST and the write-ahead logs), which is removed at the end. Rows of the write-ahead logs are
+among those that are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.errors import FormatError, MissingExtraError, StoreIOError
+from rmqctl.scan.source import Closing
+
+if TYPE_CHECKING:
+    from rocksdict import Options, Rdict
+
+_CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
+_LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
+_TABLE = re.compile(r"\d{6,20}\.sst", re.ASCII)
+_TRIES, _PAUSE = 4, 0.05
+"""How often a data base is looked at anew whose files vanish, as those of a running broker do, and
+the seconds between."""
+_OPEN_TABLES = 500
+"""Tables that are kept open; with so many or fewer none is looked up by its name again, which a
+running broker may have taken away."""
+_BLOCK = 32768
+_RECORD = struct.Struct("<IHB")  # masked CRC-32C, length, type
+_WHOLE_OR_PART = range(1, 5)
+
+
+class Database(Closing):
+    """A data base opened to be read. Use `open`; it is a context manager.
+
+    ``families`` are the names of its column families. ``damage``: what is wrong with a part of it
+    whose rest is read all the same, in sentences.
+    """
+
+    def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
+                 families: list[str], damage: tuple[str, ...]) -> None:
+        self.folder, self.families, self.damage = folder, tuple(families), damage
+        self._shadow, self._base = shadow, base
+        self._handles: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, folder: str) -> Database:
+        """Opens the data base in ``folder``.
+
+        FormatError where it is damaged so that it cannot be opened (no broker could), StoreIOError
+        where the system refuses a file, MissingExtraError without the library.
+        """
+        try:
+            import rocksdict  # noqa: F401  asked for before anything is copied
+        except ImportError:
+            raise MissingExtraError("rocksdict") from None
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return cls._open(folder)
+            except _VanishedError as error:  # a broker that runs begins and ends files all the time
+                if not left:
+                    raise FormatError(str(error), file=folder) from None
+            time.sleep(_PAUSE)
+        raise AssertionError
+
+    @classmethod
+    def _open(cls, folder: str) -> Database:
+        try:
+            shadow = tempfile.TemporaryDirectory(prefix="rmqctl-rocksdb-",
+                                                 ignore_cleanup_errors=True)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
+                                            "make a temporary folder in") from None
+        try:
+            tables, damage = _mirror(folder, shadow.name)
+            base, families = _opened(folder, shadow.name, tables, damage)
+            return cls(folder, shadow, base, families, tuple(damage))
+        except BaseException:
+            shadow.cleanup()
+            raise
+
+    def close(self) -> None:
+        self._handles.clear()
+        self._base.close()
+        self._shadow.cleanup()
+
+    def items(self, family: str, start: bytes = b"", end: bytes | None = None) -> Iterator[
+            tuple[bytes, bytes]]:
+        """(key, value) of a family with keys in ``[start, end)``, ascending (bytewise).
+
+        Read as they are asked for: memory does not grow with their number. Nothing for a family
+        that is not there. FormatError at the first that cannot be read, after those before it.
+        """
+        if family not in self.families:
+            return
+        handle, last, found = self._family(family), b"", False
+        for key, value in handle.items(from_key=start):
+            if end is not None and key >= end:
+                return
+            found, last = True, key
+            yield key, value
+        # The library's items end at a damaged block as at the end: only a cursor says which.
+        with self._telling(family):
+            cursor = handle.iter()
+            cursor.seek(last + b"\0" if found else start)
+            cursor.status()
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of a key; None where there is none. FormatError where it cannot be read."""
+        if family not in self.families:
+            return None
+        with self._telling(family):
+            value: bytes | None = self._family(family).get(key)
+            return value
+
+    @contextmanager
+    def _telling(self, family: str) -> Iterator[None]:
+        """Makes a FormatError of what the library raises, which has no kind of its own for it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(self.folder, self._shadow.name, error, family) from None
+
+    def _family(self, name: str) -> Any:  # its types know of keys that are no bytes
+        if name not in self._handles:
+            self._handles[name] = self._base.get_column_family(name)
+        return self._handles[name]
+
+
+class _VanishedError(Exception):
+    """A file of the data base is not there."""
+
+
+def _mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
+    """Fills the folder that the library opens; (how many tables, what is damaged in the logs)."""
+    current = os.path.join(folder, "CURRENT")
+    named = _CURRENT.fullmatch(_small(current))
+    if named is None:
+        raise FormatError("names no MANIFEST, so the data base cannot be opened", file=current)
+    manifest = named[1].decode()
+    damage: list[str] = []
+    tables = 0
+    try:
+        for name in os.listdir(folder):
+            path, target = os.path.join(folder, name), os.path.join(shadow, name)
+            if _TABLE.fullmatch(name):
+                if not os.path.isfile(path):
+                    raise FormatError("not a regular file", file=path)
+                os.symlink(os.path.abspath(path), target)
+                tables += 1
+            elif name == manifest or (_LOG.fullmatch(name) and os.path.isfile(path)):
+                if not os.path.isfile(path):
+                    raise FormatError("not a regular file", file=path)
+                shutil.copyfile(path, target)
+                _check_records(path, target, damage, name == manifest)
+        with open(os.path.join(shadow, "CURRENT"), "wb") as file:
+            file.write(named[0])
+    except FileNotFoundError as error:
+        raise _VanishedError(f"{error.filename} is not there") from None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, None, "read") from None
+    if not os.path.lexists(os.path.join(shadow, manifest)):
+        raise _VanishedError(f"{manifest}, which CURRENT names, is missing, so the data base "
+                             "cannot be opened")
+    return tables, damage
+
+
+def _small(path: str) -> bytes:
+    try:
+        if not os.path.lexists(path):
+            raise _VanishedError("CURRENT is missing, so the data base cannot be opened")
+        if not os.path.isfile(path):
+            raise FormatError("not a regular file", file=path)
+        with open(path, "rb") as file:
+            return file.read(64)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+
+
+def _check_records(path: str, copy: str, damage: list[str], is_manifest: bool) -> None:
+    """Looks at the frame of every record in the copy of a MANIFEST or a write-ahead log.
+
+    At kinds of records that a broker never writes the library reads for ever: FormatError for a
+    MANIFEST, and a log is cut off there. A MANIFEST that ends within a record is one to which the
+    library says nothing, although what stood there is lost.
+    """
+    with open(copy, "r+b") as file:
+        position = 0
+        while block := file.read(_BLOCK):
+            place = 0
+            while place + _RECORD.size <= len(block):
+                crc, length, kind = _RECORD.unpack_from(block, place)
+                if not (crc or length or kind):
+                    place = len(block)  # laid out ahead, or the rest of a block
+                    break
+                if kind not in _WHOLE_OR_PART:
+                    odd = FormatError(f"a record of kind {kind}, which no broker writes",
+                                      file=path, offset=position + place)
+                    if is_manifest:
+                        raise odd
+                    damage.append(f"{odd}; the log is read up to there")
+                    file.truncate(position + place)
+                    return
+                place += _RECORD.size + length
+            torn = place > len(block) or (place < len(block) < _BLOCK)
+            if torn and is_manifest:
+                damage.append(str(FormatError(
+                    "ends within a record: what was noted last of the tables is lost", file=path,
+                    offset=position + min(place, len(block)))))
+            position += len(block)
+
+
+def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[Rdict, list[str]]:
+    """(the data base, its families); adds to ``damage``."""
+    from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
+
+    def options(mode: Any) -> Options:
+        made = Options(raw_mode=True)
+        made.create_if_missing(False)
+        made.set_max_open_files(-1 if tables <= _OPEN_TABLES else _OPEN_TABLES)
+        made.set_wal_recovery_mode(mode)
+        return made
+
+    def opened(mode: Any) -> Rdict:
+        return Rdict(shadow, options(mode), {name: options(mode) for name in families},
+                     AccessType.read_only(False))
+
+    try:
+        families = Rdict.list_cf(shadow)
+        try:
+            return opened(DBRecoveryMode.absolute_consistency()), families
+        except Exception as strict:  # noqa: BLE001  next as a broker does it: what is sound
+            base = opened(DBRecoveryMode.skip_any_corrupted_record())
+            damage.append(f"a write-ahead log (*.log) is damaged or ends within a record "
+                          f"({_said(strict, folder, shadow)}); what else it holds is read")
+            return base, families
+    except Exception as error:  # noqa: BLE001
+        if "No such file" in str(error):
+            raise _VanishedError(_said(error, folder, shadow)) from None
+        raise _damaged(folder, shadow, error) from None
+
+
+def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> FormatError:
+    where = f"column family {family}: " if family else ""
+    return FormatError(f"the data base is damaged: {where}{_said(error, folder, shadow)}",
+                       file=folder)
+
+
+def _said(error: Exception, folder: str, shadow: str) -> str:
+    """The library's words in one line, with the names of the files as they lie in the store."""
+    return " ".join(str(error).replace(shadow, folder).split())
