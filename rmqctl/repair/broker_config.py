@@ -24,7 +24,8 @@ class Configured:
     """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
 
     ``topics_known``: whether config/topics.json says which topics have batch queues.
-    ``assumes_batch``: whether nothing says the size of batch consumequeue files.
+    ``assumes_batch``: whether nothing says the size of batch consumequeue files. ``index_unknown``:
+    why the shape of the index files that are there cannot be told, else "".
     """
 
     settings: Settings
@@ -32,6 +33,7 @@ class Configured:
     notes: tuple[str, ...]
     topics_known: bool
     assumes_batch: bool
+    index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
         """Itself, with ``topics`` whose messages are inner batches where nothing else tells.
@@ -86,7 +88,8 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
         queue.files for queue in store.batch_queues.values())
     if batch and assumes_batch:
         notes.append(_batch_size(settings))
-    return Configured(settings, batch, tuple(notes), topics_known, assumes_batch)
+    return Configured(settings, batch, tuple(notes), topics_known, assumes_batch,
+                      config.index_unknown)
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:

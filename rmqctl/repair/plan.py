@@ -150,7 +150,8 @@ class Plan:
     records left out that may be messages. ``messages``: how many the store had, lost ones among
     them; None where they were not counted. ``conflicts``: places where another store has
     other intact messages, and nobody has said which are right.
-    ``kept_damaged``: how many are delivered with the damage of their bodies.
+    ``kept_damaged``: how many are delivered with the damage of their bodies. ``left_damaged``:
+    structures with damage that the plan leaves, as nothing tells what they were.
     """
 
     command: str
@@ -167,6 +168,7 @@ class Plan:
     consumers: Consumers | None = None
     """What the plan means for groups, once it is carried out; None where that was not judged."""
     conflicts: int = 0
+    left_damaged: tuple[str, ...] = ()
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
 
@@ -200,4 +202,6 @@ class Plan:
             values |= self.consumers.as_fields()
         if self.conflicts:
             values["conflicts"] = self.conflicts
+        if self.left_damaged:
+            values["left_damaged"] = list(self.left_damaged)
         return values

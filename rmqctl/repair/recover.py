@@ -180,13 +180,14 @@ class _Planner:
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
         total = lost_total if lost_total > len(lost) else None
+        left = self._left_damaged()
         found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
                                  complete=saved.lost_total == len(saved.lost))
                  if self._options.whole else None)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
-                    saved.conflicts, undo_first)
+                    saved.conflicts, left, undo_first)
 
     def _refuse_sources(self) -> None:
         only = self._options.only
@@ -319,6 +320,15 @@ class _Planner:
                     foreign = [*foreign[0], *some[0]], [*foreign[1], *some[1]]
         self._take(joined(steps, actions, foreign))
         return rebuilt
+
+    def _left_damaged(self) -> tuple[str, ...]:
+        """What stays as it is although `verify` finds trouble there: an index of unknown shape."""
+        if not (INDEX in self._options.only and self._options.topic is None
+                and self._known.index_unknown and _troubled(self._store, INDEX)):
+            return ()
+        self._notes.append("the index is damaged and stays so: keys may not be found before it is "
+                           "made anew in the shape that the broker has")
+        return (INDEX,)
 
     def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
         """Light queues of which nothing tells whether rows are missing: they stay as they are,

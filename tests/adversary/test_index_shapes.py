@@ -197,9 +197,34 @@ def test_wrecked_files_are_distinguished_from_odd_ones(tmp_path: Path) -> None:
         opened.truncate(40 + 4 * 37 + 20 * 1000)
     assert "index-unreadable" in troubles(run("verify", store, "-o", "json").expect(1))
     with assert_unchanged(store / "index"):
-        run("recover", store, "--apply").expect(0, 1)
+        told = run("recover", store, "--apply", "-o", "json").expect(1).json()
+    assert told["left_damaged"] == ["index"]
     run("recover", store, "--index-slots", "37", "--index-max", "1000", "--apply").expect(0)
     assert found_keys(store, [f"k{number}-0" for number in range(24)]) == 24
+    run("verify", store).expect(0)
+
+
+@pytest.mark.parametrize(("shape", "place"), [((37, 1000), 36), ((37, 1000), 40), ((16, 64), 32),
+                                              ((16, 64), 47)], ids=str)
+def test_a_bit_in_a_file_without_entries(tmp_path: Path, shape: tuple[int, int],
+                                         place: int) -> None:
+    """Nothing tells its shape, so it is left; that it is damaged is said, and no success."""
+    store = keyed(*shape, 0).write(tmp_path / "s")
+    (store / "index").mkdir(exist_ok=True)
+    file = store / "index" / "20231114221325000"
+    raw = bytearray(40 + 4 * shape[0] + 20 * shape[1])
+    file.write_bytes(raw)
+    run("verify", store).expect(0)
+    run("recover", store, "--apply").expect(0)
+    raw[place] ^= 1
+    file.write_bytes(raw)
+    run("verify", store).expect(1)
+    said = run("recover", store, "--apply").expect(1)
+    assert "the index is damaged and stays so" in said.err
+    known = "--index-slots", str(shape[0]), "--index-max", str(shape[1])
+    told = run("preflight", store, *known, "-o", "json").expect(0, 1).json()
+    assert told["messages_already_lost"] == 0
+    run("recover", store, "--apply", *known).expect(0)
     run("verify", store).expect(0)
 
 

@@ -28,7 +28,7 @@ from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.index.keys import Entries
+from rmqctl.checks.verify.index.keys import Entries, written
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
@@ -303,7 +303,7 @@ class AlreadyLost:
                     break
                 place = block["physical_offset"].astype(np.int64)
                 later = np.minimum.accumulate(place[::-1])[::-1]
-                lost = self._gone(place) & (place <= later) & (place <= most)
+                lost = self._gone(place) & (place <= later) & (place <= most) & written(block)
                 rows = np.flatnonzero(lost)
                 for row in rows[[0, -1]].tolist() if len(rows) else ():
                     file = entries.files[entries.place(position + row).file]

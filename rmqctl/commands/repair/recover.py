@@ -88,7 +88,8 @@ def command(
     receives for each lost message a body of NUL bytes with the property RMQCTL=lost. Then
     consumequeues, index and checkpoint are made anew from the log where they differ. With
     --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
-    and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too.
+    and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too, and
+    where a damaged index stays as it is because nothing tells its shape.
 
         rmqctl recover STORE
 
@@ -129,7 +130,7 @@ def command(
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
         lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
-                    or plan.kept_damaged or plan.conflicts)
+                    or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
                                  instead=instead)

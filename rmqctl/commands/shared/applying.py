@@ -290,7 +290,7 @@ def _nothing(out: Output, proposal: Proposal) -> None:
         return
     attended = at_a_terminal()
     for text in proposal.plan.notes:
-        (out.warn if attended else out.debug)(text)
+        (out.warn if attended or proposal.ends_with is not ExitCode.OK else out.debug)(text)
     if attended:
         out.note(Phrase("there is nothing to do"))
 

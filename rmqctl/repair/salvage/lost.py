@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.index.keys import Entries
+from rmqctl.checks.verify.index.keys import Entries, written
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
@@ -468,7 +468,8 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
                 if not len(block):
                     break
                 physical = block["physical_offset"]
-                rows = np.flatnonzero((physical >= region.start) & (physical < region.end))
+                rows = np.flatnonzero((physical >= region.start) & (physical < region.end)
+                                      & written(block))
                 if chosen is not None and len(rows):
                     rows = rows[chosen(physical[rows].astype(np.int64))]
                 files = np.searchsorted(entries.starts, position + rows, "right") - 1

@@ -162,6 +162,16 @@ class Entries:
             source.close()
 
 
+def written(block: Array) -> Array:
+    """Which entries have anything in them (bool): all zeros is a place that was never written, and
+    says nothing, whatever the header counts.
+    """
+    anything: Array = np.zeros(len(block), bool)
+    for name in block.dtype.names or ():
+        anything |= block[name] != 0
+    return anything
+
+
 class KeyCheck:
     """Compares the keys of messages, handed in by blocks in log order, with the entries.
 
