@@ -7,8 +7,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rmqctl.checks.verify.index.keys import turned_place
 from tests.adversary.writer import UNIT, Header, Layout, Put, Writer
 from tests.support.cli import run
 from tests.support.holder import held
@@ -139,6 +141,40 @@ def test_a_damaged_entry_is_no_lost_message(tmp_path: Path, place: int) -> None:
     key, physical, seconds, before = entries[place]
     entries[place] = key, physical | 1 << 40, seconds, before
     assert preflight(writer.write(tmp_path / "s"), 0)["messages_already_lost"] == 0
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("bit", [16, 20, 43])
+def test_a_turned_bit_in_a_last_row_makes_no_second_message(tmp_path: Path, lost: int,
+                                                            bit: int) -> None:
+    """The row leads behind the last file, the index to where the message was: it counts once."""
+    writer = filled()
+    gone = torn(writer, 120 - lost)
+    units = writer.rows[gone[-1].topic, gone[-1].queue_id]
+    physical, size, code = struct.unpack(">qiq", units[gone[-1].queue_offset])
+    units[gone[-1].queue_offset] = struct.pack(">qiq", physical ^ 1 << bit, size, code)
+    store = writer.write(tmp_path / "s")
+    found = preflight(store)
+    assert found["messages_already_lost"] == lost
+    assert found["already_lost_by_topic"] == by_topic(gone)
+    listed = run("recover", store, *SIZES, *JSON).expect(1).json()["messages_lost"]
+    assert [one["physical_offset"] for one in listed] == [put.physical for put in gone]
+    assert {one["topic"] for one in listed} == set(by_topic(gone))
+
+
+@pytest.mark.parametrize(("rows", "keyed", "turned"), [
+    ([5000, 1 << 30 | 7000], [5000, 7000], (1 << 30 | 7000, 7000)),
+    ([5000, 1 << 24 | 7000], [5000, 7000], (1 << 24 | 7000, 7000)),
+    ([5000, 1 << 23 | 7000], [5000, 7000], None),  # a message may reach so far
+    ([5000, 1 << 30 | 7004], [5000, 7000], None),
+    ([5000, 1 << 30 | 4000], [4000, 5000], None),  # a newer one is known
+    ([5000, 1 << 30 | 7000], [7000, 1 << 30 | 7000], None),  # both have keys
+    ([1 << 30 | 3000], [3000], None),  # that is intact
+    ([], [7000], None), ([1 << 30 | 7000], [], None)])
+def test_when_a_bit_was_turned(rows: list[int], keyed: list[int],
+                               turned: tuple[int, int] | None) -> None:
+    assert turned_place(np.array(rows, np.int64), np.array(keyed, np.int64), 4000,
+                        1 << 26) == turned
 
 
 def test_the_index_alone_proves_them_where_no_queue_is_left(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.index.keys import Entries, written
+from rmqctl.checks.verify.index.keys import Entries, turned_place, written
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
@@ -291,9 +291,12 @@ class AlreadyLost:
     # -- the index ------------------------------------------------------------------------------
 
     def _by_index(self, predicted: Prediction, places: Array) -> tuple[int, tuple[int, int] | None]:
-        """(messages which only the index knows, the times of its entries for all that is lost)."""
+        """(messages which only the index knows, the times of its entries for all that is lost).
+
+        A place of a row in which one bit was turned is set right in ``places``.
+        """
         entries = Entries(self._store)
-        only, times = [np.zeros(0, np.int64)], []
+        keyed, times = [np.zeros(0, np.int64)], []
         try:
             position = entries.seek(int(self._starts[0])) if len(self._starts) else entries.total
             most = max((file.header.end_phy_offset for file in entries.files), default=-1)
@@ -308,13 +311,18 @@ class AlreadyLost:
                 for row in rows[[0, -1]].tolist() if len(rows) else ():
                     file = entries.files[entries.place(position + row).file]
                     times.append(entry_time(file.header, EntryRecord(*block[row].tolist())))
-                only.append(np.setdiff1d(place[lost], places))
+                keyed.append(np.unique(place[lost]))
                 position += len(block)
         except StoreIOError:
             pass  # verify says what cannot be read; the index only adds to what is known
         finally:
             entries.close()
-        unknown = np.unique(np.concatenate(only))
+        known = np.unique(np.concatenate(keyed))
+        unknown = np.setdiff1d(known, places)
+        turned = turned_place(places, known, self._end, self._store.log.end)
+        if turned is not None:
+            places[-1] = turned[1]
+            unknown = unknown[:-1]
         beyond = unknown[unknown >= self._end]
         if len(beyond) and self._agreed(places):
             predicted.notes.append(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.index.keys import Entries, written
+from rmqctl.checks.verify.index.keys import Entries, turned_place, written
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
@@ -345,6 +345,13 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     # Keys of the index: of what is listed, and of what only the index knows.
     wanted = {message.physical_offset for message in lost if message.physical_offset is not None}
     keys, others = _known_keys(store, regions, wanted, places, end)
+    tail = survey.regions[-1] if survey.regions else None
+    if tail is not None and tail.end == end:
+        turned = turned_place(places, np.array(sorted(keys), np.int64), tail.start, end)
+        if turned is not None:
+            others -= 1
+            lost = [replace(message, physical_offset=turned[1])
+                    if message.physical_offset == turned[0] else message for message in lost]
     lost = [_with_keys(message, keys) for message in lost]
     if evidence.beyond:
         regions.pop()

@@ -23,6 +23,8 @@ from rmqctl.store.index_shape import UnknownShapeError
 from rmqctl.store.store import Store
 
 KEEP = 200_000
+_FAR = 16 << 20
+"""Bytes: four times the largest message that a broker takes by default."""
 _PAIR = np.dtype([("physical_offset", np.int64), ("key_hash", np.int64)])
 
 
@@ -170,6 +172,23 @@ def written(block: Array) -> Array:
     for name in block.dtype.names or ():
         anything |= block[name] != 0
     return anything
+
+
+def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
+    """(where a row leads, where its message was) for the last row of all, where one bit of its
+    place was turned; None where nothing tells so.
+
+    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consumequeues
+    and entries of the index lead to. The log is intact up to ``end`` and has files up to
+    ``files_end``. That message is the newest of which anything is known, and no other row leads to
+    it; its own one leads behind the last file, or farther than any message reaches.
+    """
+    if not len(rows) or not len(keyed):
+        return None
+    row, place = int(rows[-1]), int(keyed[-1])
+    is_newest = end <= place < files_end and (len(rows) < 2 or int(rows[-2]) < place)
+    is_far = row >= files_end or row - place >= _FAR
+    return (row, place) if is_newest and is_far and (row ^ place).bit_count() == 1 else None
 
 
 class KeyCheck:
