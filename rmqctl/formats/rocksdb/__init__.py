@@ -1,0 +1,1 @@
+"""Keys and values of a broker's RocksDB data bases (spec: rocksdb.md)."""
