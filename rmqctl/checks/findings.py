@@ -185,7 +185,7 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
     "ambiguous": Category(
-        WARNING, "whole records beyond damage that may be messages or lie in a body", _recover),
+        WARNING, "whole records beyond damage that may be messages or not", _recover),
     "cut-off": Category(INFO, "bytes beyond the end at which a repair has ended the log"),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(

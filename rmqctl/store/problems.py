@@ -49,6 +49,14 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
             f"body of a damaged one: {why}")
 
 
+def earlier_life(count: int, first: int) -> str:
+    """What is said of records that `rmqctl.store.log.earlier_life` finds."""
+    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, "
+            "between damage and stored before what is around: messages of a clock that was set "
+            "back, or what an earlier life of the file left; no row and no index entry of theirs "
+            "tells")
+
+
 def unread(base: int, lost: Unread) -> Problem:
     """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
     offset, length = base + lost.start, lost.end - lost.start

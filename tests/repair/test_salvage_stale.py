@@ -15,6 +15,7 @@ from tests.adversary.writer import EPOCH, Layout, Writer
 from tests.conftest import GoldenFolder
 from tests.repair import salvaging
 from tests.repair.test_salvage import BASIC, Case
+from tests.support.cli import run
 
 
 @pytest.fixture(params=BASIC)
@@ -174,6 +175,14 @@ def with_page_of(root: Path, older: Path, at: int, size: int) -> None:
     log.write_bytes(raw)
 
 
+def said_of(root: Path) -> list[tuple[int, int, bool]]:
+    """What `verify` says of an earlier life: where, how many; whether `preflight` does, too."""
+    noted = " ".join(run("preflight", root, *SIZES, "-o", "json").json()["notes"])
+    found = run("verify", root, *SIZES, "-o", "json").json()["findings"]
+    return [(one["offset"], one["count"], "may be of an earlier life" in noted)
+            for one in found if one["category"] == "ambiguous"]
+
+
 @pytest.mark.parametrize(("at", "size"), [(2048, 1024), (4096, 4096)])
 @pytest.mark.parametrize(("topic", "derived"), [("old", True), ("old", False), ("new", False)])
 def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at: int, size: int,
@@ -189,7 +198,9 @@ def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at
     recover = ("recover", tmp_path / "store", *SIZES, "-o", "json")
     plan = rmqctl(*recover).expect(1).json()
     of_page = {put.physical for put in older.puts if at <= put.physical and put.end <= at + size}
+    told = said_of(tmp_path / "store")
     if not derived:
+        assert told == [(min(of_page), len(of_page), True)]
         assert plan["ambiguous"] == len(of_page)
         assert not of_page & {one["physical_offset"] for one in plan["messages_lost"]}, [
             one for one in plan["messages_lost"] if one["physical_offset"] in of_page]
@@ -211,7 +222,9 @@ def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmq
     for derived in ("consumequeue", "index"):
         shutil.rmtree(tmp_path / "store" / derived)
     plan = rmqctl("recover", tmp_path / "store", *SIZES, "-o", "json").expect(1).json()
-    assert plan["ambiguous"] == sum(
+    (_, told, noted), = said_of(tmp_path / "store")
+    assert noted
+    assert plan["ambiguous"] == told == sum(
         at <= put.physical and put.end <= at + 4096 for put in older.puts) > 0
 
 
@@ -233,6 +246,7 @@ def test_a_clock_that_was_set_back_and_passes_is_no_earlier_life(step: int, tmp_
     shutil.rmtree(root / "index")
     plan = rmqctl("recover", root, *SIZES, "-o", "json").expect(1).json()
     assert "ambiguous" not in plan
+    assert said_of(root) == []
 
 
 def test_a_clock_that_was_set_back_is_no_earlier_life(tmp_path: Path, rmqctl) -> None:
@@ -251,3 +265,4 @@ def test_a_clock_that_was_set_back_is_no_earlier_life(tmp_path: Path, rmqctl) ->
     shutil.rmtree(root / "index")
     plan = rmqctl("recover", root, *SIZES, "-o", "json").expect(1).json()
     assert "ambiguous" not in plan
+    assert said_of(root) == []

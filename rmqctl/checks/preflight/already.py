@@ -38,6 +38,7 @@ from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
@@ -146,6 +147,7 @@ class AlreadyLost:
                         "rows of consumequeues lead to messages, and the log has no file: is it in "
                         "other folders (--commitlog-dir), or not mounted?"))
             return
+        self._note_earlier_life(predicted, log)
         # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
         if confirmed:
@@ -179,6 +181,20 @@ class AlreadyLost:
         if predicted.messages_already_lost:
             self._times(predicted, log, places, times)
             self._elsewhere(predicted, log, places)
+
+    def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> None:
+        found = [record for records in unclear_in_log(log, sorted(self._spans))
+                 for record in records]
+        if found:
+            predicted.notes.append(
+                Phrase(
+                    "{count:,} whole record between damage, at {first}, may be of an earlier life "
+                    "of the file: it is counted as a message, but was stored before what is around "
+                    "it, and neither consumequeue nor index tells",
+                    "{count:,} whole records between damage, from {first} on, may be of an earlier "
+                    "life of the file: they are counted as messages, but were stored before what "
+                    "is around them, and neither consumequeue nor index tells",
+                    count=len(found), first=found[0].physical_offset))
 
     def _is_confirmed(self) -> bool:
         """Whether a broker stopped cleanly with the very end that this start would find.

@@ -29,13 +29,13 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
-from rmqctl.repair.salvage.stale import of_unclear_age, stale_records
+from rmqctl.repair.salvage.stale import stale_records, unclear_places
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece
-from rmqctl.store.problems import ambiguity
+from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
@@ -170,7 +170,7 @@ class _Job:
             self.rejected |= stale
             survey = self._survey(parts)
         if self.ambiguous != "keep" and not self.sources:
-            self.aged = of_unclear_age(self.store, parts, survey)
+            self.aged = unclear_places(parts, survey)
         if self.aged:
             self.rejected |= self.aged
             survey = self._survey(parts)
@@ -220,10 +220,8 @@ class _Job:
         if self.aged:
             self.left_out = len(self.aged)
             self.notes.append(
-                f"{plural(len(self.aged), 'whole record')} from physical offset {min(self.aged)} "
-                "on, between damage and stored before what is around: messages of a clock that was "
-                "set back, or what an earlier life of the file left; no row and no index entry of "
-                "theirs tells. They are left out, unless --ambiguous keep is given")
+                f"{earlier_life(len(self.aged), min(self.aged))}. They are left out, unless "
+                "--ambiguous keep is given")
         if self.ambiguous != "keep" and (unclear := survey.unclear):
             self.left_out += len(unclear)
             self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,14 @@ from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
+from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
-from rmqctl.store.problems import ambiguity
+from rmqctl.store.log.earlier_life import unclear_in_log
+from rmqctl.store.problems import ambiguity, earlier_life
 
 _NAMED = 3
 _EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
@@ -31,7 +34,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
-                *_fillers(context)]
+                *_fillers(context), *_earlier_life(context, log_end)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
@@ -131,6 +134,20 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
             yield Finding("ambiguous", "commitlog", ambiguity(span.doubtful),
                           length=sum(size for _, size in span.doubtful),
                           count=len(span.doubtful), **_place(context, span.doubtful[0][0]))
+
+
+def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
+    """Records that only their times tell from messages: where damage is, and no row is left."""
+    result = context.result
+    damage = sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
+                     *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
+    with suppress(StoreIOError):  # said already of that file
+        for records in unclear_in_log(context.store.log, [
+                place for place in damage if place[0] < log_end]):
+            first = records[0].physical_offset
+            yield Finding("ambiguous", "commitlog", earlier_life(len(records), first),
+                          length=sum(record.total_size for record in records),
+                          count=len(records), **_place(context, first))
 
 
 def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
