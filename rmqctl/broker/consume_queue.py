@@ -5,10 +5,10 @@ spec: consumequeue.md §4, §6 and §9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,11 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.config.config import load_one
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, valid, valid_prefix
+from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid, valid_prefix
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.store.rocksdb.queues import RocksQueue
 
 PLAIN, BATCH = "consumequeue", "batchconsumequeue"
 LAST_FILES = 3
@@ -85,13 +88,65 @@ def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
 
 def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
     """Every queue of a store after ``recover()``, plain queues first. StoreIOError."""
-    for key, full_queue in store.queues.items():
-        with closing(ConsumeQueue(*key, full_queue.folder, loaded(full_queue.files, version),
-                                  full_queue.troubles, full_queue.file_size)) as queue:
+    rocksdb = rocksdb_of(store, version)
+    if rocksdb is not None:
+        for rocks_queue in rocksdb.queues.values():
+            yield recovered_in_rocksdb(rocks_queue)
+    for key, full_queue in store.plain_queues.items() if rocksdb is None else ():
+        with closing(FileQueue(*key, full_queue.folder, loaded(full_queue.files, version),
+                               full_queue.troubles, full_queue.file_size)) as queue:
             yield recovered(key, queue)
     for key, batch in store.batch_queues.items() if version.batch_queues else ():
         yield recovered_batch(key, BatchQueue(*key, batch.folder, loaded(batch.files, version),
                                               batch.troubles, batch.file_size))
+
+
+class InRocksdb(NamedTuple):
+    """Consumequeues in RocksDB, and how far the log was dispatched into them."""
+
+    queues: Mapping[QueueKey, RocksQueue]
+    checkpoint: int
+
+
+def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
+    """The consumequeues in RocksDB, where such a broker reads them; None where it has files.
+
+    UnsupportedError where they cannot be read.
+    """
+    store.layout.require(store.root, PLAIN)
+    if store.layout.consumequeue != "rocksdb" or not version.rocksdb_queues:
+        return None
+    there = store.rocksdb  # None: the broker makes it
+    return InRocksdb({}, 0) if there is None else InRocksdb(there.queues, there.checkpoint)
+
+
+def dispatched_to(store: Store, version: BrokerVersion) -> int:
+    """How far the log was dispatched by the consumequeues' own account; -1 without any.
+    StoreIOError.
+    """
+    rocksdb = rocksdb_of(store, version)
+    if rocksdb is not None:
+        return rocksdb.checkpoint
+    return max((state.max_physic for state in recovered_queues(store, version)), default=-1)
+
+
+def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
+    """The state after loading: what is noted of the last row is believed (spec: rocksdb.md §4)."""
+    state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
+    if queue.last is not None:
+        state.end = state.found_end = queue.last.queue_offset + 1
+        state.max_physic = queue.last.physical_offset
+    return state
+
+
+def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
+    """TruncateDirty of a queue in RocksDB, with its faults (spec: rocksdb.md §4)."""
+    queue = state.found
+    if isinstance(queue, ConsumeQueue) and state.max_physic >= log_end:
+        end = queue.cut_at(log_end)
+        if end is not None:
+            unit = queue.unit(end - 1)
+            state.end, state.max_physic = end, -1 if unit is None else unit.physical_offset
 
 
 def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
@@ -116,7 +171,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """truncateDirtyLogicFiles: only the files that recovery kept are left to be looked at."""
     present = [file for file in queue.files if file not in state.doomed]
-    left = ConsumeQueue(queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
+    left = FileQueue(queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
     with closing(left):
         first = layout.queue_offset(present[-1].base) if present else state.end
         rows = left.units(first, state.end - first)

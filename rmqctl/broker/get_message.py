@@ -98,12 +98,11 @@ def _plain_answer(view: View, queue: ConsumeQueue, offset: int, max_messages: in
     refused = outside(offset, bounds.first, bounds.end, view.generation)
     if refused is not None:
         return refused
-    number = next((n for n, file in enumerate(queue.files)
-                   if file.base <= offset * UNIT_SIZE < file.end), None)
-    if number is None:
+    end = next((end for first, end in queue.stretches if first <= offset < end), None)
+    if end is None and queue.file_size:
         missing = queue.file_size // UNIT_SIZE
         return Answer(FOUND_NULL, offset - offset % missing + missing, bounds.first, bounds.end)
-    end = min(queue.files[number].end // UNIT_SIZE, bounds.end)
+    end = min(bounds.end if end is None else end, bounds.end)
     scanned = max(_SCANNED_BYTES, max_messages * UNIT_SIZE) // UNIT_SIZE
     rows = queue.units(offset, min(end - offset, scanned))
     units = (_Unit(offset + n + 1, int(row["physical_offset"]), int(row["size"]), 1)

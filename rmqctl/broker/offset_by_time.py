@@ -20,8 +20,8 @@ from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 
-StoreTime = Callable[[int, int], int]
-"""(physical offset, size) -> store timestamp; negative where no record can be read."""
+StoreTime = Callable[[int], int]
+"""Queue offset -> store timestamp; negative where no record can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,13 @@ def _plain(view: View, queue: ConsumeQueue, when: int, upper: bool, like: str) -
     bounds = view.bounds(queue)
     log_min = view.store.log.min_offset
 
-    def store_time(physical: int, size: int) -> int:
-        record = _record(view, physical, size)
-        return -1 if record is None else record.store_timestamp
+    def store_time(index: int) -> int:
+        noted = queue.noted_time(index)
+        unit = queue.unit(index) if noted is None else None
+        record = None if unit is None else _record(view, unit.physical_offset, unit.size)
+        return noted or -1 if record is None else record.store_timestamp
 
-    if version_of(like).nearest_in_time:
+    if version_of(like).nearest_in_time and queue.files:
         answer = _nearest(queue, when, bounds.first, bounds.end, log_min, store_time)
     else:
         answer = _clamped_boundary(queue, when, bounds.first, bounds.end, upper, log_min,
@@ -125,42 +127,38 @@ def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, uppe
 
 def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool, log_min: int,
               store_time: StoreTime) -> int:
-    files = [file for file in queue.files if file.base // UNIT_SIZE < end]
+    files = [stretch for stretch in queue.stretches if stretch[0] < end]
     if not files:
         return 0
 
-    def time_of(index: int) -> int:
-        unit = queue.unit(index)
-        return -1 if unit is None else store_time(unit.physical_offset, unit.size)
-
     def last_row(number: int) -> int:
-        return min(files[number].end // UNIT_SIZE, end) - 1
+        return min(files[number][1], end) - 1
 
     chosen = len(files) - 1
     if upper:
         for number in range(len(files) - 1, -1, -1):
-            if time_of(files[number].base // UNIT_SIZE) <= when:
+            if store_time(files[number][0]) <= when:
                 chosen = number
                 break
         else:
             return 0
     else:
         for number in range(len(files) - 1):
-            if time_of(last_row(number)) >= when:
+            if store_time(last_row(number)) >= when:
                 chosen = number
                 break
-    base = files[chosen].base // UNIT_SIZE
+    base = files[chosen][0]
     floor = max(first, base)
     low, high = floor, last_row(chosen)
-    if time_of(high) < when:
+    if store_time(high) < when:
         return high if upper else high + 1
-    if time_of(low) > when:
+    if store_time(low) > when:
         return 0 if upper else base
     search = _search(queue, when, low, high, log_min, store_time)
     if search is None:
         return 0
     if search.equal is not None:
-        return _equal_run(search.equal, floor, last_row(chosen), when, upper, time_of)
+        return _equal_run(search.equal, floor, last_row(chosen), when, upper, store_time)
     return search.left if upper else search.right
 
 
@@ -191,7 +189,7 @@ def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
         if unit.physical_offset < log_min:
             left, low = middle, middle + 1
             continue
-        stored = store_time(unit.physical_offset, unit.size)
+        stored = store_time(middle)
         if stored < 0:
             return None
         if stored == when:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.broker.consume_queue import loaded, recovered_queues
+from rmqctl.broker.consume_queue import dispatched_to, loaded, rocksdb_of
 from rmqctl.broker.versions import BrokerVersion, is_release, version_for, version_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
@@ -75,9 +75,8 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
         if not log.files:
             return RecoveredLog(0, 0, [])
         reach = -1
-        if version.normal_by_queues and not store.has_abort:
-            reach = max((state.max_physic
-                         for state in recovered_queues(store, version)), default=-1)
+        if by_rows(store, version):
+            reach = dispatched_to(store, version)
         walk = RecoveryWalk(log, start_file(store, log, version, reach)[0], version)
         for _ in walk:
             pass
@@ -111,19 +110,28 @@ def checkpoint(store: Store) -> CheckpointRecord:
         return page.parse(bytes(CHECKPOINT.size))
 
 
+def by_rows(store: Store, version: BrokerVersion) -> bool:
+    """Whether recovery begins where the consumequeues end: after a clean end (5.3.2+), and where
+    they are in RocksDB always, as rows are not written through.
+    """
+    return version.normal_by_queues if not store.has_abort else (
+        store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
+
+
 def start_file(store: Store, log: CommitLog, version: BrokerVersion,
                max_physic: int) -> tuple[int, str]:
     """(number of the file in which recovery starts, why). ``max_physic``: how far the
-    consumequeues reach; it matters after a clean end only.
+    consumequeues reach, which matters where `by_rows`.
     """
     count, clean = len(log.files), not store.has_abort
     if clean and not version.normal_by_queues:
         number = max(0, count - _NORMAL_FILES)
         return number, (Phrase("the third file from the end") if number else
                         Phrase("the first file"))
-    if clean:
+    if clean or by_rows(store, version):
         for number in range(count - 1, 0, -1):
-            if log.files[number].base <= max_physic:
+            if log.files[number].base <= max_physic and (
+                    clean or _first_time(log, number, version) is not None):
                 return number, Phrase(
                     "the consumequeues reach up to {max_physic}", max_physic=max_physic)
         return 0, Phrase("the consumequeues reach into no later file")

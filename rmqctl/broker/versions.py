@@ -60,6 +60,8 @@ class BrokerVersion:
     clamps_delay_offsets: bool
     """What ``delayOffset.json`` says is set into the bounds of its queue at a start (4.9.2+)."""
     keeps_confirm: bool
+    rocksdb_queues: bool
+    """It knows consumequeues in RocksDB (5.2.0+); else it sees no queue in such a store."""
     empty_queue_file_fails: bool
     """A queue that goes on with a later file and has no row in it keeps the broker from
     starting (5.0.0+; apache/rocketmq#9728)."""
@@ -77,7 +79,8 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         abort_has_pid=False, blank_must_fit=False,
         skips_folders=False, deletes_empty_last=False, normal_by_queues=False,
         reput_from_queues=True, delay_levels_late=True, clamps_delay_offsets=True,
-        keeps_confirm=False, empty_queue_file_fails=False, nearest_in_time=True),
+        keeps_confirm=False, rocksdb_queues=False, empty_queue_file_fails=False,
+        nearest_in_time=True),
     BrokerVersion(
         name="5.3.3", generation=5, trailing_separator=True, map_capacity=128, message_v2=True,
         stores_wait=True, ensures_unique_key=True, body_room=65_536, timer=True,
@@ -85,7 +88,8 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         abort_has_pid=True, blank_must_fit=True,
         skips_folders=True, deletes_empty_last=True, normal_by_queues=True,
         reput_from_queues=False, delay_levels_late=False, clamps_delay_offsets=True,
-        keeps_confirm=True, empty_queue_file_fails=True, nearest_in_time=False),
+        keeps_confirm=True, rocksdb_queues=True, empty_queue_file_fails=True,
+        nearest_in_time=False),
 )}
 NEWEST = "5.3.3"
 
@@ -127,6 +131,8 @@ DIFFERENCES = (
                "the broker from starting", {"message_v2": False, "skips_folders": False}),
     Difference("5.0.0", "5.1.0", "the offset at a time is that of the row nearest in time",
                {"nearest_in_time": True}),
+    Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
+        "rocksdb_queues": False}),
     Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
                {"deletes_empty_last": False}),
     Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "

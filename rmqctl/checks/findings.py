@@ -248,6 +248,13 @@ CATEGORIES: dict[str, Category] = {
     "cq-batch": Category(
         ERROR, "a row of a batch consumequeue is damaged or contradicts its message", _rebuild),
     "cq-lost": Category(INFO, "rows that lead to damaged or missing messages", _recover),
+    "cq-database": Category(
+        ERROR, "the data base of consumequeues is damaged, or a part of it", _recover),
+    "cq-last": Category(
+        ERROR, "what is noted as the last row of a queue in RocksDB is not its last", _rebuild),
+    "cq-gap": Category(
+        WARNING, "a queue in RocksDB has no rows between others, and no message for them",
+        _rebuild),
     "index-missing": Category(WARNING, "there are keys in the log but no index file", _rebuild),
     "index-header": Category(ERROR, "an index header contradicts the entries", _rebuild),
     "index-chain": Category(ERROR, "a hash chain is broken", _rebuild),
@@ -272,14 +279,6 @@ CATEGORIES: dict[str, Category] = {
     "config-backup": Category(WARNING, "only the backup copy of a configuration file is good"),
     "config-oddity": Category(
         INFO, "a configuration file is readable but not as a broker writes it"),
-    "config-database": Category(
-        ERROR, "a RocksDB data base with configuration is damaged or missing"),
-    "config-entry": Category(
-        WARNING, "an entry of a configuration in RocksDB cannot be understood"),
-    "config-import": Category(
-        WARNING, "a JSON file beside a RocksDB configuration is taken over, or not, at a start"),
-    "config-topic": Category(
-        WARNING, "a topic without configuration, whose RocksDB consumequeue a broker deletes"),
     "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),
     "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
     "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),

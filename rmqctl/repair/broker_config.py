@@ -42,7 +42,7 @@ class Configured:
         """
         if self.topics_known or self.settings.profile.generation < 5:
             return self
-        plain = {topic for (topic, _), queue in store.queues.items() if queue.files}
+        plain = {topic for (topic, _), queue in store.queues.items() if queue.exists}
         batch = self.batch_topics | (frozenset(topics) - plain)
         notes = self.notes
         if batch and not self.batch_topics and self.assumes_batch:

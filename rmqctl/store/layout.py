@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rmqctl.errors import MissingExtraError, UnsupportedError, require
+from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError
 from rmqctl.formats import dledger
 from rmqctl.formats.local import names
 
@@ -25,14 +25,10 @@ ConfigLayout = Literal["json", "rocksdb-v1", "rocksdb-v2"]
 SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset.json",
                         "lmqConsumerOffset.json"})
 """Files of ``config/`` that a broker with its configuration in RocksDB does not keep up."""
-_IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subscriptionGroups",
-          "consumerOffset.json": "config/consumerOffsets"}
-CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
-    "json": {}, "rocksdb-v1": _IN_V1, "rocksdb-v2": dict.fromkeys(_IN_V1, "config/rdb")}
-"""Which data base stands in for which file of ``config/``."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _HEAD = dledger.HEAD_SIZE + 8
+_IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
 
@@ -40,7 +36,8 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of a store. ``unread``: structures that cannot be judged, with the reason;
-    ``unwritten``: those that are not written, whether they are read or not.
+    ``damaged``: those of them that could be if they were not damaged; ``unwritten``: those that
+    are not written, whether they are read or not.
 
     ``notes`` are sentences on what lies there twice, and which of the two counts. ``controller``:
     whether the store was written in controller mode (its log is a plain one).
@@ -52,6 +49,7 @@ class Layout:
     controller: bool = False
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
+    damaged: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, str]:
@@ -92,12 +90,13 @@ def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, str]:
 
 
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
-              store_type: str | None = None) -> Layout:
+              open_database: Callable[[], object], store_type: str | None = None) -> Layout:
     """The layout of the store at ``root``. Never raises.
 
     ``queues_reach_end`` says whether the consumequeue files hold all messages of the log; it is
     asked only where files and a RocksDB data base lie side by side, and then so is
-    ``store_type``, what the broker's own configuration says.
+    ``store_type``, what the broker's own configuration says. ``open_database`` opens the data base
+    of consumequeues where they are in one, and raises where that cannot be read.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
@@ -112,22 +111,27 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     queues = _queues(root, config, queues_reach_end if not data else lambda: True, store_type,
                      unread, notes)
     if queues == "rocksdb":
-        unwritten["consumequeue"] = (
-            f"the consumequeues are a RocksDB data base (consumequeue/), {_NOT_WRITTEN}")
+        unwritten["consumequeue"] = f"{_IN_ROCKSDB}, {_NOT_WRITTEN}"
     elif queues == "double":
         unwritten["consumequeue"] = ("the consumequeues are written twice, in files and in "
                                      f"RocksDB, {_NOT_WRITTEN}")
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
         lies = f"topics, groups and offsets are in RocksDB ({place})"
-        try:
-            require("rocksdict")
-        except MissingExtraError as error:
-            unread["config"] = f"{lies}: {error}; the JSON files of these names are out of date"
+        unread["config"] = (f"{lies}, {_NOT_READ}; the JSON files of these names are out of date")
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(os.path.lexists(os.path.join(root, name))
                      for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"))
-    return Layout(commitlog, queues, config, controller, unread, unwritten, tuple(notes))
+    damaged = set()
+    if queues == "rocksdb" and "consumequeue" not in unread:
+        try:
+            open_database()
+        except RmqctlError as error:
+            unread["consumequeue"] = f"{_IN_ROCKSDB}, and cannot be read: {error}"
+            if not isinstance(error, MissingExtraError):
+                damaged.add("consumequeue")
+    return Layout(commitlog, queues, config, controller, unread, unwritten, frozenset(damaged),
+                  tuple(notes))
 
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
@@ -135,17 +139,15 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     """What holds the consumequeues; adds to ``unread`` and ``notes``."""
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
-    lies = f"the consumequeues are a RocksDB data base (consumequeue/), {_NOT_READ}"
     # One of the two is not there: the other is what a broker reads.
     if not database:
-        if topics or config != "rocksdb-v1":
+        if topics or (config != "rocksdb-v1" and store_type != "defaultRocksDB"):
             return "file"
-        unread.setdefault("consumequeue", "the consumequeues were a RocksDB data base, as "
-                          "config/topics shows, and it is not there (a broker makes it anew when "
-                          "it starts after an unclean end)")
+        says = "config/topics" if config == "rocksdb-v1" else "the broker's configuration"
+        notes.append(f"the consumequeues were a RocksDB data base, as {says} shows, and it is not "
+                     "there (a broker makes it anew when it starts after an unclean end)")
         return "rocksdb"
     if not topics:
-        unread.setdefault("consumequeue", lies)
         return "rocksdb"
     # Both: files that reach the end of the log are good; else the configuration decides.
     both = "consumequeue/ holds files and a RocksDB data base"
@@ -156,7 +158,6 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     if store_type == "defaultRocksDB":
         notes.append(f"{both}: the files are older than the log and the broker's configuration "
                      "says storeType=defaultRocksDB, so the data base is what it reads")
-        unread.setdefault("consumequeue", lies)
         return "rocksdb"
     if store_type == "default":
         notes.append(f"{both}: the broker's configuration says storeType=default, so the files "
@@ -170,7 +171,6 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
         notes.append(f"{both}: the files are older than the log and the configuration is a "
                      "RocksDB broker's, so the data base is what it reads; the files are left "
                      "over")
-        unread.setdefault("consumequeue", lies)
         return "rocksdb"
     notes.append(f"{both}: the files are older than the log, and nothing says which of the two a "
                  "broker reads")
@@ -182,8 +182,7 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
 def _config(root: str) -> ConfigLayout:
     if is_database(os.path.join(root, "config", "rdb")):
         return "rocksdb-v2"
-    return "rocksdb-v1" if any(is_database(os.path.join(root, *folder.split("/")))
-                               for folder in _IN_V1.values()) else "json"
+    return "rocksdb-v1" if is_database(os.path.join(root, "config", "topics")) else "json"
 
 
 def is_database(folder: str) -> bool:

@@ -12,19 +12,21 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.formats.local.consume_queue import UnitRecord
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.formats.local.names import INDEX_DIGITS
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import (
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
@@ -35,25 +37,25 @@ from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 from rmqctl.store.index_files import IndexFile, open_index
-from rmqctl.store.layout import Layout, log_layout, recognise
+from rmqctl.store.layout import Layout, is_database, log_layout, recognise
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 if TYPE_CHECKING:
     import numpy as np
 
     from rmqctl.scan.queue_reach import Leads, LightQueues
-    from rmqctl.store.config.rocksdb import Part
+    from rmqctl.store.rocksdb.queues import RocksQueues
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
 _FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/timercheck",
-               "batchconsumequeue")
+               "batchconsumequeue", "consumequeue/CURRENT")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
 """Entries of a folder among which a store is looked for, and how many are named."""
@@ -124,7 +126,8 @@ class Store(Closing):
                  moment: Snapshot | None = None, *, current: bool = False) -> None:
         self.root, self.log_folders, self.sizes = root, log_folders, sizes
         self._moment, self._current = moment, current
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._queues: dict[tuple[str, int], FileQueue] = {}
+        self._as_is: RocksQueues | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -232,7 +235,7 @@ class Store(Closing):
     def layout(self) -> Layout:
         """Which layout the store has, and what of it cannot be read."""
         return recognise(self.root, self.log_folders, self._queues_reach_end,
-                         self.sizes.conf.store_type)
+                         lambda: self.rocksdb, self.sizes.conf.store_type)
 
     def _queues_reach_end(self) -> bool:
         """Whether the plain consumequeues have a row for the last message of the log."""
@@ -311,27 +314,30 @@ class Store(Closing):
                     yield topic, int(name), listing(queue_folder), queue_folder
 
     @property
-    def queues(self) -> dict[tuple[str, int], ConsumeQueue]:
-        """All plain consumequeues by (topic, queue id), in the order of the folders.
+    def queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
+        """All plain consumequeues that a broker reads by (topic, queue id), in the order of the
+        folders or of the keys.
 
-        UnsupportedError where they are in RocksDB, or lead into a log that cannot be read.
+        UnsupportedError where they cannot be read, or lead into a log that cannot.
         """
         self.layout.require(self.root, "consumequeue")
-        return self.plain_queues
+        if self.layout.consumequeue != "rocksdb":
+            return self.plain_queues
+        return {} if self.rocksdb is None else self.rocksdb.queues
 
     @property
-    def known_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+    def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
         """The same for who can do without: none where they cannot be read."""
-        return self.plain_queues if self.layout.reads("consumequeue") else {}
+        return self.queues if self.layout.reads("consumequeue") else {}
 
     @cached_property
-    def plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+    def plain_queues(self) -> dict[tuple[str, int], FileQueue]:
         """Those that lie in files, whether a broker reads them or not."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
-        return {(topic, queue): ConsumeQueue(topic, queue, folder,
-                                             self._queue_files(listed.files, unit),
-                                             listed.troubles, size)
+        return {(topic, queue): FileQueue(topic, queue, folder,
+                                          self._queue_files(listed.files, unit),
+                                          listed.troubles, size)
                 for topic, queue, listed, folder in self._queue_folders("consumequeue")}
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -340,9 +346,11 @@ class Store(Closing):
         UnsupportedError as of `queues`.
         """
         self.layout.require(self.root, "consumequeue")
+        if self.layout.consumequeue == "rocksdb":
+            return self.queues.get((topic, queue_id))
         return self.plain_queue(topic, queue_id)
 
-    def plain_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
         """The same of those in `plain_queues`."""
         key = topic, queue_id
         if key not in self._queues:
@@ -351,9 +359,56 @@ class Store(Closing):
                 return None
             listed = listing(folder)
             files = self._queue_files(listed.files, consume_queue.dtype())
-            self._queues[key] = ConsumeQueue(topic, queue_id, folder, files, listed.troubles,
-                                             self.sizes.consumequeue_file)
+            self._queues[key] = FileQueue(topic, queue_id, folder, files, listed.troubles,
+                                          self.sizes.consumequeue_file)
         return self._queues[key]
+
+    @cached_property
+    def rocksdb(self) -> RocksQueues | None:
+        """The data base of consumequeues, opened; None where there is none.
+
+        FormatError, StoreIOError and MissingExtraError as of `Database.open`.
+        """
+        folder = self.path("consumequeue")
+        if not is_database(folder):
+            return None
+        from rmqctl.store.rocksdb.queues import RocksQueues
+
+        return RocksQueues(folder, self._leads_to_its_message,
+                           None if self.snapshot is None else self.snapshot.log_end)
+
+    def _leads_to_its_message(self, queue: ConsumeQueue, queue_offset: int,
+                              unit: UnitRecord) -> bool:
+        try:
+            record = self._plain_log.record_at(unit.physical_offset, unit.size)
+        except StoreIOError:
+            return False
+        return record is not None and (queue.topic.startswith(LMQ_PREFIX) or (
+            record.topic, record.queue_id, record.queue_offset) == (
+                os.fsencode(queue.topic), queue.queue_id, queue_offset))
+
+    def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
+        """The plain queues that lie there, whether a broker reads them or not: of files, else of
+        a data base, with rows that are left over. For who asks where records lie, so no record is
+        asked for; what cannot be read is left out.
+        """
+        return self.plain_queues or self._rocksdb_as_is
+
+    @cached_property
+    def _rocksdb_as_is(self) -> Mapping[tuple[str, int], ConsumeQueue]:
+        if not is_database(self.path("consumequeue")):
+            return {}
+        from rmqctl.store.rocksdb.queues import RocksQueues
+
+        try:
+            self._as_is = RocksQueues(self.path("consumequeue"))
+        except RmqctlError:
+            return {}
+        return self._as_is.queues
+
+    def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """One of `rows_as_evidence`."""
+        return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The same for who can do without: none where the consumequeues cannot be read."""
@@ -481,17 +536,6 @@ class Store(Closing):
         except (StoreIOError, FormatError):
             return None
 
-    @cached_property
-    def config_parts(self) -> dict[str, Part]:
-        """What stands in RocksDB for files of ``config/``, by their names; none where that is not
-        so, or not read.
-        """
-        if self.layout.config == "json" or not self.layout.reads("config"):
-            return {}
-        from rmqctl.store.config.rocksdb import read_config
-
-        return read_config(self.root, self.layout.config)
-
     @property
     def has_abort(self) -> bool:
         return os.path.lexists(self.path("abort"))
@@ -512,6 +556,9 @@ class Store(Closing):
         return 5 if newer else 4
 
     def close(self) -> None:
+        for opened in (self.__dict__.pop("rocksdb", None), self._as_is):
+            if opened is not None:
+                opened.close()
         if "_plain_log" in self.__dict__:
             self._plain_log.close()
         for queue in (*self._queues.values(), *self.__dict__.get("plain_queues", {}).values()):

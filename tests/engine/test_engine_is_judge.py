@@ -13,7 +13,8 @@ from tests.support import golden as golden_sets
 EXT_ADDRESS_BELOW = -(1 << 31)
 
 
-@pytest.fixture(params=[pytest.param(each, id=each.id) for each in golden_sets.judged_stores()])
+@pytest.fixture(params=[pytest.param(each, id=each.id) for each in (
+    *golden_sets.judged_stores(), *golden_sets.rocksdb_stores())])
 def store(request: pytest.FixtureRequest) -> golden_sets.GoldenStore:
     found: golden_sets.GoldenStore = request.param
     return found

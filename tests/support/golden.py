@@ -45,7 +45,8 @@ class GoldenSet:
     @property
     def is_damaged(self) -> bool:
         """Whether the set is a ``before/`` and ``after/`` pair instead of one ``store/``."""
-        return self.kind.startswith(("crash-", "clean-")) and self.kind != "crash-base"
+        kind = self.kind.removeprefix("rocksdb-")
+        return kind.startswith(("crash", "clean")) and kind != "crash-base"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -123,6 +124,22 @@ def golden_stores() -> tuple[GoldenStore, ...]:
             states.append("store-live")
         found += [GoldenStore(each, state) for state in states]
     return tuple(found)
+
+
+@cache
+def rocksdb_sets() -> tuple[GoldenSet, ...]:
+    """The sets with consumequeues in RocksDB for which the engine itself was asked (not a broker);
+    in none of the other lists.
+    """
+    return tuple(each for file in sorted(LAYOUTS.glob("*/rocksdb*.tar.xz"))
+                 if not (each := GoldenSet(file.parent.name, file.name.removesuffix(
+                     ".tar.xz"))).kind.startswith(("rocksdb-config", "rocksdb-import")))
+
+
+def rocksdb_stores() -> tuple[GoldenStore, ...]:
+    """Their roots which the engine loaded."""
+    return tuple(GoldenStore(each, "after" if each.is_damaged else "store")
+                 for each in rocksdb_sets())
 
 
 def judged_stores() -> tuple[GoldenStore, ...]:

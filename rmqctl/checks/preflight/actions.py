@@ -82,7 +82,7 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
 
 def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
     for state in queues.states:
-        if state.found is None or not state.found.files:
+        if state.found is None or not state.found.exists:
             continue
         predicted.rows_lost += state.found_end
         predicted.doomed.append(state.target)

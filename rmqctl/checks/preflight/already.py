@@ -212,7 +212,7 @@ class AlreadyLost:
     def _note_leftover(self, predicted: Prediction) -> None:
         count = 0
         for state in self._queues.states:
-            if isinstance(state.found, ConsumeQueue) and state.found.files:
+            if isinstance(state.found, ConsumeQueue) and state.found.exists:
                 with closing(state.found) as queue:
                     count += queue.disk_end - _first_from(queue, self._end)
         if count:
@@ -257,7 +257,7 @@ class AlreadyLost:
         """(first queue offsets, how many from each on, places) of the rows of a queue that lead to
         nothing, page by page; None: one each.
         """
-        if not len(self._starts) or state.found is None or not state.found.files:
+        if not len(self._starts) or state.found is None or not state.found.exists:
             return
         if isinstance(state.found, BatchQueue):
             used = state.found.all_used()
@@ -390,7 +390,7 @@ class AlreadyLost:
         times = []
         for state in self._queues.states[:_FEW]:
             if place >= _ENDLESS or not isinstance(state.found, ConsumeQueue) or (
-                    not state.found.files):
+                    not state.found.exists):
                 continue
             with closing(state.found) as queue:
                 behind = _first_from(queue, place)

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
-from rmqctl.broker.consume_queue import batch_topics
+from rmqctl.broker.consume_queue import batch_topics, rocksdb_of
 from rmqctl.broker.settings import queue_size
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
@@ -24,6 +24,7 @@ from rmqctl.store.store import Store
 
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
+QUEUES = "consumequeue"
 REFUSE = "refuse to start"
 DELETE = "delete"
 
@@ -43,15 +44,17 @@ class Load:
 
 def load(store: Store, version: BrokerVersion) -> Load:
     """Everything that keeps a broker from starting; nothing is read but names and sizes. Of
-    consumequeues in a form that is not read nothing is said.
+    consumequeues in a form that is not read nothing is said, but that a data base is damaged.
     """
     loading = Load()
     _config(store, loading)
     _log(store, version, loading)
-    if not store.layout.reads("consumequeue"):
+    if not store.layout.reads(QUEUES):
+        if QUEUES in store.layout.damaged and version.rocksdb_queues:
+            loading.refuse(QUEUES, store.layout.unread[QUEUES])
         return loading
     expected = queue_file_size(store)
-    for queue in store.queues.values():
+    for queue in () if rocksdb_of(store, version) is not None else store.plain_queues.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
     if version.generation >= 5:
         size = queue_size((batch.files for batch in store.batch_queues.values()),
@@ -77,10 +80,7 @@ def queue_file_size(store: Store) -> int | None:
 
 def _config(store: Store, loading: Load) -> None:
     for name in _CONFIG:
-        part = store.config_parts.get(name)
-        if part is not None and part.value is None and not part.missing:
-            loading.refuse(part.folder, part.reason)
-        if name in SUPERSEDED and store.layout.config != "json":
+        if name in SUPERSEDED and not store.layout.reads("config"):
             continue  # nobody reads it
         try:
             config = load_one(store, name)

@@ -197,7 +197,7 @@ class Unreachable:
         for part in by_queue(number):
             state = self._queues.states[int(number[part[0]])]
             missing: Array = np.ones(len(part), bool)
-            if state.found is not None and state.found.files:
+            if state.found is not None and state.found.exists:
                 missing = ~_there(state.found, state.found_end, offset[part], place[part])
             if missing.any():
                 self.by_topic[state.key[0]] += int(missing.sum())

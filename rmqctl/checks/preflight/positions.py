@@ -157,7 +157,7 @@ class Positions:
         """Bytes of the smallest of a queue's last messages; of any message where none has a row."""
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
-        if not isinstance(state.found, ConsumeQueue) or not state.found.files:
+        if not isinstance(state.found, ConsumeQueue) or not state.found.exists:
             return least
         with closing(state.found) as queue:
             end = min(queue.disk_end, state.found_end)
@@ -181,7 +181,7 @@ class Positions:
         """Behind the last queue offset of which a row or a message tells; 0 without any."""
         state = self._queues.states[number]
         on_disk = 0
-        if isinstance(state.found, ConsumeQueue) and state.found.files:
+        if isinstance(state.found, ConsumeQueue) and state.found.exists:
             with closing(state.found) as queue:
                 on_disk = max(queue.disk_end, state.found_end)
                 on_disk = on_disk if on_disk > queue.first_index else 0
@@ -192,7 +192,7 @@ class Positions:
         and made again, and offsets of the old one tell nothing.
         """
         queue, log = self._queues.states[number].found, self._facts.log
-        if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.files:
+        if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:
             return False
         with closing(queue):
             unit = queue.unit(0)

@@ -19,9 +19,11 @@ from rmqctl.broker.consume_queue import (
     batch_topics,
     put_rule,
     recovered_queues,
+    rocksdb_of,
     truncated,
     truncated_after_adding,
     truncated_batch,
+    truncated_in_rocksdb,
 )
 from rmqctl.broker.recovery import properties
 from rmqctl.broker.versions import BrokerVersion
@@ -34,6 +36,7 @@ from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.light_queues import leading
 from rmqctl.store.store import Store
 
 
@@ -59,6 +62,10 @@ class Queues:
         self._topics, self._further = text.Dictionary(), text.Dictionary()
         self.states: list[QueueState] = []
         self._numbers: dict[tuple[str, QueueKey], int] = {}
+        rocksdb = rocksdb_of(store, version)
+        self.in_rocksdb = rocksdb is not None
+        """Whether rows go into a data base: each to its own queue offset, over what is there."""
+        self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
         for state in recovered_queues(store, version):
             self._take(state)
         self._batch_topics = batch_topics(store) | {
@@ -87,6 +94,8 @@ class Queues:
     @property
     def max_physic(self) -> int:
         """How far the log was dispatched by the queues' own account; -1 without any."""
+        if self.in_rocksdb:
+            return self._checkpoint
         return max((state.max_physic for state in self.states), default=-1)
 
     def positions(self) -> dict[QueueKey, tuple[int, int]]:
@@ -112,15 +121,20 @@ class Queues:
 
     def truncate(self, log_end: int) -> None:
         """Cuts off the rows of records that start at or behind ``log_end``: in every queue."""
+        if self.in_rocksdb:
+            # A row that was dispatched again has brought the checkpoint back: nothing is cut then.
+            for state in self.states if self._checkpoint > log_end else ():
+                truncated_in_rocksdb(state, log_end)
+            return
         for state in self.states:
             if state.added:
                 if isinstance(state.found, ConsumeQueue):
                     with closing(state.found):
                         truncated_after_adding(state, state.found, log_end)
-            elif isinstance(state.found, ConsumeQueue) and state.found.files:
+            elif isinstance(state.found, ConsumeQueue) and state.found.exists:
                 with closing(state.found):
                     truncated(state, state.found, log_end)
-            elif isinstance(state.found, BatchQueue) and state.found.files:
+            elif isinstance(state.found, BatchQueue) and state.found.exists:
                 truncated_batch(state, state.found, log_end)
             else:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
@@ -177,7 +191,9 @@ class Queues:
             if odd and put.any() and state.kind == PLAIN:
                 state.strange[state.end - 1] = int(place[0]), before
         own_rows = np.flatnonzero(own & which)
-        if len(own_rows):
+        if len(own_rows) and self.in_rocksdb:  # such a broker leaves the checkpoint file alone
+            self._checkpoint = int(behind[own_rows[-1]])
+        elif len(own_rows):
             self.logics_timestamp = int(batch.column("store_timestamp")[own_rows[-1]])
         self._put_further(batch, own & which)
         return put
@@ -209,7 +225,9 @@ class Queues:
         for part in np.split(order, borders) if len(order) else ():
             state = self.states[int(number[part[0]])]
             state.touched = True
-            if state.kind == BATCH:
+            if self.in_rocksdb and state.kind == PLAIN:
+                _put_in_rocksdb(state, offset, place, part, done)
+            elif state.kind == BATCH:
                 _put_batch(state, offset, place, part, done)
             else:
                 _put_plain(state, offset, place, behind, part, done)
@@ -223,6 +241,24 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
         _note(state, len(new), int(place[new[0]]))
         state.end += len(new)
         state.max_physic = int(place[new[-1]])
+
+
+def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
+                    done: Array) -> None:
+    """Rows go to their own queue offsets; the last one is noted as the queue's (rocksdb.md §4)."""
+    part = part[offset[part] >= 0]
+    if not len(part):
+        return
+    done[part] = True
+    new = part
+    if state.found is None:
+        if not state.has_file:
+            state.has_file, state.blanked = True, int(offset[part].min())
+    elif isinstance(state.found, ConsumeQueue):
+        new = part[~leading({state.key: state.found}, state.key, offset[part], place[part])]
+    if len(new):
+        _note(state, len(new), int(place[new[0]]))
+    state.end, state.max_physic = int(offset[part[-1]]) + 1, int(place[part[-1]])
 
 
 def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, part: Array,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rmqctl.broker.recovery import default_release
-from rmqctl.broker.versions import VERSIONS
+from rmqctl.broker.versions import VERSIONS, version_of
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.context import PutRight
 from rmqctl.checks.verify.queue.rows import QueueKey
@@ -50,6 +50,8 @@ class AtStart:
         names = {*VERSIONS, default_release(self.store)}
         if not self.store.has_abort:
             names.update(_AFTER_CLEAN_END)
+        if self.store.layout.consumequeue == "rocksdb":  # others see no queue in it
+            names = {name for name in names if version_of(name).rocksdb_queues}
         try:
             return [preflight(self.store, name, full=False) for name in sorted(names)]
         except RmqctlError:

@@ -66,7 +66,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     taken: list[int] = []
     for folder in store.log_folders:
         if not os.path.lexists(folder):
-            if any(queue.files for queue in store.known_queues.values()):
+            if any(queue.exists for queue in store.known_queues.values()):
                 yield place.finding("file-missing", "the folder of the log is missing: a broker "
                                     "deletes all consumequeues when it starts like this", folder)
             continue

@@ -205,7 +205,7 @@ class Verification:
 
     def _judges(self, structure: str) -> bool:
         """Whether a structure is wanted and can be read; of config/ always the other files."""
-        return self.options.wants(structure) and (
+        return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
@@ -216,6 +216,10 @@ class Verification:
         for reason, names in by_reason.items():
             yield Finding("not-judged", names[0], f"{', '.join(names)}: {reason}")
         if self.options.wants("consumequeue"):
+            if "consumequeue" in self.store.layout.damaged:
+                why = self.store.layout.unread["consumequeue"]
+                yield Finding("cq-database", "consumequeue", f"{why}; a broker does not start on "
+                              "it", file=self.store.path("consumequeue"))
             for note in self.store.layout.notes:
                 yield Finding("not-judged", "consumequeue", note,
                               file=self.store.path("consumequeue"))
@@ -279,9 +283,13 @@ class Verification:
             cover.consumequeue_rows = sum(
                 end - store.queues[key].first_index for key, end in ends.items())
             for key, tally in sorted(result.queues.items()):  # ranges meet them in other orders
-                if key not in store.queues or not store.queues[key].files:
+                if key not in store.queues or not store.queues[key].exists:
                     yield from missing_queue(context, key, tally)
             yield from batch_forward(context)
+            if store.layout.consumequeue == "rocksdb":
+                from rmqctl.checks.verify.queue import rocksdb
+
+                yield from rocksdb.check(context)
         if self.options.wants("index"):
             yield from index_structure.check(store)
             entries = Entries(store)
@@ -336,7 +344,8 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
     unread = dict(store.layout.unread)
     if "commitlog" in unread:
         unread |= {name: unread["commitlog"] for name in STRUCTURES if name not in _WITHOUT_LOG}
-    return {name: unread[name] for name in STRUCTURES if name in unread and wants(name)}
+    return {name: unread[name] for name in STRUCTURES
+            if name in unread and name not in store.layout.damaged and wants(name)}
 
 
 def small_checks(store: Store, context: Context | None, log_end: int,

@@ -22,7 +22,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.text import contiguous
 from rmqctl.store.files import Listing, listing
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import FileQueue
 from rmqctl.store.store import Sizes, Store
 
 FOLDER = "consumequeue"
@@ -67,7 +67,7 @@ Positions = Mapping[QueueKey, tuple[int, int]]
 """(queue offset behind the last row, physical offset up to which the log was dispatched)."""
 
 
-class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
+class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     """All plain consumequeues of a store root.
 
     ``gaps`` counts rows whose queue offset left a gap: they are written at the queue's end all
@@ -89,20 +89,20 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
         store = Store(root, [], Sizes(consumequeue_file=self._file_size))
-        for key, on_disk in store.queues.items():
+        for key, on_disk in store.plain_queues.items():
             self._take(key, on_disk)
 
-    def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> ConsumeQueue:
-        return ConsumeQueue(*key, folder, listed.files, listed.troubles, self._file_size)
+    def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> FileQueue:
+        return FileQueue(*key, folder, listed.files, listed.troubles, self._file_size)
 
-    def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: ConsumeQueue) -> PlainQueue:
+    def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: FileQueue) -> PlainQueue:
         """The state that a broker's recovery leaves (spec §6)."""
         queue = PlainQueue(key, files)
         with closing(on_disk):
             self._load(queue, on_disk)
         return queue
 
-    def _load(self, queue: PlainQueue, on_disk: ConsumeQueue) -> None:
+    def _load(self, queue: PlainQueue, on_disk: FileQueue) -> None:
         # Where it stands is known better than from its files.
         known = self._positions.get(queue.key)
         if known is not None:

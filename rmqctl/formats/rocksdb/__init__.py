@@ -1,1 +1,1 @@
-"""Keys and values of a broker's RocksDB data bases (spec: rocksdb.md)."""
+"""Keys and values of the RocksDB data bases of a 5.x store. Pure functions on bytes."""

@@ -23,7 +23,7 @@ from rmqctl.scan.resync import next_provable, provable
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK, Walk
 from rmqctl.store.files import listing
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
 """How far before the cut an anchor is looked for (bytes), one after the other."""
@@ -45,7 +45,7 @@ class QueueProof:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._queues: OrderedDict[tuple[str, int], ConsumeQueue | None] = OrderedDict()
+        self._queues: OrderedDict[tuple[str, int], FileQueue | None] = OrderedDict()
 
     def __call__(self, record: Record) -> bool:
         try:
@@ -59,7 +59,7 @@ class QueueProof:
         return (unit is not None and unit.physical_offset == record.physical_offset
                 and unit.size == record.total_size)
 
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _queue(self, topic: str, queue_id: int) -> FileQueue | None:
         key = topic, queue_id
         if key not in self._queues:
             if len(self._queues) >= _QUEUES:
@@ -68,12 +68,12 @@ class QueueProof:
         self._queues.move_to_end(key)
         return self._queues[key]
 
-    def _listed(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _listed(self, topic: str, queue_id: int) -> FileQueue | None:
         if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return None
         folder = os.path.join(self._root, "consumequeue", topic, str(queue_id))
         queue_listing = listing(folder)
-        return ConsumeQueue(topic, queue_id, folder, queue_listing.files,
+        return FileQueue(topic, queue_id, folder, queue_listing.files,
                             []) if queue_listing.files else None
 
 

@@ -33,7 +33,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid
 from rmqctl.store.store import Sizes, Store
 
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
@@ -46,9 +46,9 @@ _PAGE = 1 << 16
 _BUFFERED = 256
 
 
-def queues_of(root: str, file_size: int) -> dict[QueueKey, ConsumeQueue]:
+def queues_of(root: str, file_size: int) -> dict[QueueKey, FileQueue]:
     """The plain consumequeues below a root."""
-    return Store(root, [], Sizes(consumequeue_file=file_size)).queues
+    return Store(root, [], Sizes(consumequeue_file=file_size)).plain_queues
 
 
 def batches_of(root: str) -> dict[QueueKey, BatchQueue]:

@@ -199,7 +199,7 @@ class Gatherer:
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:
         """The rows of a queue's holes. Those behind the log may be very many: most are counted."""
-        if not queue.files:
+        if not queue.exists:
             return
         end = queue.disk_end
         filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)

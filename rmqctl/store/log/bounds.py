@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -50,44 +50,14 @@ class View:
         key = queue.topic, queue.queue_id
         if key not in self._known:
             end = self._end(queue)
-            self._known[key] = Bounds(min(self._first(queue, end), end), end)
+            first = queue.first_kept(end, self.store.log.min_offset, self.generation)
+            self._known[key] = Bounds(min(first, end), end)
         return self._known[key]
 
     def _end(self, queue: ConsumeQueue) -> int:
-        log_end = self.log_end
-        if log_end is None:
+        if self.log_end is None:
             return readable_end(queue, self.store.log)
-        if queue.max_physical(queue.written) <= log_end:
-            return queue.written
-        return queue.truncated(log_end)
-
-    def _first(self, queue: ConsumeQueue, end: int) -> int:
-        log_min = self.store.log.min_offset
-        if not queue.files:
-            return 0
-        first = queue.first_index
-        unit = queue.unit(first)
-        if unit is None or end <= first:
-            return first if self.generation < 5 else end
-        if unit.is_filler and self.generation >= 5:
-            first = queue.filler_end()
-        if log_min == 0:
-            return first
-        return _first_at_or_after(queue, first, end, log_min, self.generation)
-
-
-def _first_at_or_after(queue: ConsumeQueue, first: int, end: int, log_min: int,
-                       generation: int) -> int:
-    """correctMinOffset: the first row of the first file whose record is not expired."""
-    last = queue.unit(end - 1)
-    if generation >= 5 and last is not None and last.physical_offset < log_min:
-        return end
-    limit = min(queue.files[0].end // UNIT_SIZE, end)
-    for number, rows in queue.pages(first, limit):
-        inside = (rows["physical_offset"] >= log_min).nonzero()[0]
-        if len(inside):
-            return number + int(inside[0])
-    return first
+        return queue.recovered_end(self.log_end)
 
 
 def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:

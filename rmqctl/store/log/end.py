@@ -6,6 +6,7 @@ file that holds anything, the frames are walked. Zeros of files laid out ahead a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,7 +30,7 @@ class LogAndQueues(Protocol):
     @property
     def log(self) -> CommitLog: ...
     @property
-    def known_queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
+    def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ their headers know the place.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,17 +20,16 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, last_used, valid
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 
 
 class Opened(Protocol):
@@ -38,13 +37,12 @@ class Opened(Protocol):
 
     @property
     def log(self) -> CommitLog: ...
-    @property
-    def plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
+    def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
     @property
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]: ...
     @property
     def index_listing(self) -> Listing: ...
-    def plain_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
     def open_index(self, file: StoreFile) -> IndexFile: ...
 
 
@@ -151,8 +149,8 @@ class StoreWitness:
     def confirms(self, record: Record) -> bool | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return None
-        queue = self._opened().plain_queue(record.topic.decode("utf-8", "surrogateescape"),
-                                           record.queue_id)
+        queue = self._opened().row_as_evidence(record.topic.decode("utf-8", "surrogateescape"),
+                                               record.queue_id)
         if queue is None:
             return None
         try:
@@ -175,16 +173,9 @@ class StoreWitness:
 
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
         store = self._opened()
-        for queue in store.plain_queues.values():
-            for file in queue.files:
-                try:
-                    with FileSource(file.path) as source:
-                        count = last_used(source, file.size) // UNIT_SIZE
-                except StoreIOError:
-                    continue
-                for first in range(0, count, _PAGE):
-                    yield partial(_plain, queue, file.base // UNIT_SIZE + first,
-                                  min(_PAGE, count - first))
+        for queue in store.rows_as_evidence().values():
+            for first, count in queue.parts(_PAGE):
+                yield partial(_plain, queue, first, count)
         for batch in store.batch_queues.values():
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)

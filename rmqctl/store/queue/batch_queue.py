@@ -22,6 +22,11 @@ class BatchQueue:
         self.files, self.troubles = files, troubles
         self.file_size = file_size or common_size(files) or layout.DEFAULT_FILE_SIZE
 
+    @property
+    def exists(self) -> bool:
+        """Whether a file of the queue is there."""
+        return bool(self.files)
+
     def rows_of(self, number: int) -> Array:
         """All rows of file ``number``, used or not."""
         with self.files[number].open() as source:

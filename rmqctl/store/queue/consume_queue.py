@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.frames import Array, used_length
@@ -21,21 +22,137 @@ _PAGE = 1 << 20
 
 
 class ConsumeQueue:
-    """The rows of one topic and queue (plain 20-byte units). Read-only.
+    """The rows of one topic and queue, wherever they lie. Read-only.
 
-    A row's queue offset is its byte offset in the stream over 20, whatever it holds.
+    Rows are 20-byte units by queue offset; where none was written between others they read as
+    zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a data base.
+    ``exists``: anything of the queue is there. ``files`` are its files where it has some,
+    ``folder`` is where it lies, ``troubles`` what of it cannot be used.
     """
+
+    file_size = 0
+    in_rocksdb = False
+
+    def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
+                 troubles: list[Trouble]) -> None:
+        self.topic, self.queue_id, self.folder = topic, queue_id, folder
+        self.files, self.troubles = files, troubles
+
+    @property
+    def exists(self) -> bool:
+        raise NotImplementedError
+
+    def units(self, first: int, count: int) -> Array:
+        """Rows ``[first, first + count)`` as a structured array; stops at a hole in the files or
+        the end. StoreIOError.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Lets go of what is open; the queue can be read again all the same."""
+
+    def unit(self, queue_offset: int) -> UnitRecord | None:
+        """One row; None outside the files."""
+        if queue_offset < 0:
+            return None
+        rows = self.units(queue_offset, 1)
+        if not len(rows):
+            return None
+        return UnitRecord(*(int(value) for value in rows[0]))
+
+    def noted_time(self, queue_offset: int) -> int | None:
+        """The store time (ms) that a row notes; None where rows note none, as in files."""
+
+    def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
+            tuple[int, Array]]:
+        """(queue offset of the first, rows) over ``[first, end)``, a bounded page at a time."""
+        number = first
+        while number < end:
+            rows = self.units(number, min(page, end - number))
+            if not len(rows):
+                return
+            yield number, rows
+            number += len(rows)
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """(first, behind the last) queue offsets of what a broker looks at as a whole: a file; all
+        rows where they are in none.
+        """
+        raise NotImplementedError
+
+    def parts(self, page: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of pieces of at most ``page`` rows which together are all there are; what
+        cannot be read is left out.
+        """
+        raise NotImplementedError
+
+    def next_row(self, first: int, end: int) -> int:
+        """The first queue offset in ``[first, end)`` that has a row in RocksDB; ``end`` if none."""
+        raise NotImplementedError
+
+    # -- where the rows end and begin ---------------------------------------------------------
+
+    @property
+    def first_index(self) -> int:
+        """The queue offset of the first row on disk (expired ones are gone)."""
+        raise NotImplementedError
+
+    @property
+    def written(self) -> int:
+        """The queue offset behind the last row, as a broker's recovery finds it."""
+        raise NotImplementedError
+
+    @property
+    def disk_end(self) -> int:
+        """The queue offset behind the last row on disk that is not zero, gaps or not."""
+        raise NotImplementedError
+
+    def recovered_end(self, log_end: int) -> int:
+        """Behind the last row that a broker keeps whose log ends at ``log_end``, a queue offset."""
+        raise NotImplementedError
+
+    def cut_at(self, log_end: int) -> int | None:
+        """Behind the row to which a broker sets back a queue in RocksDB when it cuts the log at
+        ``log_end``; None where it finds none, and leaves the queue as it is.
+        """
+        raise NotImplementedError
+
+    def filler_end(self) -> int:
+        """The first row that is no filler (fillers keep the place of rows never written)."""
+        filler = np.array([tuple(FILLER)], layout.dtype())[0]
+        for first, rows in self.pages(self.first_index, self.written):
+            other = np.flatnonzero(rows != filler)
+            if len(other):
+                return first + int(other[0])
+        return self.written
+
+    def first_kept(self, end: int, log_min: int, generation: int) -> int:
+        """The min offset as a broker has it: of the first row before ``end`` whose record is not
+        expired, where the log begins at ``log_min``. ``generation``: 4 or 5, for the rules.
+        """
+        raise NotImplementedError
+
+    def max_physical(self, end: int) -> int:
+        """Physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if none."""
+        last = self.unit(end - 1) if end > 0 else None
+        return last.physical_offset + last.size if last is not None and last.is_valid else -1
+
+
+class FileQueue(ConsumeQueue):
+    """A queue in files: a row's queue offset is its byte offset in their stream over 20."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:
-        self.topic, self.queue_id, self.folder = topic, queue_id, folder
-        self.files, self.troubles = files, troubles
+        super().__init__(topic, queue_id, folder, files, troubles)
         self.file_size = file_size or common_size(files) or layout.DEFAULT_FILE_SIZE
         self._bases = [file.base for file in files]
         self._source: tuple[int, FileSource] | None = None
         self._written: int | None = None
 
-    # -- raw rows ---------------------------------------------------------------------------
+    @property
+    def exists(self) -> bool:
+        return bool(self.files)
 
     def _open(self, number: int) -> FileSource:
         if self._source is None or self._source[0] != number:
@@ -50,7 +167,6 @@ class ConsumeQueue:
             self._source = None
 
     def units(self, first: int, count: int) -> Array:
-        """Rows ``[first, first + count)`` as a structured array; stops at a hole or the end."""
         parts: list[bytes] = []
         position, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
         while position < end:
@@ -66,38 +182,28 @@ class ConsumeQueue:
             position = file.end
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), layout.dtype())
 
-    def unit(self, queue_offset: int) -> UnitRecord | None:
-        """One row; None outside the files."""
-        if queue_offset < 0:
-            return None
-        rows = self.units(queue_offset, 1)
-        if not len(rows):
-            return None
-        return UnitRecord(*(int(value) for value in rows[0]))
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        return [(file.base // UNIT_SIZE, file.end // UNIT_SIZE) for file in self.files]
 
-    def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
-            tuple[int, Array]]:
-        """(queue offset of the first, rows) over ``[first, end)``, a bounded page at a time."""
-        number = first
-        while number < end:
-            rows = self.units(number, min(page, end - number))
-            if not len(rows):
-                return
-            yield number, rows
-            number += len(rows)
-
-    # -- where the rows end and begin ---------------------------------------------------------
+    def parts(self, page: int) -> Iterator[tuple[int, int]]:
+        for file in self.files:
+            try:
+                with FileSource(file.path) as source:
+                    count = last_used(source, file.size) // UNIT_SIZE
+            except StoreIOError:
+                continue
+            for first in range(0, count, page):
+                yield file.base // UNIT_SIZE + first, min(page, count - first)
 
     @property
     def first_index(self) -> int:
-        """The queue offset of the first row on disk (expired files are gone)."""
         return self.files[0].base // UNIT_SIZE if self.files else 0
 
     @property
     def written(self) -> int:
-        """The queue offset behind the last used row, as a broker's recovery finds it.
-
-        It looks at the last three files only, unit by unit, up to the first that is not valid.
+        """A broker's recovery looks at the last three files only, unit by unit, up to the first
+        that is not valid.
         """
         if self._written is None:
             self._written = self._find_written()
@@ -116,7 +222,6 @@ class ConsumeQueue:
 
     @property
     def disk_end(self) -> int:
-        """The queue offset behind the last unit on disk that is not zero, gaps or not."""
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
             used = last_used(self._open(number), file.size)
@@ -124,14 +229,9 @@ class ConsumeQueue:
                 return (file.base + used) // UNIT_SIZE
         return self.first_index
 
-    def filler_end(self) -> int:
-        """The first row that is no filler (fillers keep the place of rows never written)."""
-        filler = np.array([tuple(FILLER)], layout.dtype())[0]
-        for first, rows in self.pages(self.first_index, self.written):
-            other = np.flatnonzero(rows != filler)
-            if len(other):
-                return first + int(other[0])
-        return self.written
+    def recovered_end(self, log_end: int) -> int:
+        return self.written if self.max_physical(self.written) <= log_end else self.truncated(
+            log_end)
 
     def truncated(self, log_end: int) -> int:
         """The queue offset behind the last row a broker keeps when its log ends at ``log_end``.
@@ -151,10 +251,28 @@ class ConsumeQueue:
             return (file.base // UNIT_SIZE) + good_rows
         return 0
 
-    def max_physical(self, end: int) -> int:
-        """Physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if none."""
-        last = self.unit(end - 1) if end > 0 else None
-        return last.physical_offset + last.size if last is not None and last.is_valid else -1
+    def first_kept(self, end: int, log_min: int, generation: int) -> int:
+        if not self.files:
+            return 0
+        first = self.first_index
+        unit = self.unit(first)
+        if unit is None or end <= first:
+            return first if generation < 5 else end
+        if unit.is_filler and generation >= 5:
+            first = self.filler_end()
+        return first if log_min == 0 else self._corrected(first, end, log_min, generation)
+
+    def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
+        """correctMinOffset: the first row of the first file whose record is not expired."""
+        last = self.unit(end - 1)
+        if generation >= 5 and last is not None and last.physical_offset < log_min:
+            return end
+        limit = min(self.files[0].end // UNIT_SIZE, end)
+        for number, rows in self.pages(first, limit):
+            inside = (rows["physical_offset"] >= log_min).nonzero()[0]
+            if len(inside):
+                return number + int(inside[0])
+        return first
 
 
 def valid(rows: Array) -> Array:

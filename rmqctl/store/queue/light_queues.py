@@ -30,7 +30,7 @@ def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -
     a message came. Where no queue at all has a row, theirs are gone with the others.
     """
     lmq, multi = known.get("lmq"), known.get("multi_dispatch")
-    filled = [key for key, queue in queues.items() if queue.files]
+    filled = [key for key, queue in queues.items() if queue.exists]
     light = [key for key in filled if key[0].startswith(LMQ_PREFIX)]
     own = frozenset(key for key in light if key[1])
     optional = multi is False or (
@@ -44,7 +44,7 @@ def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array
     """Which rows of a plain queue, at queue offsets ``offset``, lead to ``physical`` (bool)."""
     there: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)
-    if queue is None or not queue.files:
+    if queue is None or not queue.exists:
         return there
     with closing(queue):
         inside = np.flatnonzero((offset >= queue.first_index) & (offset < queue.disk_end))

@@ -130,6 +130,8 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
     """The queue ids that have a folder for ``topic`` in a structure, ascending."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return []
+    if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
+        return sorted(queue_id for name, queue_id in store.known_queues if name == topic)
     names = listing(store.path(structure, topic)).folders
     return sorted(int(name) for name in names
                   if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID)
@@ -153,7 +155,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
     queues: list[QueueRows] = []
 
     def add(queue: ConsumeQueue | BatchQueue | None) -> None:
-        if queue is None or not queue.files:
+        if queue is None or not queue.exists:
             return
         try:
             queues.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
@@ -174,14 +176,17 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 def has_queue_files(store: Store, topic: str) -> bool:
     """Whether any queue of a topic has a file, readable or not."""
-    return any(listing(store.path(structure, topic, str(each))).files
-               for structure in ("consumequeue", "batchconsumequeue")
-               for each in queue_ids(store, structure, topic))
+    plain = (store.known_queue(topic, each) for each in queue_ids(store, "consumequeue", topic))
+    return any(queue is not None and queue.exists for queue in plain) or any(
+        listing(store.path("batchconsumequeue", topic, str(each))).files
+        for each in queue_ids(store, "batchconsumequeue", topic))
 
 
 def topics_on_disk(store: Store) -> list[str]:
     """Every topic that has a folder of queues, in any structure, sorted."""
     topics: set[str] = set()
+    if store.layout.consumequeue == "rocksdb":
+        topics.update(topic for topic, _ in store.known_queues)
     for structure in ("consumequeue", "batchconsumequeue", os.path.join("compaction",
                                                                        "compactionLog")):
         topics.update(listing(store.path(structure)).folders)

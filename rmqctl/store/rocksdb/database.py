@@ -88,6 +88,8 @@ class Database(Closing):
             raise
 
     def close(self) -> None:
+        for handle in self._handles.values():
+            handle.close()
         self._handles.clear()
         self._base.close()
         self._shadow.cleanup()
@@ -101,17 +103,38 @@ class Database(Closing):
         """
         if family not in self.families:
             return
-        handle, last, found = self._family(family), b"", False
-        for key, value in handle.items(from_key=start):
-            if end is not None and key >= end:
-                return
-            found, last = True, key
+        handle, bounds = self._family(family), self._below(end)
+        key: bytes | None = None
+        for key, value in handle.items(from_key=start, read_opt=bounds):
             yield key, value
         # The library's items end at a damaged block as at the end: only a cursor says which.
         with self._telling(family):
-            cursor = handle.iter()
-            cursor.seek(last + b"\0" if found else start)
+            cursor = handle.iter(bounds)
+            cursor.seek(start if key is None else key + b"\0")
             cursor.status()
+
+    def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """The last (key, value) of a family in ``[start, end)``; None where there is none.
+        FormatError where it cannot be read.
+        """
+        if family not in self.families:
+            return None
+        with self._telling(family):
+            cursor = self._family(family).iter(self._below(end))
+            cursor.seek_to_last()
+            cursor.status()
+            if not cursor.valid() or cursor.key() < start:
+                return None
+            return cursor.key(), cursor.value()
+
+    @staticmethod
+    def _below(end: bytes | None) -> Any:
+        from rocksdict import ReadOptions
+
+        bounds = ReadOptions()
+        if end is not None:
+            bounds.set_iterate_upper_bound(end)
+        return bounds
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The value of a key; None where there is none. FormatError where it cannot be read."""

@@ -238,7 +238,7 @@ def batch_forward(context: Context) -> Iterator[Finding]:
     """Records of batch topics that no row leads to: in the middle, or behind the last row."""
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
-        if queue is None or not queue.files:
+        if queue is None or not queue.exists:
             right = context.rows_put_right(key, expected[0][0], _end(expected))
             yield _finding(context, key, "cq-missing", expected, None,
                            f"{plural(len(expected), 'record')} in the log, no batch consumequeue"

@@ -55,11 +55,14 @@ class LeftOver:
             file, position = self._place(row)
             offset = position
         return Finding(category, structure, detail, file=file, offset=offset, position=position,
-                       length=count * UNIT_SIZE if structure == "consumequeue" else None,
+                       length=count * UNIT_SIZE if structure == "consumequeue" and (
+                           self.queue.files) else None,
                        topic=self.queue.topic, queue_id=self.queue.queue_id, queue_offset=row,
                        count=count, severity=severity)
 
-    def _place(self, row: int) -> tuple[str | None, int]:
+    def _place(self, row: int) -> tuple[str | None, int | None]:
+        if self.queue.in_rocksdb:
+            return self.queue.folder, None
         byte = row * UNIT_SIZE
         for file in self.queue.files:
             if file.base <= byte < file.end:
@@ -179,6 +182,11 @@ class QueueReconciler(LeftOver):
                 "cq-lost", f"{plural(len(self._lost), 'row')} leading to damaged or missing "
                 f"messages: queue offset {_ranges(self._lost)}", self._lost[0],
                 count=len(self._lost))
+        if self.queue.in_rocksdb:
+            from rmqctl.checks.verify.queue import rocksdb
+
+            yield from rocksdb.gaps(self.context, self.queue, self.tally, uncovered(
+                self.tally, self.queue.first_index, self.end))
         if self._unseen:
             yield self.finding(
                 "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
@@ -435,6 +443,8 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
+    in_rocksdb = context.store.layout.consumequeue == "rocksdb"
+    folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, no consumequeue"
     right = PutRight()
@@ -444,7 +454,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
         right = context.rows_put_right(key, tally.first_phy)
         detail += right.words("makes it")
     yield Finding("cq-missing", "consumequeue", detail,
-                  file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
+                  file=context.store.path(*folder), offset=None if in_rocksdb else 0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
                   severity=INFO if gone else right.severity)
 

@@ -219,7 +219,7 @@ class QueueRows:
     def _units(self, key: QueueKey, least: int, most: int, number: int) -> Array | None:
         """The units of a queue for messages that follow each other; None for any other."""
         queue = self.store.queue(*key)
-        if queue is None or not queue.files or most - least + 1 != number:
+        if queue is None or not queue.exists or most - least + 1 != number:
             return None
         end = self.ends.get(key)
         if least < queue.first_index or most >= (queue.disk_end if end is None else end):
@@ -241,7 +241,7 @@ class QueueRows:
             tally.next_offset = max(tally.next_offset, int(sound.max()) + 1)
         tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
         queue = self.store.queue(*key)
-        if queue is None or not queue.files:
+        if queue is None or not queue.exists:
             return  # the tally's number of messages says it all
         low, end = queue.first_index, self.ends.get(key)
         high = max(queue.disk_end if end is None else end, low)

@@ -32,7 +32,7 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
     low, high = ordered[first], ordered[np.append(first[1:], len(ordered)) - 1]
     told: Array = np.zeros(len(low), bool)
     for other, queue in context.store.queues.items():
-        if other[0].startswith(props.LMQ_PREFIX) and other != key and queue.files:
+        if other[0].startswith(props.LMQ_PREFIX) and other != key and queue.exists:
             place = _places(queue)
             stretch = np.searchsorted(low, place, "right") - 1
             inside = (stretch >= 0) & (place <= high[stretch])

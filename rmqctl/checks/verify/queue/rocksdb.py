@@ -1,0 +1,103 @@
+"""What a data base of consumequeues says of itself: whether all of it can be read, and which row is
+each queue's last (spec: rocksdb.md §3, §4, §10). Its rows are held against the log as those of
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rmqctl.checks.findings import INFO, WARNING, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.queue.rows import QueueTally
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.consume_queue import UnitRecord
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
+
+STRUCTURE = "consumequeue"
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Everything of a data base which opens; nothing where consumequeues lie in files."""
+    store = context.store
+    database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
+    if database is None:
+        return
+    for damage in database.damage:
+        yield Finding("cq-database", STRUCTURE, damage, file=database.folder)
+    if database.odd_count:
+        yield Finding("cq-database", STRUCTURE, f"{plural(database.odd_count, 'entry', 'entries')} "
+                      f"that no broker writes: {', '.join(database.odd)}", file=database.folder,
+                      severity=WARNING, count=database.odd_count)
+    if not database.queues and context.result.queues:
+        yield Finding("cq-database", STRUCTURE, "no row is on the disk yet, as in a data base that "
+                      "a broker was writing to when it was killed: rows are not written through",
+                      file=database.folder, severity=INFO)
+    for queue in database.queues.values():
+        try:
+            yield from _last(context, database, queue)
+        except StoreIOError:
+            continue  # said of the rows
+
+
+def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterator[Finding]:
+    """What is noted as the last row of a queue, held against its rows."""
+    last, end = queue.last, queue.disk_end
+    if context.live or (last is None and not end):
+        return
+
+    def tell(detail: str, row: int, count: int = 1) -> Finding:
+        return Finding("cq-last", STRUCTURE, detail, file=database.folder, topic=queue.topic,
+                       queue_id=queue.queue_id, queue_offset=row, count=count)
+
+    if last is None:
+        yield tell(f"no last row is noted, but there are rows up to {end - 1}: a broker sees no "
+                   "message here", end - 1)
+        return
+    unit = queue.unit(last.queue_offset)
+    if last.queue_offset + 1 < end:
+        yield tell(
+            f"row {last.queue_offset} is noted as the last, but rows up to {end - 1} lead to their "
+            "messages: a broker does not deliver these, and gives their queue offsets away again",
+            last.queue_offset + 1, end - 1 - last.queue_offset)
+    elif unit is None or not unit.size:
+        if last.physical_offset >= context.store.log.min_offset:  # else it has expired
+            yield tell(f"row {last.queue_offset} is noted as the last, and is not there",
+                       last.queue_offset)
+    elif unit.physical_offset != last.physical_offset:
+        yield tell(f"row {last.queue_offset} is noted as the last, for a message at "
+                   f"{last.physical_offset}; it leads to {unit.physical_offset}",
+                   last.queue_offset)
+
+
+def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
+         unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
+    """Queue offsets without a row between others with one, for which the log has no message either.
+
+    ``unclaimed``: intervals of queue offsets whose rows lead to no message of the log.
+    """
+    if context.looked_at is not None or tally.unlisted:
+        return  # which messages have no row is not known of all
+    missing = {claim.queue_offset for claim in tally.claims}
+    for first, stop in unclaimed:
+        number = max(first, queue.first_index + 1)
+        while number < stop:
+            following = queue.next_row(number, stop)
+            before = queue.unit(number - 1) if following > number else None
+            if before is not None and before.physical_offset >= context.store.log.min_offset and (
+                    not any(number <= offset < following for offset in missing)):
+                yield _gap(queue, number, following, before)
+            number = following + 1
+
+
+def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
+    return Finding("cq-gap", STRUCTURE, f"{plural(end - first, 'queue offset')} from {first} on "
+                   f"{'has' if end - first == 1 else 'have'} no row and no message, though row "
+                   f"{first - 1} leads to {before.physical_offset} and others follow: a broker's "
+                   "answers end there", file=queue.folder, topic=queue.topic,
+                   queue_id=queue.queue_id, queue_offset=first, count=end - first)

@@ -1,0 +1,114 @@
+"""Keys and values of consumequeues in RocksDB (spec: rocksdb.md §2, §3).
+
+Two column families: `ROWS` has a row for each message of a queue, `OFFSETS` for each queue the last
+row (and the first, once somebody has asked for it), and how far the log was dispatched.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from construct import Int32sb, Int64sb, Struct
+
+from rmqctl.formats.fixed import Fixed
+
+ROWS, OFFSETS = "default", "offset"
+"""The column families."""
+MAX, MIN = b"max", b"min"
+"""What an entry of `OFFSETS` says: the last row of a queue, the first."""
+CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
+"""Under this name, queue 0, `MAX`: the end of the highest record of the last batch, 8 bytes."""
+MAX_KEY = 300
+"""Bytes of the longest key that a broker makes."""
+
+Row = Struct(
+    "physical_offset" / Int64sb,
+    "size" / Int32sb,
+    "tags_code" / Int64sb,
+    "store_timestamp" / Int64sb,
+)
+Position = Struct(
+    "physical_offset" / Int64sb,
+    "queue_offset" / Int64sb,
+)
+
+
+class RowRecord(NamedTuple):
+    """A unit as files have it, and the store time (ms) of its message."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+
+
+class PositionRecord(NamedTuple):
+    """The first or the last row of a queue."""
+
+    physical_offset: int
+    queue_offset: int
+
+
+ROW = Fixed(Row, RowRecord)
+POSITION = Fixed(Position, PositionRecord)
+_INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
+_SEPARATOR, _BEHIND = b"\1", b"\2"
+
+
+def queue_prefix(topic: bytes, queue_id: int) -> bytes:
+    """What the keys of all rows of a queue begin with: 11 bytes and the topic."""
+    return (_INT.pack(len(topic)) + _SEPARATOR + topic + _SEPARATOR + _INT.pack(queue_id)
+            + _SEPARATOR)
+
+
+def row_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
+    """The key of one row."""
+    return queue_prefix(topic, queue_id) + _LONG.pack(queue_offset)
+
+
+def behind_queue(topic: bytes, queue_id: int) -> bytes:
+    """A key behind those of all rows of a queue, and before those of the next."""
+    return queue_prefix(topic, queue_id)[:-1] + _BEHIND
+
+
+def parse_row_key(key: bytes) -> tuple[bytes, int, int] | None:
+    """(topic, queue id, queue offset); None for a key of another shape."""
+    length = len(key) - 19
+    if length < 0 or _INT.unpack_from(key)[0] != length or not (
+            key[4] == key[5 + length] == key[10 + length] == _SEPARATOR[0]):
+        return None
+    return (key[5:5 + length], _INT.unpack_from(key, 6 + length)[0],
+            _LONG.unpack_from(key, 11 + length)[0])
+
+
+def offset_key(topic: bytes, queue_id: int, which: bytes) -> bytes:
+    """The key of an entry of `OFFSETS`; ``which`` is `MAX` or `MIN`."""
+    return (_INT.pack(len(topic)) + _SEPARATOR + topic + _SEPARATOR + which + _SEPARATOR
+            + _INT.pack(queue_id))
+
+
+def parse_offset_key(key: bytes) -> tuple[bytes, bytes, int] | None:
+    """(topic, `MAX` or `MIN`, queue id); None for a key of another shape."""
+    length = len(key) - 14
+    if length < 0 or _INT.unpack_from(key)[0] != length or not (
+            key[4] == key[5 + length] == key[9 + length] == _SEPARATOR[0]):
+        return None
+    which = key[6 + length:9 + length]
+    if which not in (MAX, MIN):
+        return None
+    return key[5:5 + length], which, _INT.unpack_from(key, 10 + length)[0]
+
+
+CHECKPOINT_KEY = offset_key(CHECKPOINT_TOPIC, 0, MAX)
+
+
+def parse_checkpoint(value: bytes) -> int | None:
+    """The physical offset of a checkpoint's value; None for one of another length."""
+    number: int | None = _LONG.unpack(value)[0] if len(value) == _LONG.size else None
+    return number
+
+
+def build_checkpoint(physical_offset: int) -> bytes:
+    """The value under `CHECKPOINT_KEY`."""
+    return _LONG.pack(physical_offset)

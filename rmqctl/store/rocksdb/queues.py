@@ -1,0 +1,308 @@
+"""Consumequeues in RocksDB: the queues of a data base, and one of them (spec: rocksdb.md §2-§5).
+
+A broker writes rows, and for each queue which is its last one ("max"); to cut a queue it only sets
+that back. So rows behind it are left over, and count as rows only where they lead to their message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local.consume_queue import UNIT_SIZE, ZERO, UnitRecord
+from rmqctl.formats.rocksdb import consume_queue as keys
+from rmqctl.formats.rocksdb.consume_queue import (
+    MAX,
+    MIN,
+    OFFSETS,
+    POSITION,
+    ROW,
+    ROWS,
+    PositionRecord,
+    RowRecord,
+)
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import Closing
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import first_from
+from rmqctl.store.rocksdb.database import Database
+
+QueueKey = tuple[str, int]
+Leads = Callable[["RocksQueue", int, UnitRecord], bool]
+"""Whether a row, at a queue offset, leads to the message that has it."""
+_NAMED = 5
+_MOST = 1 << 58
+"""Queue offsets are below; a row at another one is no row of a broker."""
+_PAGE = 1 << 15
+
+
+class RocksQueues(Closing):
+    """All queues of the data base in ``folder``; it is opened at once. FormatError, StoreIOError
+    and MissingExtraError as of `Database.open`.
+
+    ``leads``: asked of rows that are left over (None: all of them count). ``stop``: rows that lead
+    to this physical offset or behind are not there yet (None: all are).
+    ``damage``: what is wrong with a part of it, in sentences.
+    """
+
+    def __init__(self, folder: str, leads: Leads | None = None, stop: int | None = None) -> None:
+        self.folder, self.leads, self.stop = folder, leads, stop
+        self.database = Database.open(folder)
+        self.damage = list(self.database.damage)
+        self.odd: list[str] = []
+        """The first keys and values of a shape that no broker writes, in words; `odd_count` all."""
+        self.odd_count = 0
+        self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
+        """By queue what the offset family says: of `MAX` and `MIN`, if there."""
+        self.checkpoint = 0
+        """The end of the highest record of the last batch of rows; 0 where none is noted."""
+        self._read_offsets()
+        found = {*self.positions, *self._with_rows()}
+        self.queues = {key: RocksQueue(self, *key) for key in sorted(found)}
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _read_offsets(self) -> None:
+        try:
+            for key, value in self.database.items(OFFSETS):
+                if key == keys.CHECKPOINT_KEY:
+                    noted = keys.parse_checkpoint(value)
+                    if noted is None:
+                        self._is_odd("the checkpoint", value)
+                    self.checkpoint = noted or 0
+                    continue
+                place = keys.parse_offset_key(key)
+                if place is None or place[2] < 0 or len(value) != POSITION.size:
+                    self._is_odd("an entry of the offset family", key)
+                    continue
+                topic, which, queue_id = place
+                self.positions.setdefault((os.fsdecode(topic), queue_id), {})[which] = (
+                    POSITION.decode(value))
+        except FormatError as error:
+            self.damage.append(str(error))
+
+    def _with_rows(self) -> Iterator[QueueKey]:
+        """The queues that have rows, found by one look-up each."""
+        start = b""
+        try:
+            while (item := next(self.database.items(ROWS, start), None)) is not None:
+                place = keys.parse_row_key(item[0])
+                if place is None or place[1] < 0:
+                    self._is_odd("a key of a row", item[0])
+                    start = item[0] + b"\0"
+                    continue
+                yield os.fsdecode(place[0]), place[1]
+                start = keys.behind_queue(*place[:2])
+        except FormatError as error:
+            self.damage.append(str(error))
+
+    def _is_odd(self, what: str, data: bytes) -> None:
+        self.odd_count += 1
+        if len(self.odd) < _NAMED:
+            self.odd.append(f"{what}: {data[:keys.MAX_KEY].hex()}")
+
+
+class RocksQueue(ConsumeQueue):
+    """The rows of one queue in a data base. An index that has no row reads as one never written."""
+
+    def __init__(self, store: RocksQueues, topic: str, queue_id: int) -> None:
+        super().__init__(topic, queue_id, store.folder, [], [])
+        self._store, self._topic = store, os.fsencode(topic)
+        self._prefix = keys.queue_prefix(self._topic, queue_id)
+
+    in_rocksdb = True
+
+    @property
+    def exists(self) -> bool:
+        return True
+
+    @cached_property
+    def last(self) -> PositionRecord | None:
+        """The last row as the broker has it ("max"); None where it is not noted."""
+        return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
+
+    @cached_property
+    def least(self) -> PositionRecord | None:
+        """The first row as the broker has it ("min"), noted once somebody asked for it."""
+        return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def units(self, first: int, count: int) -> Array:
+        rows = self.rows(first, count).view(np.uint8).reshape(-1, ROW.size)
+        units: Array = np.ascontiguousarray(rows[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
+        return units
+
+    def rows(self, first: int, count: int) -> Array:
+        """As `units`, with the store times that are noted (``store_timestamp``, ms)."""
+        return self._within(first, min(first + count, self.disk_end))
+
+    def _within(self, first: int, end: int) -> Array:
+        if end <= first or first < 0:
+            return np.zeros(0, ROW.dtype())
+        found = list(self._items(first, end))
+        whole = len(found) == end - first and all(len(value) == ROW.size for _, value in found)
+        if whole:
+            return np.frombuffer(b"".join([value for _, value in found]), ROW.dtype())
+        out: Array = np.zeros(end - first, ROW.dtype())
+        at = len(self._prefix)
+        for key, value in found:
+            if len(key) == at + 8 and len(value) == ROW.size:
+                out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]
+        return out
+
+    def unit(self, queue_offset: int) -> UnitRecord | None:
+        if not self.first_index <= queue_offset < self.disk_end:
+            return None
+        row = self._row(queue_offset)
+        return ZERO if row is None else UnitRecord(*row[:3])
+
+    def noted_time(self, queue_offset: int) -> int | None:
+        row = self._row(queue_offset)
+        return None if row is None else row.store_timestamp
+
+    def _row(self, queue_offset: int) -> RowRecord | None:
+        try:
+            value = self._store.database.get(ROWS, self._key(queue_offset))
+        except FormatError as error:
+            raise StoreIOError(str(error)) from None
+        return None if value is None or len(value) != ROW.size else ROW.decode(value)
+
+    def pages(self, first: int, end: int, page: int = _PAGE) -> Iterator[tuple[int, Array]]:
+        end = min(end, self.disk_end)
+        number = max(first, self.first_index)
+        while number < end:
+            rows = self.units(number, min(page, end - number))
+            yield number, rows
+            number += len(rows)
+            if not rows["size"].any():  # there may be no row for very long
+                number = self.next_row(number, end)
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        return [(self.first_index, self.disk_end)] if self.disk_end else []
+
+    def parts(self, page: int) -> Iterator[tuple[int, int]]:
+        try:
+            number, end = self.first_index, self.disk_end
+            while number < end:
+                yield number, min(page, end - number)
+                number = self.next_row(number + page, end)
+        except StoreIOError:
+            return
+
+    def _items(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            yield from self._store.database.items(ROWS, self._key(first), self._key(end))
+        except FormatError as error:
+            raise StoreIOError(str(error)) from None
+
+    def _key(self, queue_offset: int) -> bytes:
+        return keys.row_key(self._topic, self.queue_id, min(max(queue_offset, 0), _MOST))
+
+    def next_row(self, first: int, end: int) -> int:
+        found = next(self._items(first, end), None)
+        return end if found is None else int.from_bytes(found[0][len(self._prefix):][:8], "big")
+
+    # -- where the rows end and begin -------------------------------------------------------------
+
+    @cached_property
+    def first_index(self) -> int:
+        try:
+            return self.next_row(0, self.disk_end)
+        except StoreIOError:  # whoever reads a row is told
+            return 0 if self.least is None else self.least.queue_offset
+
+    @property
+    def written(self) -> int:
+        return self.disk_end
+
+    @cached_property
+    def rows_end(self) -> int:
+        """The queue offset behind the last row, left over or not."""
+        try:
+            last = self._store.database.last(ROWS, self._key(0), self._key(_MOST))
+        except FormatError as error:
+            raise StoreIOError(str(error)) from None
+        if last is None:
+            return 0
+        end = int.from_bytes(last[0][len(self._prefix):][:8], "big") + 1
+        stop = self._store.stop
+        if stop is None or ROW.size != len(last[1]) or ROW.decode(last[1]).physical_offset < stop:
+            return end
+        return first_from(self._search, 0, end, stop)
+
+    @cached_property
+    def disk_end(self) -> int:
+        end, leads = self.rows_end, self._store.leads
+        if leads is None:
+            return end
+        settled = end if self.last is None else min(self.last.queue_offset + 1, end)
+        if self.last is not None and not end:  # its rows have expired
+            return max(self.last.queue_offset + 1, 0)
+        # A cut queue keeps its rows; the next ones take their places one after the other.
+        while settled < end:
+            middle = (settled + end) // 2
+            row = self._row(middle)
+            if row is not None and leads(self, middle, UnitRecord(*row[:3])):
+                settled = middle + 1
+            else:
+                end = middle
+        return settled
+
+    @cached_property
+    def _search(self) -> _Units:
+        return _Units(self._row)
+
+    def recovered_end(self, log_end: int) -> int:
+        last = self.last
+        if last is None:
+            return 0
+        if self._store.checkpoint <= log_end or last.physical_offset < log_end:
+            return last.queue_offset + 1
+        cut = self.cut_at(log_end)
+        return last.queue_offset + 1 if cut is None else cut
+
+    def cut_at(self, log_end: int) -> int | None:
+        """As RocksDBConsumeQueueTable.binarySearchInCQ does it: a row that leads to ``log_end``
+        itself ends the search at once, with the last row found until then (spec: rocksdb.md §4).
+        """
+        found: int | None = None
+        low = 0 if self.least is None else self.least.queue_offset
+        high = -1 if self.last is None else self.last.queue_offset
+        while low <= high:
+            middle = (low + high) // 2
+            row = self._row(middle)
+            if row is not None and row.physical_offset == log_end:
+                break
+            if row is not None and row.physical_offset > log_end:
+                high = middle - 1
+            else:
+                low = middle + 1
+                found = middle if row is not None else found
+        return None if found is None else found + 1
+
+    def first_kept(self, end: int, log_min: int, generation: int) -> int:
+        if self.least is not None and self.least.physical_offset >= log_min:
+            return max(self.least.queue_offset, 0)
+        if self.last is not None and self.last.physical_offset < log_min:
+            return end
+        low = 0 if self.least is None else max(self.least.queue_offset, 0)
+        return first_from(self._search, max(low, self.first_index), end, log_min)
+
+
+class _Units:
+    """Rows to be searched by where they lead to."""
+
+    def __init__(self, row: Callable[[int], RowRecord | None]) -> None:
+        self._row = row
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        row = self._row(queue_offset)
+        return None if row is None else row[:3]

@@ -1,0 +1,250 @@
+"""Consumequeues in RocksDB: verify and preflight, with the engine as judge; damage is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rocksdict import AccessType, BlockBasedOptions, Options, Rdict
+
+from rmqctl.broker.view import view_of
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.formats.local import checkpoint as page
+from rmqctl.formats.rocksdb import consume_queue as keys
+from rmqctl.store import Sizes, Store
+from rmqctl.store.broker_conf import NO_CONF
+from tests.support.cli import run
+from tests.support.golden import GoldenSet, rocksdb_sets
+from tests.support.snapshot import assert_unchanged
+
+DAMAGED = [each for each in rocksdb_sets() if each.is_damaged]
+SIZES = Sizes(index_slots=100, index_max=200, conf=replace(NO_CONF, store_type="defaultRocksDB"))
+SOUND = "5.3.3/rocksdb-crash/after"
+
+
+def found(root: Path, *words: str, code: tuple[int, ...] = (0, 1)) -> list[dict]:
+    with assert_unchanged(root):
+        return run("verify", root, *words, "-o", "json").expect(*code).json()["findings"]
+
+
+def troubles(root: Path) -> Counter[str]:
+    return Counter(one["category"] for one in found(root) if one["severity"] != "info")
+
+
+class Changing:
+    """A data base opened to be changed, as a broker would find it."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+
+        def options() -> Options:
+            made = Options(raw_mode=True)
+            table = BlockBasedOptions()
+            table.set_format_version(5)
+            made.set_block_based_table_factory(table)
+            return made
+
+        self._db = Rdict(str(store / "consumequeue"), options(),
+                         {name: options() for name in (keys.ROWS, keys.OFFSETS)},
+                         AccessType.read_write())
+
+    def __enter__(self):
+        self._families = [self._db.get_column_family(name) for name in (keys.ROWS, keys.OFFSETS)]
+        return self._families
+
+    def __exit__(self, *_):
+        for family in self._families:
+            family.flush()
+            family.close()
+        self._db.close()
+        (self._store / "consumequeue" / "rocksdict-config.json").unlink()  # the library's own
+
+
+@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
+def test_preflight_says_what_the_engine_did(golden, each: GoldenSet):
+    folder = golden(each.id)
+    expect = json.loads((folder / "expect.json").read_text())
+    with Store.open(folder / "before", (), SIZES) as store:
+        made = preflight(store, "5.3.3")
+    assert made.starts
+    assert made.recovery == ("abnormal" if "-crash" in each.kind else "normal")
+    assert made.truncate_to == expect["maxPhyOffsetAfterLoad"]
+    assert made.checkpoint == page.parse((folder / "after" / "checkpoint").read_bytes())
+    queues = {f"{one['topic']}-{one['queueId']}": one["max"] for one in expect["queues"]
+              if one["max"]}
+    assert {key: end for key, end in made.table.items() if end} == queues
+    with Store.open(folder / "before") as store:
+        kept = {(int(at), topic) for batch in store.log.walk(0, made.truncate_to)
+                for at, topic, kind in zip(batch.offset, topics(batch),
+                                           batch.column("sys_flag") & 12, strict=True)
+                if kind in (0, 8) and at < made.truncate_to}
+    rowed = {(row[1], row[4]) for one in expect["queues"] for row in one["messages"]}
+    own = {topic: count for topic, count in made.unreachable_by_topic.items()
+           if not topic.startswith("%LMQ%")}
+    assert own == dict(Counter(topic for _, topic in kept - rowed))
+
+
+def topics(batch) -> list[str]:
+    starts, lengths = batch.column("topic_start"), batch.column("topic_length")
+    return [batch.data[start:start + length].tobytes().decode()
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+def test_the_faults_of_the_engine_are_found(golden):
+    """A row just at the cut made it note a last one too low (spec: rocksdb.md §4)."""
+    findings = [one for one in found(golden("5.3.3/rocksdb-clean-trunc-b/after"))
+                if one["category"] == "cq-last"]
+    assert [(one["topic"], one["queue_id"], one["queue_offset"], one["count"])
+            for one in findings] == [("%LMQ%go1", 0, 7, 2), ("TP_pay_Topic", 1, 24, 3)]
+    # The one that it leaves beyond the end of the log.
+    ahead = [(one["topic"], one["queue_id"])
+             for one in found(golden("5.3.3/rocksdb-clean-trunc/after"))
+             if one["category"] == "cq-ahead"]
+    assert ahead == [("SCHEDULE_TOPIC_XXXX", 16)]
+    # The record at 0 never gets its row after a clean end.
+    [rowless] = found(golden("5.3.3/rocksdb-clean-nocq/after"))
+    assert (rowless["category"], rowless["severity"], rowless["queue_offset"]) == (
+        "cq-missing-entry", "error", 0)
+
+
+@pytest.mark.parametrize("name", ["rocksdb/store", "rocksdb-crash/after",
+                                  "rocksdb-crash-nocq/after"])
+def test_a_sound_store_has_no_findings(golden, name: str):
+    assert found(golden(f"5.3.3/{name}"), code=(0,)) == []
+
+
+def test_what_a_kill_left_out_comes_back_at_the_next_start(golden):
+    findings = found(golden("5.3.3/rocksdb-crash/before"), code=(0,))
+    assert {one["category"] for one in findings} == {
+        "cq-behind", "cq-missing", "unclean-shutdown"}
+    assert all("a broker's start makes" in one["detail"] for one in findings
+               if one["category"].startswith("cq-"))
+    killed = found(golden("5.3.3/rocksdb-config-v1-kill/store"), "--only", "consumequeue",
+                   code=(0, 3))
+    assert {one["category"] for one in killed} == {"cq-missing", "cq-database"}
+    assert {one["severity"] for one in killed} == {"info"}
+
+
+@pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
+def test_a_data_base_that_does_not_open(golden_copy, lost: str):
+    store = golden_copy(SOUND)
+    next((store / "consumequeue").glob(lost)).unlink()
+    [finding] = found(store, code=(1,))
+    assert (finding["category"], finding["severity"]) == ("cq-database", "error")
+    assert str(store / "consumequeue") == finding["file"]
+    # The rest is judged and read all the same.
+    run("verify", store, "--only", "commitlog,index").expect(0)
+    assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 239
+    refused = run("preflight", store, "-o", "json").json()
+    assert refused["starts"] is False
+
+
+def test_a_damaged_block_of_rows(golden_copy):
+    store = golden_copy(SOUND)
+    table = max((store / "consumequeue").glob("*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[200] ^= 4
+    table.write_bytes(data)
+    assert troubles(store)["cq-database"] + troubles(store)["file-unreadable"] > 0
+    assert set(troubles(store)) <= {"cq-database", "file-unreadable", "cq-missing", "cq-behind",
+                                    "cq-missing-entry", "cq-last"}
+    run("read", store, "--topic", "TP_audit_Topic", "-o", "jsonl").expect(0, 1, 5)
+
+
+def test_a_lost_write_ahead_log_is_no_loss(golden_copy):
+    store = golden_copy(SOUND)
+    for log in (store / "consumequeue").glob("*.log"):
+        log.unlink()
+    assert found(store, code=(0,)) == []
+
+
+def test_rows_that_contradict_the_log(golden_copy):
+    store = golden_copy(SOUND)
+    with Store.open(store) as opened:
+        queue = opened.queue("TP_audit_Topic", 0)
+        rows = [queue.unit(number) for number in range(5)]
+    with Changing(store) as (table, _):
+        table[keys.row_key(b"TP_audit_Topic", 0, 3)] = keys.ROW.build((
+            rows[3].physical_offset, rows[3].size + 1, rows[3].tags_code, 1))
+        table[keys.row_key(b"TP_audit_Topic", 0, 4)] = keys.ROW.build((
+            rows[4].physical_offset, rows[4].size, rows[4].tags_code + 1, 1))
+        del table[keys.row_key(b"TP_audit_Topic", 0, 10)]
+        table[b"no key of a row"] = b""
+        table[keys.row_key(b"TP_audit_Topic", 0, 20)] = b"short"
+    assert troubles(store) == {"cq-wrong-size": 1, "cq-wrong-tag": 1, "cq-missing-entry": 2,
+                               "cq-database": 1}
+
+
+def test_what_is_noted_as_the_last_row(golden_copy):
+    store = golden_copy(SOUND)
+    key = keys.offset_key(b"TP_audit_Topic", 0, keys.MAX)
+    with Changing(store) as (_, offsets):
+        before = keys.POSITION.decode(offsets[key])
+        offsets[key] = keys.POSITION.build((before.physical_offset, before.queue_offset + 3))
+    [last] = found(store, code=(1,))
+    assert (last["category"], last["queue_offset"]) == ("cq-last", before.queue_offset + 3)
+    with Changing(store) as (_, offsets):
+        offsets[key] = keys.POSITION.build((before.physical_offset + 1, before.queue_offset))
+    [last] = found(store, code=(1,))
+    assert f"it leads to {before.physical_offset}" in last["detail"]
+
+
+def test_a_gap_that_no_message_fills(golden_copy):
+    """What a broker writes behind a last row that it has noted wrongly."""
+    store = golden_copy(SOUND)
+    with Store.open(store) as opened:
+        queue = opened.queue("TP_audit_Topic", 0)
+        end, last = queue.disk_end, queue.rows(queue.disk_end - 1, 1)[0]
+    with Changing(store) as (table, offsets):
+        table[keys.row_key(b"TP_audit_Topic", 0, end + 4)] = last.tobytes()
+        offsets[keys.offset_key(b"TP_audit_Topic", 0, keys.MAX)] = keys.POSITION.build((
+            int(last["physical_offset"]), end + 4))
+    assert {(one["category"], one["queue_offset"], one["count"])
+            for one in found(store, code=(1,))} >= {("cq-gap", end, 4)}
+
+
+@pytest.mark.parametrize("index", [(1 << 62), (1 << 58) - 1, -1])
+def test_a_row_at_an_absurd_queue_offset_is_no_endless_loop(golden_copy, index: int):
+    store = golden_copy(SOUND)
+    with Changing(store) as (table, offsets):
+        table[keys.row_key(b"TP_audit_Topic", 0, index)] = keys.ROW.build((0, 100, 0, 0))
+        if index > 0:
+            offsets[keys.offset_key(b"TP_audit_Topic", 0, keys.MAX)] = keys.POSITION.build((
+                0, index))
+    for words in (("verify",), ("info",), ("read", "--topic", "TP_audit_Topic"), ("stats",),
+                  ("preflight",), ("offsets",), ("tail",)):
+        run(words[0], store, *words[1:]).expect(0, 1, 3, 5)
+
+
+def test_rows_behind_a_cut_are_no_rows(golden_copy):
+    """They stay, and may lead to another message by now."""
+    store = golden_copy(SOUND)
+    with Store.open(store) as opened:
+        queue = opened.queue("TP_audit_Topic", 0)
+        end, other = queue.disk_end, queue.rows(3, 1)[0]
+    with Changing(store) as (table, _):
+        for index in range(end, end + 5):
+            table[keys.row_key(b"TP_audit_Topic", 0, index)] = other.tobytes()
+    assert found(store, code=(0,)) == []
+    with Store.open(store) as opened:
+        queue = opened.queue("TP_audit_Topic", 0)
+        assert (queue.rows_end, queue.disk_end) == (end + 5, end)
+        assert view_of(opened, "disk").bounds(queue).end == end
+
+
+def test_a_file_broker_sees_no_queue(golden):
+    with Store.open(golden(SOUND)) as store:
+        made = preflight(store, "4.9.3")
+    assert all(action.before == 0 for action in made.actions if action.action == "add rows")
+    assert made.rows_added == 286
+
+
+def test_a_store_that_lost_its_data_base_altogether(golden_copy):
+    store = golden_copy("5.3.3/rocksdb-config-v1/store")
+    shutil.rmtree(store / "consumequeue")
+    assert {one["category"] for one in found(store, "--only", "consumequeue", code=(1, 3))} == {
+        "not-judged", "cq-missing"}
