@@ -143,6 +143,7 @@ class _Planner:
         if cut is not None:
             self._notes.append(f"a repair has ended the log at {cut.end}; this plan brings back "
                                "what it cut off")
+        self._refuse_half_a_log()
         saved = self._log()
         if not saved.restored:
             self._refuse_without_log()
@@ -234,6 +235,21 @@ class _Planner:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "
                 "that: is the log in other folders (--commitlog-dir), or not mounted?")
+
+    def _refuse_half_a_log(self) -> None:
+        """Of a log in several folders that nobody named, one may not be mounted: fillers in its
+        place would stand beside its messages later.
+        """
+        store = self._store
+        size = max((file.size for file in store.log.files), default=0)
+        gap = next((gap for gap in store.log.gaps() if gap.end - gap.start >= size), None)
+        if (gap is not None and COMMITLOG in self._options.only and not self._logs
+                and not self._options.commitlog_dirs
+                and store.log_folders != [store.path("commitlog")]):
+            raise RefusedError(
+                f"{self._root}: a log that was found in {', '.join(store.log_folders)} lacks the "
+                f"files of [{gap.start}, {gap.end}): is another folder of it not mounted, or "
+                "elsewhere? Name all that there are (--commitlog-dir)")
 
     def _log(self) -> Salvage:
         """The log as it will be; as it is, where it was not asked for."""

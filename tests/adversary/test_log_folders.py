@@ -9,6 +9,7 @@ import pytest
 
 from rmqctl.formats.local import message
 from rmqctl.store import log_folders
+from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 
 STORE = "5.3.3/multipath/store"
@@ -83,3 +84,25 @@ def test_the_folder_around_a_store_is_none(left: str, golden_copy: GoldenFolder,
     around = store.parent
     for command in ("info", "verify", "recover", "preflight"):
         assert f"did you mean {store}?" in rmqctl(command, around).expect(3).err
+
+
+def test_a_folder_that_is_not_mounted_gets_no_fillers(tmp_path: Path, rmqctl: Runner) -> None:
+    """Its files may be there tomorrow; who names the folders says that they are all."""
+    writer = Writer(Layout(log_file_size=4096, index_slots=16, index_entries=64))
+    for number in range(70):
+        writer.put("orders", b"x" * 100, keys=f"k{number}")
+    store = writer.write(tmp_path / "store")
+    folders = store / "disk1", tmp_path / "disk2"
+    for folder in folders:
+        folder.mkdir()
+    for number, path in enumerate(sorted((store / "commitlog").iterdir())):
+        path.rename(folders[number % 2] / path.name)
+    (store / "commitlog").rmdir()
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    folders[1].rename(tmp_path / "far" / "away" / "disk2")
+    assert found(store) == ["disk1"]
+    said = rmqctl("recover", store).expect(6).err
+    assert "not mounted" in said
+    assert "4096, 8192" in said
+    plan = rmqctl("recover", store, "--commitlog-dir", folders[0], "-o", "json").expect(1).json()
+    assert plan["messages_lost"]
