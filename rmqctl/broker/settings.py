@@ -242,7 +242,7 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
     elif layout.consumequeue == "rocksdb" and conf.store_type in (None, "default"):
         texts.append(f"storeType={conf.store_type or 'default (it is not set)'}, but the "
                      "consumequeues are a RocksDB data base")
-    is_dledger = layout.commitlog in ("dledger", "mixed")
+    is_dledger = layout.is_dledger
     if conf.dledger and not is_dledger and not conf.dledger_paths:
         texts.append("enableDLegerCommitLog=true, but the log is no DLedger one")
     elif is_dledger and not conf.dledger:

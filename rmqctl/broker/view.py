@@ -19,6 +19,7 @@ def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """What a broker of ``version`` (None: the store's own) would have of ``store``."""
     from rmqctl.broker.recovery import default_version, recover_log
 
+    store.layout.require_plain_log(store.root)
     rules = version or default_version(store)
     return View(store, lambda: recover_log(store, rules).end, rules.generation)
 
@@ -29,7 +30,7 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
     would cost a walk through gigabytes, and the disk's is taken.
     """
-    if kind == "auto" and not store.layout.reads("consumequeue"):
+    if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consumequeues say
     if kind == "auto":
         size = sum(file.size for file in store.log.files)

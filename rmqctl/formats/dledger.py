@@ -37,6 +37,8 @@ End = Struct("magic" / Int32sb, "size" / Int32sb)
 
 MAGIC_ENTRY = 1
 MAGIC_END = -1
+CONTROL = {2: "NOOP", 3: "CONFIG_CHANGE"}
+"""Magics of entries that hold no message (since dledger 0.4.0)."""
 PLAIN, FRAMED, END_OF_FILE = "plain", "dledger", "end"
 
 
@@ -84,7 +86,7 @@ HEAD_SIZE = ENTRY_HEAD.size
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
     """What is wrong with an entry head, if anything."""
-    if head.magic != MAGIC_ENTRY:
+    if head.magic != MAGIC_ENTRY and head.magic not in CONTROL:
         return FormatError(f"not an entry magic: {head.magic}", offset=where, path="magic")
     if head.body_length < 0:
         return FormatError("negative length", offset=where, path="body_length")
@@ -104,6 +106,16 @@ def parse(data: bytes, position: int = 0, base: int = 0) -> EntryHeadRecord:
 
 
 build = ENTRY_HEAD.build
+
+
+def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
+    """The entry head that ``raw`` begins with, if it is one which says that it lies at the byte
+    offset ``where`` of the data; else None.
+    """
+    if len(raw) < HEAD_SIZE:
+        return None
+    head = ENTRY_HEAD.decode(raw)
+    return head if head.pos == where and judge(head, where) is None else None
 
 
 def build_end(size: int) -> bytes:

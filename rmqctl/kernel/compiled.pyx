@@ -161,12 +161,13 @@ cdef inline int put(int64_t[:, ::1] columns, Py_ssize_t row, int64_t start,
 
 
 def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64_t most,
-           int64_t[:, ::1] columns):
+           int64_t[:, ::1] columns, int64_t head=0):
     """Follows records by their sizes from data[at:] on, up to the first that is none.
 
-    ``base`` is the physical offset of data[0]. A record starts before ``end`` and lies in data as
-    a whole; there are ``most`` of them at most. ``columns`` (int64 [9, n], rows as `COLUMNS` and
-    the variant) takes one column for each, and ends the walk when it is full. Gives how many.
+    ``base`` is the physical offset of data[0]. Before each record are ``head`` bytes of others.
+    These start before ``end``, and the record lies in data as a whole; there are ``most`` of them
+    at most. ``columns`` (int64 [9, n], rows as `COLUMNS` and the variant) takes one column for
+    each, and ends the walk when it is full. Gives how many.
     """
     cdef int64_t size = data.shape[0]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -174,11 +175,13 @@ def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64
     cdef Record record
     if columns.shape[0] != ROWS:
         raise ValueError("columns have another shape")
+    if not 0 <= at <= size or not 0 <= head <= size:  # so that they can be added
+        return 0
     with nogil:
         while count < most and count < room and at < end and is_record(
-                first, size, at, base, &record):
-            put(columns, count, at, &record)
-            at += record.total_size
+                first, size, at + head, base, &record):
+            put(columns, count, at + head, &record)
+            at += head + record.total_size
             count += 1
     return count
 

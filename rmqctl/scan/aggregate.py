@@ -87,7 +87,7 @@ class Aggregate:
                 self.damaged_spans += 1
         if not len(batch):
             return
-        self.bytes_in_messages += int(batch.column("total_size").sum())
+        self.bytes_in_messages += int(batch.frame_size.sum())
         batch = self._chosen(batch)
         if len(batch):
             total, body = batch.column("total_size"), batch.column("body_length")

@@ -193,9 +193,9 @@ def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) ->
     kind, batch = FRAME_TYPES[name], messages.batch
     first: pa.Array
     if name == "position":
-        first = pa.array(batch.offset - base)
+        first = pa.array(batch.offset - batch.head - base)
     elif name == "length":
-        first = pa.array(batch.column("total_size"))
+        first = pa.array(batch.frame_size)
     elif name == "kind":
         first = pa.repeat(MESSAGE, len(batch))
     elif name in MESSAGE_TYPES:

@@ -147,16 +147,20 @@ def used_length(data: bytes) -> int:
     return 0
 
 
-def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int) -> Array:
-    """Positions (int64) reached by following the sizes from ``at``: at most ``most`` of them."""
+def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
+        head: int = 0) -> Array:
+    """Positions (int64) of records reached by following the sizes from ``at``: at most ``most`` of
+    them, with ``head`` other bytes before each.
+    """
     starts: list[int] = []
     last = filled - _SIZE.size
+    at += head
     while at <= last and len(starts) < most:
         size: int = _SIZE.unpack_from(buffer, at)[0]
         if size < MIN_SIZE:
             break
         starts.append(at)
-        at += size
+        at += size + head
     return np.array(starts, np.int64)
 
 
@@ -164,12 +168,13 @@ class Batch:
     """Message frames of one buffer, in order, and the spans found among and behind them.
 
     ``data`` (uint8) is only valid until the walk goes on; ``base`` is the physical offset of
-    ``data[0]``. ``start`` are positions in ``data``; all other columns are computed on demand.
+    ``data[0]``. ``start`` are positions of records in ``data``, each with ``head`` bytes before it
+    that belong to its frame; all other columns are computed on demand.
     """
 
     def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, Shape]],
-                 columns: dict[str, Array]) -> None:
-        self.data, self.base, self.start = data, base, start
+                 columns: dict[str, Array], head: int = 0) -> None:
+        self.data, self.base, self.start, self.head = data, base, start, head
         self.spans: list[Span] = []
         self._groups = groups
         self._columns = columns
@@ -181,6 +186,12 @@ class Batch:
     def offset(self) -> Array:
         """Physical offsets (int64)."""
         found: Array = self.start + self.base
+        return found
+
+    @property
+    def frame_size(self) -> Array:
+        """Bytes of each frame (int64): of its record, and of the head before it."""
+        found: Array = self.column("total_size") + self.head
         return found
 
     def column(self, name: str) -> Array:
@@ -293,26 +304,31 @@ class Batch:
         if len(groups) == 1:
             groups = [(slice(None), groups[0][1])]
         return Batch(self.data, self.base, self.start[rows], groups,
-                     {name: value[rows] for name, value in self._columns.items()})
+                     {name: value[rows] for name, value in self._columns.items()}, self.head)
 
 
-def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL) -> Batch:
-    """The records that follow each other by their sizes from ``data[at:]`` on.
+def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
+                 head: int = 0) -> Batch:
+    """The records that follow each other by their sizes from ``data[at:]`` on, with ``head`` other
+    bytes before each.
 
-    They end before the first that does not prove itself (see `examine`), or starts at or behind
-    ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
+    They end before the first that does not prove itself (see `examine`), or whose frame starts at
+    or behind ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
     """
     kernel = active()
     if kernel is None:
-        start = hop(data.data, at, len(data), most)
+        start = hop(data.data, at, len(data), most, head)
         batch, ok = examine(data, base, start)
         good = len(start) if ok.all() else int(ok.argmin())
-        good = min(good, int(np.searchsorted(start, end)))
-        return batch if good == len(start) else batch.select(slice(0, good))
-    room = max(min(end, len(data)) - at, 0) // MIN_SIZE + 1
-    table: Array = np.empty((_ROWS, min(room, most)), np.int64)
-    count = kernel.follow(data, base, at, end, most, table)
-    return _batch(data, base, table[:, :count])
+        good = min(good, int(np.searchsorted(start, end + head)))
+        batch = batch if good == len(start) else batch.select(slice(0, good))
+    else:
+        room = max(min(end, len(data)) - at, 0) // (MIN_SIZE + head) + 1
+        table: Array = np.empty((_ROWS, min(room, most)), np.int64)
+        count = kernel.follow(data, base, at, end, most, table, min(head, len(data)))
+        batch = _batch(data, base, table[:, :count])
+    batch.head = head
+    return batch
 
 
 def _batch(data: Array, base: int, table: Array) -> Batch:

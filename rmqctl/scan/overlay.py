@@ -61,6 +61,7 @@ class LogPart:
     pieces: tuple[Piece, ...] = ()
     witness: Witness | None = field(default=None, compare=False, repr=False)
     limit: int | None = None
+    head: int = 0
 
     @property
     def end(self) -> int:
@@ -72,7 +73,7 @@ class LogPart:
         if self.path is None:
             yield OverlaidSource(self, None)
             return
-        with FileSource(self.path, self.base, limit=self.limit, witness=self.witness) as below:
+        with FileSource(self.path, self.base, self.limit, self.witness, self.head) as below:
             if not self.pieces and below.size == self.size:
                 yield below
             else:
@@ -85,6 +86,7 @@ class OverlaidSource:
     def __init__(self, part: LogPart, below: Source | None) -> None:
         self.name = part.path or f"<missing file {part.base:020d}>"
         self.base, self.size, self.witness = part.base, part.size, part.witness
+        self.head = part.head
         self._pieces, self._below = part.pieces, below
         self._starts = [piece.at for piece in part.pieces]
 

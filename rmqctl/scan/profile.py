@@ -98,9 +98,9 @@ class LogProfile:
             self.fill(span.kind, span.offset, span.end)
         if not len(batch):
             return
-        size = batch.column("total_size")
-        self._messages(DAMAGED, batch.offset[~ok], size[~ok])
-        self._messages(MESSAGES, batch.offset[ok], size[ok])
+        start, size = batch.offset - batch.head, batch.frame_size
+        self._messages(DAMAGED, start[~ok], size[~ok])
+        self._messages(MESSAGES, start[ok], size[ok])
         intact = batch if ok.all() else batch.select(np.flatnonzero(ok))
         self.queues.add(intact)
         self.times.add(intact.column("store_timestamp"), intact.column("total_size"))

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from rmqctl.formats import layout
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
@@ -44,16 +44,31 @@ _MAGIC_SIZE = 4
 _MAGICS = tuple(VERSIONS)
 _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
+_END = dledger.MAGIC_END & 0xFFFFFFFF
 
 
 def is_blank(source: Source, position: int) -> bool:
-    """Whether an END_OF_FILE record stands at ``position`` and names just the rest of the file."""
+    """Whether an END_OF_FILE record, or DLedger's end mark, stands at ``position`` and names just
+    the rest of the file.
+    """
     head = source.read(position, BLANK_SIZE)
-    return len(head) == BLANK_SIZE and _BLANK.unpack(head) == (source.size - position, MAGIC_BLANK)
+    if len(head) < BLANK_SIZE:
+        return False
+    left = source.size - position
+    return _BLANK.unpack(head) == (left, MAGIC_BLANK) if not source.head else (
+        dledger.END.decode(head) == (dledger.MAGIC_END, left))
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """The bytes of the record at ``position`` if magic, place and lengths agree."""
+    """The bytes of the record whose frame begins at ``position`` if magic, place and lengths agree,
+    those of its entry too where it lies in one.
+    """
+    entry = None
+    if source.head:
+        entry = dledger.head_at(source.read(position, source.head), source.base + position)
+        if entry is None:
+            return None
+        position += source.head
     head = source.read(position, START_SIZE)
     if len(head) < _LOCATED.size:
         return None
@@ -62,6 +77,8 @@ def _self_located(source: Source, position: int) -> bytes | None:
         return None
     if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - position):
         return None
+    if entry is not None and entry.body_length != total:
+        return None
     if extent(source, position) != total:
         return None
     raw = source.read(position, total)
@@ -69,13 +86,18 @@ def _self_located(source: Source, position: int) -> bytes | None:
 
 
 def located_size(source: Source, position: int) -> int | None:
-    """The size of a record at ``position`` if magic, place and lengths agree; more is not asked."""
+    """The size of the frame of a record at ``position`` if magic, place and lengths agree; more is
+    not asked.
+    """
     raw = _self_located(source, position)
-    return None if raw is None else len(raw)
+    return None if raw is None else source.head + len(raw)
 
 
 def is_placed(source: Source, position: int) -> bool:
-    """Whether a message's magic stands at ``position``, and this place as its physical offset."""
+    """Whether a message's magic stands in the frame at ``position``, and its place as its physical
+    offset.
+    """
+    position += source.head
     head = source.read(position, START_SIZE)
     if len(head) < _LOCATED.size:
         return False
@@ -127,7 +149,7 @@ def provable(source: Source, position: int) -> bool:
     raw = _self_located(source, position)
     if raw is None:
         return False
-    after = position + len(raw)
+    after = position + source.head + len(raw)
     if after == source.size or is_blank(source, after) or _self_located(source, after):
         return True
     record = decode(raw)
@@ -135,14 +157,24 @@ def provable(source: Source, position: int) -> bool:
 
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
-    """The first position in ``[start, end)`` where a record or blank provably starts."""
-    for window_start, data in used_windows(source, start, end):
+    """The first position in ``[start, end)`` where the frame of a record or a blank provably
+    starts.
+    """
+    head = source.head
+    for window_start, data in used_windows(source, start + head, end + head):
         magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (*VERSIONS, MAGIC_BLANK))
-        candidates: list[int] = (magics + (window_start - MAGIC_OFFSET)).tolist()
+        candidates: list[int] = (magics + (window_start - MAGIC_OFFSET - head)).tolist()
         for candidate in candidates:
             if start <= candidate < end and provable(source, candidate):
                 return candidate
-    return None
+    return next((mark for mark in _end_marks(source, start, end)), None) if head else None
+
+
+def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
+    """Where in positions ``[start, end)`` DLedger's end mark stands and names the file's rest."""
+    for window_start, data in used_windows(source, start, end):
+        magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (_END,)) + window_start
+        yield from (at for at in magics.tolist() if start <= at < end and is_blank(source, at))
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:

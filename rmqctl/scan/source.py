@@ -50,12 +50,14 @@ class Source(Protocol):
     """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
 
     ``witness``: what else is known of the log they are of; None where they are all there is.
+    ``head``: bytes before each record that are not its own, where it lies in an entry of DLedger's.
     """
 
     name: str
     base: int
     size: int
     witness: Witness | None
+    head: int
 
     def read(self, position: int, length: int) -> bytes: ...
 
@@ -82,8 +84,9 @@ class Closing:
 class BytesSource:
     """A source over bytes in memory (tests, single records)."""
 
-    def __init__(self, data: bytes, base: int = 0, name: str = "<bytes>") -> None:
+    def __init__(self, data: bytes, base: int = 0, name: str = "<bytes>", head: int = 0) -> None:
         self.name, self.base, self.size, self._data = name, base, len(data), data
+        self.head = head
         self.witness: Witness | None = None
 
     def read(self, position: int, length: int) -> bytes:
@@ -127,10 +130,12 @@ class FileSource(Closing):
     """
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
+    head = 0
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
-                 witness: Witness | None = None) -> None:
+                 witness: Witness | None = None, head: int = 0) -> None:
         self.name, self.base, self._limit, self.witness = path, base, limit, witness
+        self.head = head
         self._fd = open_regular(path)
         self.size = os.fstat(self._fd).st_size
         self._holes = hasattr(os, "SEEK_DATA")

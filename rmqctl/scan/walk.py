@@ -31,9 +31,11 @@ def start_of(source: Source, at: int) -> int:
     """The first border of a frame at or behind a position that may be anywhere, a body included.
 
     From a record nearby which its consumequeue's row leads to, or from the file's start, the
-    frames are walked. Where nothing is known of a log the next provable record is taken.
+    frames are walked. Where nothing is known of a log the next provable record is taken. In
+    DLedger's data a position inside the head of an entry, or of its record, means this entry.
     StoreIOError.
     """
+    at -= source.head
     if at <= 0:
         return 0
     if source.witness is None:
@@ -61,7 +63,8 @@ def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | 
         if candidate is None:
             return None
         size = located_size(source, candidate)
-        if size is not None and witness.confirms(decode(source.read(candidate, size))):
+        if size is not None and witness.confirms(decode(
+                source.read(candidate + source.head, size - source.head))):
             return candidate
         position = candidate + 1
     return None
@@ -113,7 +116,7 @@ class Walk:
             # The records from here to the first bad one.
             data = np.frombuffer(buffer, np.uint8, filled)
             batch = records_from(data, self.source.base + filled_from, at, self.end - filled_from,
-                           burst)
+                                 burst, self.source.head)
             good = len(batch)
             if good:
                 self.position = filled_from + int(
@@ -138,8 +141,10 @@ class Walk:
 
         False for a record that promises well but ends behind the buffer: read more first.
         """
+        at += self.source.head
         if at + START_SIZE > filled:
-            return filled > 0 and filled_from + filled >= self.source.size and at < filled
+            return filled > 0 and filled_from + filled >= self.source.size and (
+                at - self.source.head < filled)
         total, magic, physical = _HEAD.unpack_from(buffer, at)
         return not (magic in VERSIONS
                     and physical == self.source.base + filled_from + at
@@ -148,7 +153,8 @@ class Walk:
 
     def _wanted(self, buffer: bytearray, at: int, filled: int) -> int:
         """The buffer size the frame at ``at`` needs (it is only asked when one is too small)."""
-        if at != 0 or at + START_SIZE > filled:
+        head = self.source.head
+        if at != 0 or head + START_SIZE > filled:
             return 0
-        total: int = _HEAD.unpack_from(buffer, at)[0]
-        return total
+        total: int = _HEAD.unpack_from(buffer, head)[0]
+        return total + head

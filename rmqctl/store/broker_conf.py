@@ -73,9 +73,21 @@ class BrokerConf:
     def folders(self, root: str) -> tuple[str, ...]:
         """The log's folders for a store at ``root``: () where the file names none that is there.
 
-        A folder below storePathRootDir is one below ``root``; another one is taken where it is.
+        A folder below storePathRootDir is one below ``root``; another one is taken where it is. A
+        DLedger broker has the plain ones only before it became one (spec: dledger.md §5).
         """
-        return tuple(path for path in (self._moved(path, root) for path in self.commitlog_paths)
+        paths = self.commitlog_paths
+        if self.dledger:
+            from rmqctl.store.files import DATA, NODE, listing
+
+            own = (f"{NODE}{self.dledger_self_id}/{DATA}",) if self.dledger_self_id else ()
+            data = [path for path in (self._moved(path, root)
+                                      for path in self.dledger_paths or own)
+                    if os.path.isdir(os.path.join(root, path))]
+            plain = [path for path in (self._moved(path, root) for path in paths or ("commitlog",))
+                     if listing(os.path.join(root, path)).files]
+            return (*plain, *data) if data else ()
+        return tuple(path for path in (self._moved(path, root) for path in paths)
                      if os.path.isdir(os.path.join(root, path)))
 
     def remarks(self, root: str) -> list[str]:

@@ -8,12 +8,18 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
+from rmqctl.formats import dledger
 from rmqctl.formats.local import names
 from rmqctl.scan.source import FileSource, Witness
+
+NODE, DATA, INDEX = "dledger-", "data", "index"
+"""Where DLedger keeps its files: in ``dledger-<selfId>/data`` and ``/index`` below the root."""
+_MOST_ASKED = 8
+"""Files of a log of which the first bytes are read until one tells how it is framed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class StoreFile:
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
     """Of a file of the log: what else is known of where its records lie."""
+    head: int = 0
+    """Of a file of the log: bytes before each record, the head of its entry in DLedger's."""
 
     @property
     def end(self) -> int:
@@ -38,7 +46,7 @@ class StoreFile:
 
     def open(self) -> FileSource:
         """The file to read from, up to its limit; positions count from ``base``. StoreIOError."""
-        return FileSource(self.path, self.base, self.limit, self.witness)
+        return FileSource(self.path, self.base, self.limit, self.witness, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,43 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
         else:
             contents.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
     return contents
+
+
+def log_listing(folder: str) -> Listing:
+    """The files of a folder of the log, each with the ``head`` that its records have."""
+    contents = listing(folder)
+    head = _head_in(folder, contents.files)
+    if head:
+        contents.files = [replace(file, head=head) for file in contents.files]
+    return contents
+
+
+def node_of(folder: str) -> str | None:
+    """The folder of the DLedger node whose data lie in ``folder``, where its name says so: it has
+    the index and the checkpoint, too.
+    """
+    above, name = os.path.split(os.path.normpath(folder))
+    return above if name == DATA and os.path.basename(above).startswith(NODE) else None
+
+
+def _head_in(folder: str, files: list[StoreFile]) -> int:
+    """`dledger.HEAD_SIZE` where the files hold DLedger's entries: so says the folder's name, else
+    the first file that tells; else 0 (spec: dledger.md §6).
+    """
+    if node_of(folder) is not None:
+        return dledger.HEAD_SIZE
+    for file in files[:_MOST_ASKED]:
+        try:
+            with file.open() as source:
+                raw = source.read(0, dledger.HEAD_SIZE + dledger.END.size)
+        except StoreIOError:
+            continue
+        if dledger.detect(raw) == dledger.PLAIN:
+            return 0
+        if dledger.head_at(raw, file.base) is not None and dledger.detect(
+                raw, dledger.HEAD_SIZE) == dledger.PLAIN:
+            return dledger.HEAD_SIZE
+    return 0
 
 
 def _is_name(name: str, digits: int) -> bool:

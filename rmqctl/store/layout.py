@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError
-from rmqctl.formats import dledger
-from rmqctl.formats.local import names
+from rmqctl.store import log_folders
+from rmqctl.store.files import log_listing
 
 CommitlogLayout = Literal["plain", "multi-path", "dledger", "mixed"]
 QueueLayout = Literal["file", "rocksdb", "double"]
@@ -27,10 +27,10 @@ SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset
 """Files of ``config/`` that a broker with its configuration in RocksDB does not keep up."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
-_HEAD = dledger.HEAD_SIZE + 8
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
+_NOT_PREDICTED = "whose recovery this version of rmqctl does not predict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ class Layout:
         return {"commitlog": self.commitlog, "consumequeue": self.consumequeue,
                 "config": self.config}
 
+    @property
+    def is_dledger(self) -> bool:
+        """Whether the log, or the newer part of it, lies in entries of DLedger's."""
+        return self.commitlog in ("dledger", "mixed")
+
     def reads(self, structure: str) -> bool:
         """Whether ``commitlog``, ``consumequeue`` or ``config`` can be read and judged."""
         return structure not in self.unread
@@ -66,6 +71,11 @@ class Layout:
         if structure in self.unread:
             raise UnsupportedError(f"{root}: {self.unread[structure]}")
 
+    def require_plain_log(self, root: str) -> None:
+        """UnsupportedError where a broker's recovery of the log is DLedger's, too."""
+        if self.is_dledger:
+            raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_PREDICTED}")
+
     def require_writable(self, root: str) -> None:
         """UnsupportedError where a part of the store could not be written along."""
         reason = next(iter(self.unwritten.values()), None)
@@ -74,19 +84,36 @@ class Layout:
                                    "written into it")
 
 
-def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, str]:
-    """(layout, where DLedger's data lie) of the log whose plain files are in ``folders``."""
-    nodes = [name for name in _names(root) if name.startswith("dledger-")
-             and any(names.parse_offset(file) is not None
-                     for file in _names(os.path.join(root, name, "data")))]
-    plain = [os.path.join(folder, name) for folder in folders for name in _names(folder)
-             if names.parse_offset(name) is not None]
-    if nodes:
-        return ("mixed" if plain else "dledger"), ", ".join(f"{node}/data" for node in nodes)
-    framed = next((path for path in plain if _starts_with_entry(path)), None)
-    if framed is not None:
-        return "dledger", os.path.relpath(os.path.dirname(framed), root)
-    return ("multi-path" if len(folders) > 1 else "plain"), ""
+def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, list[str]]:
+    """(layout, which folders hold DLedger's data) of the log whose files are in ``folders``.
+
+    Where these have none, but several DLedger nodes do, all of those.
+    """
+    listings = {folder: log_listing(folder).files for folder in folders}
+    framed = [folder for folder, files in listings.items()
+              if any(file.head for file in files)]
+    plain = [folder for folder, files in listings.items() if files and folder not in framed]
+    if not framed:
+        nodes = log_folders.nodes_below(root)
+        framed = [os.path.join(root, node) for node in nodes] if len(nodes) > 1 else []
+    if framed:
+        return ("mixed" if plain else "dledger"), framed
+    return ("multi-path" if len(folders) > 1 else "plain"), []
+
+
+def whose_log(root: str, folders: list[str]) -> str:
+    """Why the log of a store cannot be told from its files; "" where it can: of several DLedger
+    nodes below one root (spec: dledger.md §6) none is guessed to be the broker's.
+    """
+    layout, framed = log_layout(root, folders)
+    if not framed or not set(framed).isdisjoint(folders):
+        return ""
+    nodes = [os.path.relpath(folder, root) for folder in framed]
+    first = f"--commitlog-dir {nodes[0]}"
+    if layout == "mixed":
+        first = f"--commitlog-dir commitlog {first}"
+    return (f"several DLedger nodes keep their logs here ({', '.join(nodes)}), and nothing says "
+            f"which is the broker's: {first} names one")
 
 
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
@@ -101,14 +128,16 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
     notes: list[str] = []
-    commitlog, data = log_layout(root, folders)
-    if data:
+    commitlog, framed = log_layout(root, folders)
+    if framed:
         beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
-        lies = f"the log is DLedger's, in {data}{beside}"
-        unread["commitlog"] = unread["consumequeue"] = f"{lies}, {_NOT_READ}"
-        unwritten["commitlog"] = f"{lies}, {_NOT_WRITTEN}"
+        data = ", ".join(os.path.relpath(folder, root) for folder in framed)
+        unwritten["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_WRITTEN}"
+    undecided = whose_log(root, folders)
+    if undecided:
+        unread["commitlog"] = unread["consumequeue"] = undecided
     config = _config(root)
-    queues = _queues(root, config, queues_reach_end if not data else lambda: True, store_type,
+    queues = _queues(root, config, queues_reach_end if not undecided else lambda: True, store_type,
                      unread, notes)
     if queues == "rocksdb":
         unwritten["consumequeue"] = f"{_IN_ROCKSDB}, {_NOT_WRITTEN}"
@@ -221,13 +250,3 @@ def _start(path: str, length: int) -> bytes:
             return file.read(length)
     except (OSError, ValueError):
         return b""
-
-
-def _starts_with_entry(path: str) -> bool:
-    """Whether a file begins with a DLedger entry that holds a message."""
-    head = _start(path, _HEAD)
-    if len(head) < _HEAD or dledger.detect(head) != dledger.FRAMED:
-        return False
-    entry = dledger.ENTRY_HEAD.decode(head)
-    return dledger.judge(entry, 0) is None and dledger.detect(
-        head, dledger.HEAD_SIZE) == dledger.PLAIN

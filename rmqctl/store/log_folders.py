@@ -20,7 +20,7 @@ from rmqctl.formats.layout import reader
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, Unit
 from rmqctl.formats.local.message import VERSIONS, Message
-from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.files import DATA, NODE, StoreFile, listing
 
 COMMITLOG = "commitlog"
 _NOT_LOGS = frozenset({
@@ -56,8 +56,13 @@ class _Folder:
 def find(root: str) -> list[str]:
     """The folders of the log of the store at ``root``, absolute or below it; never raises.
 
-    ``commitlog`` alone where nothing else is proved to be one.
+    ``commitlog`` alone where nothing else is proved to be one. Of the data of DLedger nodes those
+    of the only one, behind the plain files of ``commitlog`` where there are any.
     """
+    nodes = nodes_below(root)
+    if len(nodes) == 1:
+        plain = any(_sized(os.path.join(root, COMMITLOG)))
+        return [COMMITLOG, nodes[0]] if plain else [nodes[0]]
     own = _Folder(COMMITLOG, tuple(_sized(os.path.join(root, COMMITLOG))), _OWN)
     candidates = _candidates(root)
     if not candidates:
@@ -70,6 +75,13 @@ def find(root: str) -> list[str]:
     if not taken:
         return [COMMITLOG]
     return ([COMMITLOG] if own.files else []) + sorted(folder.path for folder in taken)
+
+
+def nodes_below(root: str) -> list[str]:
+    """The folders with data of DLedger nodes, relative to the store's root."""
+    folders = sorted(os.path.join(entry.name, DATA) for entry in _entries(root, _MOST_FOLDERS)
+                     if entry.name.startswith(NODE))
+    return [folder for folder in folders if listing(os.path.join(root, folder)).files]
 
 
 def _sized(folder: str) -> Iterator[StoreFile]:
@@ -138,7 +150,7 @@ def _looks_like_log(path: str) -> bool:
 
 def _below(root: str) -> Iterator[str]:
     for name in _folders(root):
-        if name in _NOT_LOGS or name.startswith((".", "dledger-")):
+        if name in _NOT_LOGS or name.startswith((".", NODE)):
             continue
         folder = os.path.join(root, name)
         if _is_store(folder):

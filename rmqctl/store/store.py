@@ -35,9 +35,9 @@ from rmqctl.formats.local.sysflag import (
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
-from rmqctl.store.files import Listing, StoreFile, Trouble, listing
+from rmqctl.store.files import Listing, StoreFile, Trouble, listing, log_listing, node_of
 from rmqctl.store.index_files import IndexFile, open_index
-from rmqctl.store.layout import Layout, is_database, log_layout, recognise
+from rmqctl.store.layout import Layout, is_database, recognise, whose_log
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff, cut_off
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rmqctl.scan.queue_reach import Leads, LightQueues
+    from rmqctl.store.log.dledger import Node
     from rmqctl.store.rocksdb.queues import RocksQueues
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
@@ -163,7 +164,7 @@ class Store(Closing):
             raise StoreIOError.from_oserror(error, root, "list") from None
         store = cls(root, folders, sizes or Sizes())
         if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
-                folders == [store.path("commitlog")] and log_layout(root, folders)[0] == "plain"):
+                folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
             raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"
                                  f"{_near(root)}")
         return store
@@ -187,7 +188,7 @@ class Store(Closing):
         if self._moment is not None or self._current:
             return self._moment
         holder = self.lock
-        if not holder.held or holder.pid == os.getpid() or not self._log_is_plain:
+        if not holder.held or holder.pid == os.getpid() or not self._log_is_known:
             return None
         for _ in range(_TRIES):  # a file may just be begun, or renamed
             with suppress(StoreIOError), self._as_now() as now:
@@ -200,9 +201,9 @@ class Store(Closing):
         """What a repair cut off the end of the log and left in its file; None where nothing is, or
         where somebody writes to the store.
         """
-        if not self._log_is_plain or self.snapshot is not None:
+        if not self._log_is_known or self.snapshot is not None:
             return None
-        return cut_off(self.root, self._plain_log)
+        return cut_off(self.root, self._log)
 
     def up_to(self, end: int) -> Store:
         """This store with a log that ends at the physical offset ``end``. To be closed."""
@@ -249,7 +250,7 @@ class Store(Closing):
         if reach < 0:
             return False
         try:
-            for batch in self._plain_log.walk(reach):
+            for batch in self._log.walk(reach):
                 kind = batch.column("sys_flag") & TRANSACTION_MASK
                 if ((kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)).any():
                     return False
@@ -261,21 +262,21 @@ class Store(Closing):
 
     @cached_property
     def _log_listings(self) -> list[Listing]:
-        return [listing(folder) for folder in self.log_folders]
+        return [log_listing(folder) for folder in self.log_folders]
 
     @property
     def log(self) -> CommitLog:
-        """The log. UnsupportedError where it is DLedger's."""
-        if not self._log_is_plain:
+        """The log. UnsupportedError where several may be it."""
+        if not self._log_is_known:
             self.layout.require(self.root, "commitlog")
-        return self._plain_log
+        return self._log
 
     @cached_property
-    def _log_is_plain(self) -> bool:
-        return log_layout(self.root, self.log_folders)[0] in ("plain", "multi-path")
+    def _log_is_known(self) -> bool:
+        return not whose_log(self.root, self.log_folders)
 
     @cached_property
-    def _plain_log(self) -> CommitLog:
+    def _log(self) -> CommitLog:
         witness = self.new_witness()
         files = [replace(file, witness=witness)
                  for listed in self._log_listings for file in listed.files]
@@ -292,6 +293,14 @@ class Store(Closing):
         """
         return StoreWitness(partial(Store, self.root, self.log_folders, self.sizes,
                                     current=current))
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The DLedger nodes whose data are the log, or its end; none for a plain log."""
+        from rmqctl.store.log.dledger import Node
+
+        folders = (node_of(folder) for folder in self.log_folders)
+        return [Node(folder) for folder in folders if folder is not None]
 
     @property
     def log_troubles(self) -> list[Trouble]:
@@ -380,7 +389,7 @@ class Store(Closing):
     def _leads_to_its_message(self, queue: ConsumeQueue, queue_offset: int,
                               unit: UnitRecord) -> bool:
         try:
-            record = self._plain_log.record_at(unit.physical_offset, unit.size)
+            record = self._log.record_at(unit.physical_offset, unit.size)
         except StoreIOError:
             return False
         return record is not None and (queue.topic.startswith(LMQ_PREFIX) or (
@@ -559,7 +568,7 @@ class Store(Closing):
         for opened in (self.__dict__.pop("rocksdb", None), self._as_is):
             if opened is not None:
                 opened.close()
-        if "_plain_log" in self.__dict__:
-            self._plain_log.close()
+        if "_log" in self.__dict__:
+            self._log.close()
         for queue in (*self._queues.values(), *self.__dict__.get("plain_queues", {}).values()):
             queue.close()

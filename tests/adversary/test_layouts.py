@@ -11,7 +11,6 @@ import os
 import shutil
 import struct
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
 from tests.adversary.writer import Layout, Writer
 from tests.support.cli import Result, run
+from tests.support.layouts import layout_set
 from tests.support.snapshot import assert_unchanged
 
-GOLDEN = Path(__file__).parents[1] / "golden-layouts"
 WRITING = [("recover",), ("recover", "--only", "commitlog"), ("recover", "--only", "consumequeue"),
            ("recover", "--only", "index"), ("recover", "--strategy", "broker"),
            ("truncate", "--to-phy", "0"), ("expire", "--older-than", "1s"),
@@ -44,18 +43,9 @@ def categories(result: Result) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def unpacked() -> Callable[[str], Path]:
     """A golden set of another layout: its store."""
-    folder = tmp_path_factory.mktemp("layouts")
-
-    def store(name: str) -> Path:
-        place = folder / name
-        if not place.exists():
-            with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
-                archive.extractall(folder / name.partition("/")[0], filter="fully_trusted")
-        return place / "store"
-
-    return store
+    return lambda name: layout_set(name) / "store"
 
 
 @pytest.fixture
@@ -345,11 +335,11 @@ def test_stores_of_the_engine(unpacked: Callable[[str], Path], name: str,
                               expected: tuple[str, str, str]) -> None:
     store = unpacked(name)
     assert tuple(layout_of(store).values()) == expected
-    plain = name.endswith("controller")
+    read = name.rpartition("/")[2] in ("controller", "dledger")
     rowless = name.endswith("import")  # the record at 0 gets no row (spec: rocksdb.md §4)
-    judged = run("verify", store, "-o", "json").expect(0 if plain else 1 if rowless else 3)
+    judged = run("verify", store, "-o", "json").expect(0 if read else 1 if rowless else 3)
     assert categories(judged) == ({"cq-missing-entry"} if rowless else set())
-    if plain:
+    if name.endswith("controller"):
         action, = run("preflight", store, "-o", "json").expect(0).json()["actions"]
         assert action["to"] == {"confirm_phy_offset": 42709}  # as the engine left it
     else:
@@ -372,26 +362,53 @@ def entries(writer: Writer, base: int) -> bytes:
 @pytest.mark.parametrize("beside", ["dledger", "mixed", "elsewhere"])
 def test_dledger(tmp_path: Path, beside: str) -> None:
     store = orders().write(tmp_path / "s")
+    shutil.rmtree(store / "consumequeue")
     log = store / "commitlog"
     base = 0
     if beside == "mixed":
-        base = max(int(name) for name in os.listdir(log)) + 4096
+        last = max(os.listdir(log))
+        base, used = int(last) + 4096, orders().end - int(last)
+        with (log / last).open("r+b") as file:  # a broker closes it when it goes over to DLedger
+            file.seek(used)
+            file.write(struct.pack(">iI", 4096 - used, 0xCBD43194))
     else:
         shutil.rmtree(log)
     data = log if beside == "elsewhere" else store / "dledger-n0/data"
     data.mkdir(parents=True)
     (data / f"{base:020d}").write_bytes(entries(orders(), base).ljust(1 << 16, b"\0"))
     assert layout_of(store)["commitlog"] == ("mixed" if beside == "mixed" else "dledger")
-    judged = run("verify", store, "-o", "json").expect(3)
-    assert categories(judged) == set()
-    assert [one["structure"] for one in judged.json()["checked"]] == ["config", "store"]
-    for words in (("preflight", store), ("read", store), ("stats", store), ("offsets", store),
-                  ("tail", store), ("diff", store, store), ("recover", "table", store)):
-        result = run(*words).expect(3)
-        assert "DLedger" in result.err
-        assert result.out == ""
+    count = 120 if beside == "mixed" else 60
+    rows = run("read", store, "-o", "jsonl").expect(0).jsonl()
+    assert [row["physical_offset"] for row in rows][-60] == base + 48
+    assert len(rows) == count
+    assert run("stats", store, "-o", "json").expect(0).json()["total"]["messages"] == count
+    last, = run("tail", store, "-n", "1", "-o", "jsonl").expect(0).jsonl()
+    assert last == rows[-1]
+    run("diff", store, store).expect(0)
     run("config", store, "topics").expect(0)
     nothing_is_planned(store)
+
+
+def test_of_several_nodes_none_is_guessed(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    for number in range(2):
+        data = store / f"dledger-n{number}/data"
+        data.mkdir(parents=True)
+        (data / f"{0:020d}").write_bytes(entries(orders(count=20 + number), 0).ljust(
+            1 << 15, b"\0"))
+    for words in (("read", store), ("stats", store), ("tail", store), ("diff", store, store),
+                  ("offsets", store), ("recover", "table", store)):
+        result = run(*words).expect(3)
+        assert "--commitlog-dir dledger-n0/data" in result.err
+        assert result.out == ""
+    nothing_is_planned(store)
+    for number in range(2):
+        rows = run("read", store, "--commitlog-dir", f"dledger-n{number}/data",
+                   "-o", "jsonl").expect(0).jsonl()
+        assert len(rows) == 20 + number
+    conf = tmp_path / "broker.conf"
+    conf.write_text("enableDLegerCommitLog=true\ndLegerSelfId=n1\n")
+    assert len(run("read", store, "--broker-conf", conf, "-o", "jsonl").expect(0).jsonl()) == 21
 
 
 # -- a log in several folders ---------------------------------------------------------------------

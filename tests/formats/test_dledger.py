@@ -36,7 +36,7 @@ def test_framing_is_distinguished() -> None:
 
 
 @pytest.mark.parametrize(("at", "value", "path"), [
-    (0, 2, "magic"), (4, 0x98, "size"), (44, 0x68, "size"), (44, 0xFFFFFFFF, "body_length")])
+    (0, 4, "magic"), (4, 0x98, "size"), (44, 0x68, "size"), (44, 0xFFFFFFFF, "body_length")])
 def test_refusals(at: int, value: int, path: str) -> None:
     raw = HEAD[:at] + value.to_bytes(4) + HEAD[at + 4:]
     with pytest.raises(FormatError) as caught:

@@ -72,6 +72,15 @@ def log(seed: random.Random, base: int) -> bytearray:
     return data
 
 
+def entries(seed: random.Random, base: int) -> bytearray:
+    """Records as `log`, with 48 bytes of something else before each."""
+    data = bytearray()
+    for _ in range(seed.randrange(9)):
+        data += seed.randbytes(48)
+        data += message(seed, base + len(data), seed.choice(VARIANTS))
+    return data + bytes(seed.randrange(60))
+
+
 def damaged(seed: random.Random, data: bytearray) -> bytearray:
     """A few faults: bits, noise, an odd number in a field of a record or anywhere, a cut."""
     starts = [at for at in range(len(data) - 8) if data[at + 4:at + 7] == b"\xda\xa3\x20"]
@@ -130,7 +139,10 @@ def test_the_records_that_follow_each_other(seed: int) -> None:
         at = source.choice((0, 0, 0, source.randrange(len(data) + 2)))
         end = source.choice((len(data), source.randrange(len(data) + 1)))
         most = source.choice((1 << 62, 0, 1, 3))
-        question = data, base, at, end, most
+        head = source.choice((0, 0, 0, 48, 1 << 40))
+        if head == 48:
+            data = np.frombuffer(bytes(damaged(source, entries(source, base))), np.uint8)
+        question = data, base, at, end, most, head
         first, second = on_both(lambda question=question: columns(records_from(*question)))
         assert first == second, (seed, number)
         seen += len(first["start"])

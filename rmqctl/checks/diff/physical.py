@@ -81,7 +81,7 @@ class PhysicalPass:
     def _step(self, batch: Batch) -> None:
         a, b = self.a, self.b
         if len(batch):
-            start = int(batch.start[0])
+            start = int(batch.start[0]) - batch.head
             first = batch.base + start
             last = int(batch.start[-1] + batch.column("total_size")[-1])
             if b.position < first:

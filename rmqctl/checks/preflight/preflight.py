@@ -70,6 +70,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
             "a broker runs on this store now: this is what one would do that starts on the files "
             "as they are at this moment"))
     store.layout.require(store.root, "commitlog")
+    store.layout.require_plain_log(store.root)
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False

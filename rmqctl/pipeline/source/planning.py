@@ -140,7 +140,7 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool) -> Iterator
     for file in files_of_time(store.log, filters.since, filters.until):
         end = used.get(file.path, file.size)
         # Frames of a file's unused end may begin before the first offset and reach behind it.
-        first = 0 if frames else max((filters.start or 0) - file.base, 0)
+        first = 0 if frames else max((filters.start or 0) - file.base - file.head, 0)
         last = end if filters.end is None else min(end, filters.end - file.base)
         if first < last or (frames and not end and file.size):
             yield _log_item(store, name, file, first, max(last, first), end)
@@ -202,8 +202,9 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
     """(least, greatest) store time of a file's first two records; None without two."""
-    first = log.record_at(file.base)
-    second = None if first is None else log.record_at(file.base + first.total_size)
+    first = log.record_at(file.base + file.head)
+    second = None if first is None else log.record_at(
+        first.physical_offset + first.total_size + file.head)
     if first is None or second is None:
         return None
     times = first.store_timestamp, second.store_timestamp

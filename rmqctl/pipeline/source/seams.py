@@ -142,7 +142,7 @@ class Seams:
         if not self._proof(decode(batch.bytes_at(row))):
             return False
         # What resync would pass over behind damage is no place to start from.
-        return provable(self._source, int(batch.offset[row]) - self._source.base)
+        return provable(self._source, int(batch.offset[row]) - batch.head - self._source.base)
 
 
 def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
@@ -184,7 +184,7 @@ class PlannedSource:
         if source.size < size:
             raise shrank(source.name, size, source.size)
         self.name, self.base, self.size, self._source = source.name, source.base, size, source
-        self.witness = source.witness
+        self.witness, self.head = source.witness, source.head
 
     def read(self, position: int, length: int) -> bytes:
         return self._source.read(position, max(min(length, self.size - position), 0))

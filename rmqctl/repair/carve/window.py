@@ -43,7 +43,7 @@ class Window:
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
         self._source, self._chunk = source, chunk
         self.name, self.base, self.size = source.name, source.base, source.size
-        self.witness = source.witness
+        self.witness, self.head = source.witness, source.head
         self.start = self.end = 0
         self.buffer = bytearray(min(chunk, max(source.size, 1)))
         self.data: Array = np.zeros(0, np.uint8)
@@ -83,6 +83,8 @@ class Window:
 
 class AsLog:
     """A window's source as a file of the log in which records have this ``shift``."""
+
+    head = 0
 
     def __init__(self, window: Window, shift: int, witness: Witness | None) -> None:
         self._window = window

@@ -35,7 +35,6 @@ from rmqctl.formats.local.message import (
     is_magic,
     longest_topic,
     magic_at,
-    total_size_at,
     variant,
 )
 from rmqctl.scan.frames import Array, Batch, records_from
@@ -156,16 +155,17 @@ def _block(source: Source, at: int, block: int) -> tuple[Array, Array, Array]:
     Positions of the source. None of them where no frame begins.
     """
     nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
-    if located_size(source, at) is None:
+    size = located_size(source, at)
+    if size is None:
         return nothing
-    head = source.read(at, START_SIZE)
-    raw = source.read(at, max(block, total_size_at(head)))
+    raw = source.read(at, max(block, size))
     data = np.frombuffer(raw, np.uint8)
-    batch = records_from(data, source.base + at, 0, len(raw))
+    batch = records_from(data, source.base + at, 0, len(raw), head=source.head)
     if not len(batch):
         return nothing
-    end = batch.start + batch.column("total_size")
-    return batch.start + at, end + at, _odd(source, at, raw, batch, end)
+    start = batch.start - source.head
+    end = start + batch.frame_size
+    return start + at, end + at, _odd(source, at, raw, batch, end)
 
 
 def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array:
@@ -185,9 +185,10 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
     for name in ("topic", "properties"):
         first = batch.column(f"{name}_start")
         odd |= strange[first + batch.column(f"{name}_length")] > strange[first]
-    for row, place in _tails(batch.data, batch.start, end):
+    start = batch.start - source.head
+    for row, place in _tails(batch.data, start, end):
         if place in others or place not in own:
-            topics = _topics(batch.data, int(batch.start[row]), place)
+            topics = _topics(batch.data, int(start[row]), place)
             odd[row] |= bool(topics - {own.get(place, -1)})
     return odd
 
@@ -211,6 +212,7 @@ def _other_topics(data: Array, start: Array, end: Array, own: Array) -> Array:
 
 def _is_odd(source: Source, start: int, end: int) -> bool:
     """The same for one damaged record: any record inside, or another way to end than its own."""
+    start += source.head
     raw = source.read(start, end - start)
     for inner in _magics(raw, len(raw)):
         if inner > 0 and _is_head(source, start + inner):
@@ -241,8 +243,11 @@ def _magics(raw: bytes, end: int) -> Iterator[int]:
 
 
 def _is_head(source: Source, at: int) -> bool:
-    """Whether a record, or what is left of one, says that it lies here; or a blank that fits."""
-    return is_placed(source, at) or is_blank(source, at)
+    """Whether a record, or what is left of one, says that it lies here; or a blank that fits.
+
+    DLedger's end mark is not looked for: behind it is nothing that a frame around it could hold.
+    """
+    return is_placed(source, at - source.head) or (not source.head and is_blank(source, at))
 
 
 def _tails(data: Array, start: Array, end: Array) -> list[tuple[int, int]]:

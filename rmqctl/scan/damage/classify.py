@@ -6,23 +6,22 @@ This is the slow path: it runs once per damaged span.
 from __future__ import annotations
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import layout
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     MAGIC_BLANK,
     MIN_SIZE,
     START_SIZE,
-    Blank,
     Message,
     decode,
     is_magic,
 )
+from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.extents import closes, judge
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
-from rmqctl.scan.resync import MAX_RECORD, used_windows
+from rmqctl.scan.resync import MAX_RECORD, is_blank, used_windows
 from rmqctl.scan.source import Source
 
-_BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
 
@@ -33,10 +32,11 @@ def classify(source: Source, position: int) -> list[Span]:
     """
     base, size = source.base, source.size
     head = source.read(position, BLANK_SIZE)
-    if len(head) == BLANK_SIZE:
-        total, magic = _BLANK.unpack(head)
-        if magic == MAGIC_BLANK and total == size - position and closes(source, position):
-            return [Span(BLANK, base + position, size - position)]
+    if is_blank(source, position) and closes(source, position):
+        return [Span(BLANK, base + position, size - position)]
+    entry = entries.whole_entry(source, position) if source.head else None
+    if entry is not None and entry.magic in dledger.CONTROL:
+        return [Span(BLANK, base + position, entry.size)]
     search = position + 1
     if not any(head):
         first = _first_nonzero(source, position)
@@ -44,7 +44,7 @@ def classify(source: Source, position: int) -> list[Span]:
             return [Span(ZERO, base + position, size - position)]
         # A record's own leading zeros are at most those of its size.
         search = max(search, first - BLANK_SIZE)
-    reason, field = _diagnose(source, position)
+    reason, field = (entries.diagnose if source.head else _diagnose)(source, position)
     verdict = judge(source, position, search)
     if verdict.resume is None:
         return _tail(source, position, reason, field, verdict.doubtful)

@@ -44,6 +44,7 @@ from rmqctl.formats.local.message import (
     is_magic,
     variant,
 )
+from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
 from rmqctl.scan.damage.chains import MOST_NAMED, follow, tails_of
 from rmqctl.scan.damage.chains import closes as closes_store
@@ -156,7 +157,7 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     stop = known.first(search, limit)
     bound = limit if stop is None else stop
     doubtful: list[tuple[int, int]] = []
-    claimed = claimed_end(source, at)
+    claimed = at if source.head else claimed_end(source, at)
     by_itself = source.witness is None and source in _SEEN
     if by_itself and not at < claimed < source.size:
         claimed = _lengths_end(source, at)
@@ -297,6 +298,8 @@ def _proven_end(source: Source, at: int, known: Known) -> int | None:
 
 def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     """Where the damaged record at a position ends, as far as it or its row tells. StoreIOError."""
+    if source.head:
+        return _entry_extent(source, at, known)
     room = source.size - at
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
@@ -342,6 +345,27 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     landed = _landing(source, at, {max(claims)}, known) if claims else set()
     if claims and not landed and is_there and _is_torn_tail(source, at + max(claims)):
         landed = {max(claims)}
+    return Extent(at + max(landed), firm=False, proven=False) if landed else None
+
+
+def _entry_extent(source: Source, at: int, known: Known) -> Extent | None:
+    """The same of an entry of DLedger's: by its head, by two fields of it and of its record that
+    agree, by its unit of the index or its row, by one field that leads to another entry.
+    """
+    entry = entries.whole_entry(source, at)
+    if entry is not None:
+        return Extent(at + entry.size, firm=True)
+    claims = entries.claimed_sizes(source, at)
+    rows = set(known.sizes(at))
+    agreed = [size for size, times in claims.items() if size in rows or (
+        times > 1 and entries.is_proven(source, at, size))]
+    if agreed:
+        return Extent(at + max(agreed), firm=True, by_row=bool(rows & set(agreed)))
+    rows = {size for size in rows if MIN_SIZE < size <= source.size - at}
+    if rows:
+        return Extent(at + max(rows), firm=False, by_row=True)
+    landed = [size for size in claims if entries.is_proven(source, at, size)
+              and provable(source, at + size)]
     return Extent(at + max(landed), firm=False, proven=False) if landed else None
 
 
@@ -429,27 +453,29 @@ class Known:
 
     def __init__(self, source: Source) -> None:
         self._source, self._witness = source, source.witness
+        self._base = source.base + source.head
+        """The physical offset of a record whose frame begins the file."""
 
     def sizes(self, at: int) -> list[int]:
-        """The sizes of the rows that lead to a position."""
+        """The sizes of the frames of records that rows lead to, and that begin at a position."""
         if self._witness is None:
             return []
         physical, size = self._rows(at)
-        place = self._source.base + at
+        place = self._base + at
         low, high = np.searchsorted(physical, (place, place + 1)).tolist()
-        return [int(one) for one in size[low:high]]
+        return [int(one) + self._source.head for one in size[low:high] if one > 0]
 
     def _rows(self, at: int) -> tuple[Array, Array]:
         assert self._witness is not None
         start = at - at % _WINDOW
-        return self._witness.rows(self._source.base + start,
-                                  self._source.base + min(start + _WINDOW, self._source.size))
+        return self._witness.rows(self._base + start,
+                                  self._base + min(start + _WINDOW, self._source.size))
 
     def first(self, start: int, end: int) -> int | None:
         """The first record in positions ``[start, end)`` that a row or an index entry leads to."""
         if self._witness is None:
             return None
-        base = self._source.base
+        base = self._base
         at = start
         while at < end:
             upto = min(at - at % _WINDOW + _WINDOW, end)
@@ -476,9 +502,9 @@ class Known:
         size = located_size(self._source, at)
         if size is None:
             return False
-        if size in sizes:
+        if size - self._source.head in sizes:
             return True
-        place = self._source.base + at
+        place = self._base + at
         low, high = np.searchsorted(places, (place, place + 1)).tolist()
         record = self._record(at, size) if low < high else None
         if record is None:
@@ -493,7 +519,7 @@ class Known:
 
     def _record(self, at: int, size: int) -> Record | None:
         try:
-            return decode(self._source.read(at, size))
+            return decode(self._source.read(at + self._source.head, size - self._source.head))
         except FormatError:
             return None
 

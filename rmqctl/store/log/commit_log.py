@@ -142,7 +142,7 @@ class CommitLog:
         return "a record is there"
 
     def walk(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
-        """All frames that start in ``[start, end)``, file by file, in physical order.
+        """All frames whose records start in ``[start, end)``, file by file, in physical order.
 
         ``start`` may be anywhere: the walk begins with the first frame at or behind it. Files that
         vanish or cannot be opened raise StoreIOError.
@@ -152,7 +152,7 @@ class CommitLog:
                 continue
             source = self.source(number)
             inside = max(start - file.base, 0)
-            limit = None if end is None else end - file.base
+            limit = None if end is None else end - file.base - file.head
             yield from Walk(source, start_of(source, inside), limit)
 
     def record_border(self, physical: int) -> int | None:

@@ -63,7 +63,9 @@ def used_size(source: Source) -> int:
 
 
 def last_dispatched(store: LogAndQueues) -> int | None:
-    """The physical offset of the last record that a queue's last row leads to, provably."""
+    """The physical offset of the frame of the last record that a queue's last row leads to,
+    provably.
+    """
     rows = []
     for queue in store.known_queues.values():
         try:
@@ -74,8 +76,9 @@ def last_dispatched(store: LogAndQueues) -> int | None:
         if unit is not None and unit.is_valid and not unit.is_filler:
             rows.append((unit.physical_offset, unit.size))
     for physical, size in sorted(rows, reverse=True)[:_MAX_TRIES]:
-        if store.log.record_at(physical, size) is not None:
-            return physical
+        file = store.log.file_of(physical)
+        if file is not None and store.log.record_at(physical, size) is not None:
+            return physical - file.head
     return None
 
 

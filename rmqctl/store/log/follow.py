@@ -143,8 +143,8 @@ class Follower:
         with file.open() as source:
             for batch in Walk(source, self.next - file.base, reached - file.base):
                 for record in BatchPage(batch).records():
-                    self._pass_damage(record.physical_offset)
-                    self.next += record.total_size
+                    self._pass_damage(record.physical_offset - file.head)
+                    self.next = record.physical_offset + record.total_size
                     self.remember([record])
                     yield record
                 for span in batch.spans:
@@ -153,7 +153,8 @@ class Follower:
                         self.next = span.end
             if file.end <= reached:  # it is closed: no more comes
                 head = source.read(self.next - file.base, BLANK_SIZE)
-                if len(head) == BLANK_SIZE and _BLANK.unpack(head)[1] == MAGIC_BLANK:
+                if not file.head and len(head) == BLANK_SIZE and (
+                        _BLANK.unpack(head)[1] == MAGIC_BLANK):
                     # The file was only appended to: what the blank stands for is in no file.
                     self.next = max(file.end, self._next_base() or 0)
                 self._pass_damage(file.end)

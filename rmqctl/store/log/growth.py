@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.scan.source import FileSource, Witness
-from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.files import StoreFile, log_listing
 from rmqctl.store.log.borders import (
     cuts,
     first_border,
@@ -89,7 +89,7 @@ class GrowingLog:
 
     def files(self) -> list[StoreFile]:
         """The files of the log, in order. StoreIOError if a folder cannot be listed."""
-        listings = [listing(folder) for folder in self._folders]
+        listings = [log_listing(folder) for folder in self._folders]
         for folder in listings:
             for trouble in folder.troubles:
                 if trouble.unreadable:
@@ -219,7 +219,7 @@ class GrowingLog:
                 reached = done.end
                 if not any(source.read(reached - file.base, BLANK_SIZE)):
                     if done.last is not None and not is_whole(source, done.last, reached):
-                        self.torn, reached = True, done.last
+                        self.torn, reached = True, done.last - file.head
                 elif limit is None or reached < limit:
                     self.torn = reached < file.end
             if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
@@ -227,7 +227,7 @@ class GrowingLog:
                 done = walked(source, reached, limit, least=least)
                 behind = done.end
                 if done.last is not None and is_unfinished(source, done.last, behind):
-                    behind = done.last
+                    behind = done.last - file.head
                 self.stuck = self.torn and behind == reached
                 reached = behind
             return reached

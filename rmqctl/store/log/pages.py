@@ -62,7 +62,7 @@ def _first_time(log: CommitLog, number: int) -> int | None:
     if number >= len(log.files):
         return None
     try:
-        record = log.record_at(log.files[number].base)
+        record = log.record_at(log.files[number].base + log.files[number].head)
     except StoreIOError:
         return None
     return None if record is None or record.store_timestamp <= 0 else record.store_timestamp
@@ -106,7 +106,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
 def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> TolerantWalk:
     file = log.files[number]
     start = max((wanted.from_phy or 0) - file.base, 0)
-    ends = [end - file.base for end in (wanted.to_phy, log_end) if end is not None]
+    ends = [end - file.base - file.head for end in (wanted.to_phy, log_end) if end is not None]
     resync = start > 0
     if resync:
         with suppress(StoreIOError):  # else the next record that proves itself is taken

@@ -143,7 +143,7 @@ class Tail:
             self.torn += behind
             if self._follow and end is not None and last >= 0 and is_unfinished(
                     walk.source, last, end):
-                end = last
+                end = last - walk.source.head
                 records = [record for record in records if record.physical_offset < last]
             if end is not None:
                 self.end, self._has_end = end, True

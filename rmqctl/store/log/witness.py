@@ -1,4 +1,4 @@
-"""What consumequeues and index know of where the records of a log lie.
+"""What consumequeues, index and DLedger's index know of where the records of a log lie.
 
 It is asked only behind damage. The first question reads all rows once and notes of each page
 where its rows lead; later ones read the pages that matter. Rows are taken one by one, in any
@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 
+if TYPE_CHECKING:
+    from rmqctl.store.log.dledger import Node
+
 
 class Opened(Protocol):
     """What is asked of a store: see `rmqctl.store.store.Store`."""
@@ -42,6 +45,8 @@ class Opened(Protocol):
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]: ...
     @property
     def index_listing(self) -> Listing: ...
+    @property
+    def nodes(self) -> list[Node]: ...
     def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
     def open_index(self, file: StoreFile) -> IndexFile: ...
 
@@ -179,6 +184,8 @@ class StoreWitness:
         for batch in store.batch_queues.values():
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)
+        for node in store.nodes:
+            yield from node.leads()
 
     def _index_files(self) -> Iterator[tuple[StoreFile, int, int, int, int]]:
         """(file, position of its first entry, how many, what its header says of their places)."""

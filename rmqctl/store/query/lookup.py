@@ -113,7 +113,7 @@ def is_lagging(store: Store) -> bool:
     if place is None:
         return False
     source, start = place
-    for batch in Walk(source, start, min(source.size, start + _WINDOW)):
+    for batch in Walk(source, start_of(source, start), min(source.size, start + _WINDOW)):
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         later = (batch.offset > last) & (kind != sysflag.TRANSACTION_ROLLBACK)
         if any(b"%s\1" % name.encode() in batch.data[start:start + length].tobytes()

@@ -122,6 +122,7 @@ class RemoteSource:
 
     BLOCK = 1 << 20
     CACHED = 4
+    head = 0
 
     def __init__(self, reader: RemoteReader, path: str, size: int, base: int = 0) -> None:
         self.name, self.base, self.size = reader.where(path), base, size

@@ -114,7 +114,7 @@ class LogPass:
                 result.profile.add(batch, np.ones(0, bool))
             return
         # Both checksums, by column; a record that fails one counts as damage.
-        size = batch.column("total_size")
+        size = batch.frame_size
         ok = batch.crc_ok().copy()
         sealed = self._seals(batch, ok)
         bad = int((~ok).sum())
@@ -132,7 +132,7 @@ class LogPass:
             newest = int(when.max())
             result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
         result.last_record_start = int(batch.offset[-1])
-        result.last_record_end = result.last_record_start + int(size[-1])
+        result.last_record_end = result.last_record_start + int(batch.column("total_size")[-1])
         codes = self._topics.encode(text.topics(batch))
         self._count_fillers(batch, codes, ok)
         if bad:

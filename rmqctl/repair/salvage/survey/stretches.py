@@ -123,6 +123,7 @@ class Asked:
     def __init__(self, source: Source) -> None:
         self.name, self.base, self.size, self.witness = (
             source.name, source.base, source.size, source.witness)
+        self.head = source.head
         self._source, self.reach = source, 0
         self.read_into = source.read_into
 

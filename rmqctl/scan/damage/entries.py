@@ -1,0 +1,88 @@
+"""What lies at a place of DLedger's data where no message proves itself (spec: dledger.md §2).
+
+The head of an entry says twice how long it is, and where it lies. So where it is whole nothing
+inside of it is another entry, whatever its body holds; where it is not, it and the record in it
+tell the same size up to four times, and DLedger's index, or a row, once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.formats.local.message import (
+    MIN_SIZE,
+    START_SIZE,
+    VERSIONS,
+    decode,
+    is_magic,
+    magic_at,
+    total_size_at,
+)
+from rmqctl.scan.resync import MAX_RECORD, extent, is_placed, provable
+from rmqctl.scan.source import Source
+
+
+def whole_entry(source: Source, at: int) -> dledger.EntryHeadRecord | None:
+    """The head at a position if it names its place, and a size that fits into the file."""
+    head = dledger.head_at(source.read(at, source.head), source.base + at)
+    return head if head is not None and head.size <= source.size - at else None
+
+
+def claimed_sizes(source: Source, at: int) -> Counter[int]:
+    """The sizes of a frame that the entry at a position and the record in it claim, and how many
+    times each. StoreIOError.
+    """
+    raw = source.read(at, source.head + START_SIZE)
+    if len(raw) < source.head + START_SIZE:
+        return Counter()
+    head, record = dledger.ENTRY_HEAD.decode(raw), raw[source.head:]
+    magic = magic_at(record)
+    sums = {extent(source, at + source.head, version)
+            for version in ((magic,) if is_magic(magic) else VERSIONS)}
+    claims = [head.size, head.body_length + source.head, total_size_at(record) + source.head,
+              *(size + source.head for size in sums if size is not None)]
+    most = min(MAX_RECORD, source.size - at)
+    return Counter(size for size in claims if MIN_SIZE + source.head <= size <= most)
+
+
+def leads_on(source: Source, at: int) -> bool:
+    """Whether something begins at a position: an entry, the end mark, or unused space."""
+    return at == source.size or provable(source, at) or whole_entry(source, at) is not None or (
+        not any(source.read(at, source.head)))
+
+
+def is_proven(source: Source, at: int, size: int) -> bool:
+    """Whether an entry of a size, which two of its fields claim, says that it lies there."""
+    raw = source.read(at, source.head)
+    return len(raw) == source.head and (
+        dledger.ENTRY_HEAD.decode(raw).pos == source.base + at or is_placed(source, at)) and (
+        leads_on(source, at + size))
+
+
+def diagnose(source: Source, at: int) -> tuple[str, str]:
+    """(reason, field path) of the first thing wrong with the entry at a position."""
+    raw = source.read(at, source.head)
+    if len(raw) < source.head:
+        return "fewer bytes are left than the head of an entry needs", "entry.size"
+    head = dledger.ENTRY_HEAD.decode(raw)
+    if head.magic == dledger.MAGIC_END:
+        return f"the end mark says {head.size} bytes are left, there are {source.size - at}", \
+            "entry.size"
+    error = dledger.judge(head, at)
+    if error is not None:
+        return ("zeros where an entry should start" if not any(raw) else error.reason), \
+            f"entry.{error.path}"
+    if head.pos != source.base + at:
+        return f"the entry says it lies at {head.pos}", "entry.pos"
+    if head.size > source.size - at:
+        return f"size {head.size} runs past the end of the file", "entry.size"
+    what = f"the entry with index {head.entry_index} is whole, the message in it is not: "
+    try:
+        record = decode(source.read(at + source.head, head.body_length))
+    except FormatError as failed:
+        return f"{what}{failed.reason}", failed.path or ""
+    if record.physical_offset != source.base + at + source.head:
+        return f"{what}it says it lies at {record.physical_offset}", "physical_offset"
+    return f"{what}it has {record.total_size} bytes, not {head.body_length}", "total_size"
