@@ -190,6 +190,18 @@ CATEGORIES: dict[str, Category] = {
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
         ERROR, "bytes beyond the end of the log that are no record", _preflight),
+    "dledger-entry": Category(
+        ERROR, "the head of a DLedger entry is damaged, the message in it is not", _preflight),
+    "dledger-chain": Category(
+        ERROR, "index or term of a DLedger entry do not follow those before", _preflight),
+    "dledger-cut": Category(
+        ERROR, "a DLedger log ends before the last entry that its checkpoint names", _preflight),
+    "dledger-index": Category(
+        WARNING, "units of DLedger's index do not lead to the entries", _preflight),
+    "dledger-index-missing": Category(WARNING, "a DLedger log without its index", _preflight),
+    "dledger-checkpoint": Category(WARNING, "DLedger's checkpoint cannot be read", _preflight),
+    "dledger-uncommitted": Category(
+        INFO, "entries that DLedger had not noted as committed yet"),
     "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
     "not-judged": Category(
         INFO, "a structure lies in a form that is not read, or twice; or what belongs there "

@@ -21,6 +21,7 @@ from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
+    from rmqctl.checks.verify.log.entries import EntryTally
     from rmqctl.scan.profile import LogProfile
 
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
@@ -170,9 +171,13 @@ class RangeResult:
     first_filler: int | None = None
     profile: LogProfile | None = None
     """Where one was wanted."""
+    entries: EntryTally | None = None
+    """Of a DLedger log."""
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""
+        if self.entries is not None and other.entries is not None:
+            self.entries.merge(other.entries, adjacent=self.position == other.first)
         self.position = other.position
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
                      "bytes_damaged", "bytes_unverifiable", "with_property_crc", "keyed",

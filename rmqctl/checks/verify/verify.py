@@ -277,6 +277,7 @@ class Verification:
         queue_findings = [finding for each in reconcilers for finding in each.findings()]
         of_log = (log_findings(context, self.log_end, queue_findings)
                   if self.options.wants("commitlog") else ())
+        of_log = chain(of_log, self._entries(context) if self.options.wants("commitlog") else ())
         yield from with_earlier_start(context, self.log_end, chain(of_log, queue_findings))
         yield from self._unreadable.values()
         if self._judges("consumequeue"):
@@ -297,6 +298,15 @@ class Verification:
             entries.close()
             if not entries.unknown:  # else their keys would seem to be missing
                 yield from index_findings(context)
+
+    def _entries(self, context: Context) -> Iterator[Finding]:
+        """What is wrong with the entries of a DLedger log."""
+        if context.result.entries is not None:
+            from rmqctl.checks.verify.log.entries import entry_findings
+
+            yield from entry_findings(
+                self.store, context.result.entries, self.log_end, live=context.live,
+                whole=self.parts is None or self.parts[-1].end >= self.store.log.end)
 
     def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
         reconcilers = []

@@ -16,6 +16,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import dledger
 from rmqctl.scan.frames import Array
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import INDEX, Listing, StoreFile, listing
 from rmqctl.store.log.end import used_size
 
@@ -23,6 +24,8 @@ UNIT_SIZE = dledger.INDEX_UNIT.size
 PAGE = 1 << 15
 """Units read at a time."""
 _MOST = 1 << 16
+_MOST_UNITS = 1 << 16
+"""Units between the least and the greatest that are read at once: else indexes are damaged."""
 
 
 class Units(NamedTuple):
@@ -71,16 +74,63 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """``end_index`` and ``committed_index``, of the copy where the file cannot be read; None
-        without either.
+        """``end_index`` and ``committed_index``; None where there is none. FormatError where
+        neither the file nor its copy has them.
         """
+        damaged: FormatError | None = None
         for name in ("checkpoint", "checkpoint.bak"):
             try:
-                with open(os.path.join(self.folder, name), "rb") as file:
-                    return dledger.parse_checkpoint(file.read(_MOST))
-            except (OSError, FormatError):
+                with FileSource(os.path.join(self.folder, name)) as source:
+                    return dledger.parse_checkpoint(source.read(0, _MOST))
+            except StoreIOError:
                 continue
+            except FormatError as error:
+                damaged = error
+        if damaged is not None:
+            raise damaged
         return None
+
+
+class UnitReader(Closing):
+    """The units of entries that come in order. What is not there reads as zeros."""
+
+    def __init__(self, node: Node) -> None:
+        self._files = node.index_listing.files
+        self._source: FileSource | None = None
+
+    def of(self, index: Array) -> Array:
+        """The unit of each entry (int64 indexes, any); one that no file holds is all zeros."""
+        out: Array = np.zeros(len(index), dledger.INDEX_UNIT.dtype())
+        if not len(index):
+            return out
+        low, high = int(index.min()), int(index.max())
+        if not 0 <= low <= high < low + _MOST_UNITS + len(index):  # damaged ones: singly, not all
+            inside = np.flatnonzero(np.abs(index - int(np.median(index))) <= _MOST_UNITS // 2)
+            if len(inside) < len(index):
+                out[inside] = self.of(index[inside])
+            return out
+        raw = bytearray((high + 1 - low) * UNIT_SIZE)
+        for file in self._files:
+            first, last = max(low * UNIT_SIZE, file.base), min((high + 1) * UNIT_SIZE, file.end)
+            if first < last:
+                part = self._read(file, first, last)
+                raw[first - low * UNIT_SIZE:first - low * UNIT_SIZE + len(part)] = part
+        out[:] = np.frombuffer(raw, out.dtype)[index - low]
+        return out
+
+    def _read(self, file: StoreFile, first: int, last: int) -> bytes:
+        try:
+            if self._source is None or self._source.name != file.path:
+                self.close()
+                self._source = file.open()
+            return self._source.read(first - file.base, last - first)
+        except StoreIOError:
+            return b""
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
 
 def _units(file: StoreFile, first: int, count: int) -> Units:

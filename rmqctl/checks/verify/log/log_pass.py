@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_row
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.store.log.dledger import UnitReader
 
 KEEP = 100_000
 UNREADABLE = "(unreadable)"
@@ -54,6 +57,14 @@ class LogPass:
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
         self._started = False
+        self._units: UnitReader | None = None
+        if any(file.head for file in store.log.files):
+            from rmqctl.checks.verify.log.entries import EntryTally
+            from rmqctl.store.log.dledger import UnitReader
+
+            self.result.entries = EntryTally()
+            indexed = [node for node in store.nodes if node.index_listing.files]
+            self._units = UnitReader(indexed[0]) if len(indexed) == 1 else None
 
     def _start(self, first: int) -> None:
         """Opens the index at the first frame (a resync may have moved it behind the cut)."""
@@ -83,6 +94,8 @@ class LogPass:
     def _unread(self, file: StoreFile, lost: Unread) -> None:
         """What the system does not give is damage."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
+        if self.result.entries is not None:
+            self.result.entries.passed()
         self.result.bytes_damaged += span.length
         self._keep_span(span)
         if self.result.profile is not None:
@@ -92,6 +105,8 @@ class LogPass:
         """Compares what is still pending. ``last``: nothing of the log comes behind."""
         if not self._started:
             self._start(self.result.first)
+        if self._units is not None:
+            self._units.close()
         self._messages.finish(None if last else self.result.position)
         return self.result
 
@@ -100,6 +115,8 @@ class LogPass:
     def _take(self, batch: Batch) -> None:
         # What is no message: counted, and kept for the findings.
         result = self.result
+        if result.entries is not None and batch.head:
+            result.entries.add(batch, self.store.log, self._units)
         for span in batch.spans:
             if span.kind == BLANK:
                 result.bytes_blank += span.length

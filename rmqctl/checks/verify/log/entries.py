@@ -1,0 +1,233 @@
+"""The entries of a DLedger log: their heads, the chain of their indexes and terms, and the units
+of DLedger's index (spec: dledger.md §2, §3, §7). What is in them is a log's as any other.
+
+`EntryTally` goes along with the pass over the log and merges as ranges do; `entry_findings` tells
+what it saw, and what checkpoint and index know of more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.scan.damage.entries import whole_entry
+from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, gather
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.dledger import Node, UnitReader
+from rmqctl.store.store import Store
+
+KEEP = 1000
+INDEX_FILE_SIZE = 167_772_160
+"""Bytes of each file of DLedger's index: nothing of a broker's configuration changes it."""
+_DTYPE = dledger.ENTRY_HEAD.dtype()
+_FIELDS = ("magic", "size", "pos", "body_length")
+
+
+class Link(NamedTuple):
+    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` behind it."""
+
+    number: int
+    term: int
+    pos: int
+    end: int
+
+
+class Fault(NamedTuple):
+    """What is wrong at an entry: ``category``, its ``pos`` and ``size``, and why."""
+
+    category: str
+    pos: int
+    size: int
+    detail: str
+
+
+@dataclass(slots=True)
+class EntryTally:
+    """Entries of a range of the log, in order. ``loose``: bytes that are no entry lie behind the
+    last one, so that indexes may be missing there.
+    """
+
+    first: Link | None = None
+    last: Link | None = None
+    first_loose: bool = False
+    loose: bool = False
+    count: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    unlisted: int = 0
+
+    def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
+        """The entries of a batch, and the spans behind them."""
+        if len(batch):
+            self._heads(batch, units)
+        for span in batch.spans:
+            place = log.locate(span.offset) if span.kind != ZERO else None
+            head = None if place is None else whole_entry(*place)
+            if head is not None:  # without a message, or with a damaged one
+                link = Link(head.entry_index, head.term, span.offset, span.end)
+                self._follow(link)
+                self.first, self.last, self.loose = self.first or link, link, False
+                self.count += 1
+            elif span.kind != BLANK:
+                self.passed()
+
+    def passed(self) -> None:
+        """Bytes that are no entry."""
+        self.first_loose |= self.first is None
+        self.loose = True
+
+    def _heads(self, batch: Batch, units: UnitReader | None) -> None:
+        heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
+        pos, size = batch.offset - batch.head, batch.frame_size
+        should = dict(zip(_FIELDS, (np.full(len(heads), dledger.MAGIC_ENTRY), size, pos,
+                                    size - batch.head), strict=True))
+        whole: Array = np.ones(len(heads), bool)
+        for name, values in should.items():
+            whole &= heads[name] == values
+        for row in np.flatnonzero(~whole).tolist():
+            wrong = [f"{name} {int(heads[name][row])} instead of {int(values[row])}"
+                     for name, values in should.items() if heads[name][row] != values[row]]
+            self._note("dledger-entry", int(pos[row]), int(size[row]), ", ".join(wrong))
+        index, term = heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64)
+        links = [Link(*map(int, (index[row], term[row], pos[row], pos[row] + size[row])))
+                 for row in (0, len(heads) - 1)]
+        self._follow(links[0])
+        broken = (index[1:] != index[:-1] + 1) | (term[1:] < term[:-1])
+        for row in np.flatnonzero(broken).tolist():
+            self._break(Link(int(index[row]), int(term[row]), 0, 0), int(index[row + 1]),
+                        int(term[row + 1]), int(pos[row + 1]), int(size[row + 1]))
+        self.first = self.first or links[0]
+        self.last, self.loose = links[1], False
+        self.count += len(heads)
+        if units is not None:
+            self._units(units, index, term, pos, size)
+
+    def _follow(self, link: Link) -> None:
+        """The chain goes on with an entry behind the last one."""
+        last = self.last
+        if last is not None and (link.term < last.term or (
+                link.number <= last.number if self.loose else link.number != last.number + 1)):
+            self._break(last, link.number, link.term, link.pos, link.end - link.pos)
+
+    def _break(self, before: Link, index: int, term: int, pos: int, size: int) -> None:
+        self._note("dledger-chain", pos, size, f"index {index} in term {term} behind index "
+                   f"{before.number} in term {before.term}")
+
+    def _units(self, units: UnitReader, index: Array, term: Array, pos: Array,
+               size: Array) -> None:
+        rows = units.of(index)
+        there = rows["magic"] == dledger.MAGIC_ENTRY
+        agree = there & (rows["pos"] == pos) & (rows["size"] == size) & (
+            rows["entry_index"] == index) & (rows["term"] == term)
+        for row in np.flatnonzero(~agree).tolist():
+            unit = rows[row]
+            why = "there is no unit" if not there[row] else (
+                f"its unit says index {int(unit['entry_index'])}, term {int(unit['term'])}, "
+                f"{int(unit['size'])} bytes at {int(unit['pos'])}")
+            self._note("dledger-index", int(pos[row]), int(size[row]),
+                       f"entry {int(index[row])}: {why}")
+
+    def _note(self, category: str, pos: int, size: int, detail: str) -> None:
+        if len(self.faults) < KEEP:
+            self.faults.append(Fault(category, pos, size, detail))
+        else:
+            self.unlisted += 1
+
+    def merge(self, other: EntryTally, adjacent: bool) -> None:
+        """Takes in the tally of a range behind; ``adjacent``: nothing lies between."""
+        if other.first is not None:
+            self.loose |= other.first_loose or not adjacent
+            self._follow(other.first)
+            self.first = self.first or other.first
+            self.last, self.loose = other.last, other.loose
+        else:
+            self.loose |= other.loose or not adjacent
+        self.count += other.count
+        self.faults += other.faults
+        self.unlisted += other.unlisted
+
+
+def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
+                   whole: bool) -> Iterator[Finding]:
+    """``log_end``: the physical offset behind the last message; ``whole``: it was looked at."""
+    named: dict[str, int] = {}
+    for fault in sorted(tally.faults, key=lambda fault: fault.pos):
+        if fault.category == "dledger-index":  # one line for all that follow
+            named[fault.detail] = fault.pos
+            continue
+        yield _finding(store, fault.category, fault.detail, fault.pos, fault.size)
+    if named:
+        detail, pos = min(named.items(), key=lambda item: item[1])
+        yield _finding(store, "dledger-index", detail if len(named) == 1 else
+                       f"{plural(len(named), 'unit')} do not fit, the first: {detail}", pos, None,
+                       len(named))
+    if tally.unlisted:
+        yield Finding("dledger-entry", "commitlog", f"{tally.unlisted} more entries that do not "
+                      "fit (only counted)", count=tally.unlisted)
+    for node in store.nodes:
+        yield from _index_files(node)
+        if not node.index_listing.files and tally.last is not None:
+            yield Finding("dledger-index-missing", "commitlog", "there is no index of the "
+                          f"{plural(tally.last.number + 1, 'entry', 'entries')}",
+                          file=os.path.join(node.folder, "index"))
+        if whole and not live:
+            yield from _against_checkpoint(store, node, tally, log_end)
+
+
+def _index_files(node: Node) -> Iterator[Finding]:
+    for file in node.index_listing.files:
+        if file.size != INDEX_FILE_SIZE:
+            yield Finding("file-size", "commitlog", f"a file of DLedger's index has {file.size} "
+                          f"bytes, not {INDEX_FILE_SIZE}: a broker does not start on it",
+                          file=file.path, position=file.size)
+
+
+def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: int) -> Iterator[
+        Finding]:
+    path = os.path.join(node.folder, "checkpoint")
+    last = -1 if tally.last is None else tally.last.number
+    try:
+        saved = node.checkpoint
+    except FormatError as error:
+        yield Finding("dledger-checkpoint", "commitlog", str(error), file=path)
+        return
+    if saved is None:
+        if tally.last is not None:
+            yield Finding("dledger-checkpoint", "commitlog", "there is no checkpoint of DLedger's: "
+                          "what is committed is known again once there is a leader", file=path,
+                          severity=INFO)
+        return
+    end, committed = saved["end_index"], saved["committed_index"]
+    if end > last:
+        lost = end - last
+        some = max(0, min(committed, end) - last)
+        yield Finding(
+            "dledger-cut", "commitlog", f"the log ends with entry {last}, and DLedger had written "
+            f"up to {end} and committed up to {committed}: {plural(lost, 'entry', 'entries')} "
+            f"{'is' if lost == 1 else 'are'} gone, {some} of them committed", count=lost,
+            **_place(store, log_end))
+    elif tally.last is not None and committed < last and tally.last.term > 0:
+        count = last - committed
+        yield Finding(
+            "dledger-uncommitted", "commitlog", f"{plural(count, 'entry', 'entries')} behind index "
+            f"{committed}, which the checkpoint names as the last one committed (it is up to 3 "
+            "seconds old): another leader may write over them", file=path, count=count)
+
+
+def _finding(store: Store, category: str, detail: str, pos: int, size: int | None,
+             count: int = 1) -> Finding:
+    return Finding(category, "commitlog", detail, length=size, count=count, **_place(store, pos))
+
+
+def _place(store: Store, pos: int) -> dict[str, Any]:
+    file = store.log.file_of(pos)
+    if file is None:
+        return {"offset": pos}
+    return {"file": file.path, "offset": pos, "position": pos - file.base}

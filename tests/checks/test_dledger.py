@@ -1,0 +1,130 @@
+"""verify of a DLedger log: heads of entries, their chain, index, checkpoint; each damage apart."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.test_dledger import SIZE, patch, store_of
+from tests.support.cli import run
+
+BODIES = [b"%d" % number * 20 for number in range(60)]
+
+
+def findings(store: Path, *words: str, trouble: bool = True) -> list[dict[str, Any]]:
+    result = run("verify", store, "--only", "commitlog", "-o", "json", *words).expect(0, 1)
+    cover = result.json()["coverage"]
+    assert cover["bytes_total"] == sum(cover[f"bytes_{name}"] for name in (
+        "in_messages", "blank", "zero", "damaged"))
+    return [one for one in result.json()["findings"] if one["category"] != "early-times"
+            and (not trouble or one["severity"] != "info")]
+
+
+def checkpoint(store: Path, end: int, committed: int) -> None:
+    (store / "dledger-n0/checkpoint").write_text(f"committedIndex={committed}\nendIndex={end}\n")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    store_of(tmp_path, BODIES)
+    units = tmp_path / f"dledger-n0/index/{0:020d}"
+    os.truncate(units, 167_772_160)
+    checkpoint(tmp_path, 59, 59)
+    return tmp_path
+
+
+def test_a_sound_one_has_no_finding(store: Path) -> None:
+    assert findings(store, trouble=False) == []
+
+
+@pytest.mark.parametrize(("field", "value", "category", "words"), [
+    ((0, ">i"), 9, "dledger-entry", "magic 9 instead of 1"),
+    ((4, ">i"), 9, "dledger-entry", "size 9 instead of"),
+    ((24, ">q"), 9, "dledger-entry", "pos 9 instead of"),
+    ((44, ">i"), 9, "dledger-entry", "body_length 9 instead of"),
+    ((8, ">q"), 4000, "dledger-chain", "index 4000 in term 1 behind index 29"),
+    ((16, ">q"), 0, "dledger-chain", "in term 0 behind index 29 in term 1")])
+def test_a_field_of_a_head(store: Path, field: tuple[int, str], value: int, category: str,
+                           words: str) -> None:
+    starts = store_of(store / "again", BODIES)
+    patch(store, starts[30] + field[0], struct.pack(field[1], value))
+    for jobs in ("1", "3"):
+        found = [one for one in findings(store, "--jobs", jobs)
+                 if one["category"] != "dledger-index"]
+        assert {one["category"] for one in found} == {category}
+        assert words in found[0]["detail"]
+        assert found[0]["offset"] == starts[30]
+        assert found[0]["position"] == starts[30] % SIZE
+    assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 60
+
+
+def test_the_index(store: Path) -> None:
+    units = store / f"dledger-n0/index/{0:020d}"
+    with units.open("r+b") as file:
+        file.seek(32 * 20 + 4)
+        file.write(struct.pack(">q", 77))
+        file.seek(32 * 40)
+        file.write(bytes(32 * 3))
+    one, = findings(store)
+    assert (one["category"], one["severity"], one["count"]) == ("dledger-index", "warning", 4)
+    assert "4 units do not fit, the first: entry 20" in one["detail"]
+    os.truncate(units, 4096)
+    assert [one["category"] for one in findings(store)] == ["dledger-index", "file-size"]
+    units.unlink()
+    one, = findings(store)
+    assert one["category"] == "dledger-index-missing"
+
+
+def test_entries_that_are_gone_or_not_committed(store: Path) -> None:
+    checkpoint(store, 63, 61)
+    one, = findings(store)
+    assert (one["category"], one["count"]) == ("dledger-cut", 4)
+    assert "4 entries are gone, 2 of them committed" in one["detail"]
+    checkpoint(store, 59, 50)
+    one, = findings(store, trouble=False)
+    assert (one["category"], one["count"]) == ("dledger-uncommitted", 9)
+    (store / "dledger-n0/checkpoint").write_text("endIndex=x\n")
+    one, = findings(store)
+    assert one["category"] == "dledger-checkpoint"
+    (store / "dledger-n0/checkpoint").unlink()
+    assert findings(store) == []
+
+
+def test_a_damaged_message_in_a_whole_entry_breaks_no_chain(store: Path) -> None:
+    starts = store_of(store / "again", BODIES)
+    patch(store, starts[30] + 48, bytes(40))
+    one, = findings(store)
+    assert one["category"] == "record-damaged"
+    assert "the entry with index 30 is whole" in one["detail"]
+    # Two heads that are gone: the entries behind them go on with a later index.
+    patch(store, starts[40], bytes(starts[42] - starts[40]))
+    found = findings(store)
+    assert [one["category"] for one in found] == ["record-damaged", "zero-gap"]
+
+
+def test_what_the_engine_left_has_no_other_trouble(other_layout: Callable[[str], Path]) -> None:
+    for version in ("4.9.3", "5.3.3"):
+        for name, expected in (("crash", set()), ("crash-noindex", {"dledger-index-missing"}),
+                               ("crash-trunc", {"torn-tail", "dledger-cut"}),
+                               ("crash-trunc-header", {"torn-tail", "dledger-cut"}),
+                               ("crash-crc", {"body-crc"})):
+            folder = other_layout(f"{version}/dledger-{name}")
+            assert {one["category"] for one in findings(folder / "before")} == expected, name
+        assert findings(other_layout(f"{version}/dledger-crash") / "after") == []
+
+
+def test_a_hole_between_the_old_log_and_the_new_one(other_layout: Callable[[str], Path],
+                                                    tmp_path: Path) -> None:
+    import shutil
+
+    store = tmp_path / "store"
+    shutil.copytree(other_layout("4.9.3/dledger-mixed") / "store", store,
+                    ignore=shutil.ignore_patterns("index"))
+    last = max((store / "commitlog").iterdir())
+    last.unlink()
+    assert "file-missing" in {one["category"] for one in findings(store)}
