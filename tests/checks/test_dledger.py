@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.store.test_dledger import SIZE, patch, store_of
 from tests.support.cli import run
+from tests.support.layouts import layout_set
 
 BODIES = [b"%d" % number * 20 for number in range(60)]
 
@@ -107,23 +107,22 @@ def test_a_damaged_message_in_a_whole_entry_breaks_no_chain(store: Path) -> None
     assert [one["category"] for one in found] == ["record-damaged", "zero-gap"]
 
 
-def test_what_the_engine_left_has_no_other_trouble(other_layout: Callable[[str], Path]) -> None:
+def test_what_the_engine_left_has_no_other_trouble() -> None:
     for version in ("4.9.3", "5.3.3"):
         for name, expected in (("crash", set()), ("crash-noindex", {"dledger-index-missing"}),
                                ("crash-trunc", {"torn-tail", "dledger-cut"}),
                                ("crash-trunc-header", {"torn-tail", "dledger-cut"}),
                                ("crash-crc", {"body-crc"})):
-            folder = other_layout(f"{version}/dledger-{name}")
+            folder = layout_set(f"{version}/dledger-{name}")
             assert {one["category"] for one in findings(folder / "before")} == expected, name
-        assert findings(other_layout(f"{version}/dledger-crash") / "after") == []
+        assert findings(layout_set(f"{version}/dledger-crash") / "after") == []
 
 
-def test_a_hole_between_the_old_log_and_the_new_one(other_layout: Callable[[str], Path],
-                                                    tmp_path: Path) -> None:
+def test_a_hole_between_the_old_log_and_the_new_one(tmp_path: Path) -> None:
     import shutil
 
     store = tmp_path / "store"
-    shutil.copytree(other_layout("4.9.3/dledger-mixed") / "store", store,
+    shutil.copytree(layout_set("4.9.3/dledger-mixed") / "store", store,
                     ignore=shutil.ignore_patterns("index"))
     last = max((store / "commitlog").iterdir())
     last.unlink()
