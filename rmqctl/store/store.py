@@ -262,6 +262,7 @@ class Store(Closing):
 
     @cached_property
     def _log_listings(self) -> list[Listing]:
+        _ = self.snapshot  # first: a file that is begun meanwhile would be missing from the list
         return [log_listing(folder) for folder in self.log_folders]
 
     @property
@@ -314,6 +315,7 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
+        _ = self.snapshot  # as for the log
         top = self.path(structure)
         for topic in listing(top).folders:
             folder = os.path.join(top, topic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from threading import Timer
 import pytest
 
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.store import Store
+from rmqctl.store import Store, live
 from tests.adversary.writer import Layout, Writer
 from tests.support import cli
 from tests.support.holder import held
@@ -122,6 +123,31 @@ def test_a_record_that_stays_torn_is_said(tmp_path: Path) -> None:
     assert "in-progress" in [one["category"] for one in found["findings"]]
     assert "torn-tail" in [one["category"] for one in cli.run(
         "verify", tmp_path, "-o", "json").json()["findings"]]
+
+
+@pytest.mark.parametrize("command", [("verify",), ("read", "--topic", "orders"), ("doctor",)])
+def test_a_file_that_is_begun_while_the_end_is_fixed(tmp_path: Path, command: tuple[str, ...],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker rolls its log and a queue just then: what they hold is part of the picture."""
+    writer = Writer(Layout(log_file_size=4096, queue_file_units=20, index_slots=16,
+                           index_entries=100))
+    for _ in range(20):
+        writer.put("orders", b"x" * 80)
+    writer.write(tmp_path / "store")
+    begun = len(writer.log), len(writer.puts)
+    while len(writer.log) == begun[0] or len(writer.puts) < begun[1] + 30:
+        writer.put("orders", b"x" * 80)
+    writer.write(tmp_path / "later")
+    take = live.take
+
+    def late(store: live.Held) -> live.Snapshot:
+        shutil.copytree(tmp_path / "later", tmp_path / "store", dirs_exist_ok=True)
+        return take(store)
+
+    monkeypatch.setattr(live, "take", late)
+    with held(tmp_path / "store"):
+        done = cli.run(command[0], tmp_path / "store", *command[1:], "-o", "json").expect(0)
+    assert "beyond" not in done.err
 
 
 def test_rows_beyond_the_log_stay_findings_beside_a_broker(tmp_path: Path) -> None:
