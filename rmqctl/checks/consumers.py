@@ -222,7 +222,7 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
         for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
         for queue_id in sorted({*positions, *queues.get(topic, ())}))
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
-    unread = [name for name in ("consumerOffset.json", "delayOffset.json")
+    unread = [file.main.path for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]
     notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
     if unplaced:
@@ -311,7 +311,7 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
     if unread:
         yield Phrase("{names}: no copy can be read, so positions are not known (`rmqctl config` "
                      "says what is wrong)",
-                     names=Joined(" and ", [f"config/{name}" for name in unread]))
+                     names=Joined(" and ", unread))
     offsets = load_one(store, "consumerOffset.json")
     if offsets.fell_back:
         yield Phrase("positions are those of config/consumerOffset.json.bak, written 5 s before "

@@ -291,6 +291,14 @@ CATEGORIES: dict[str, Category] = {
     "config-backup": Category(WARNING, "only the backup copy of a configuration file is good"),
     "config-oddity": Category(
         INFO, "a configuration file is readable but not as a broker writes it"),
+    "config-database": Category(
+        ERROR, "a RocksDB data base with configuration is damaged or missing"),
+    "config-entry": Category(
+        WARNING, "an entry of a configuration in RocksDB cannot be understood"),
+    "config-import": Category(
+        WARNING, "a JSON file beside a RocksDB configuration is taken over, or not, at a start"),
+    "config-topic": Category(
+        WARNING, "a topic without configuration, whose RocksDB consumequeue a broker deletes"),
     "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),
     "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
     "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),

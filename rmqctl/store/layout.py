@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError
+from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError, require
 from rmqctl.store import log_folders
 from rmqctl.store.files import log_listing
 
@@ -25,6 +25,11 @@ ConfigLayout = Literal["json", "rocksdb-v1", "rocksdb-v2"]
 SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset.json",
                         "lmqConsumerOffset.json"})
 """Files of ``config/`` that a broker with its configuration in RocksDB does not keep up."""
+_IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subscriptionGroups",
+          "consumerOffset.json": "config/consumerOffsets"}
+CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
+    "json": {}, "rocksdb-v1": _IN_V1, "rocksdb-v2": dict.fromkeys(_IN_V1, "config/rdb")}
+"""Which data base stands in for which file of ``config/``."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
@@ -147,7 +152,10 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
         lies = f"topics, groups and offsets are in RocksDB ({place})"
-        unread["config"] = (f"{lies}, {_NOT_READ}; the JSON files of these names are out of date")
+        try:
+            require("rocksdict")
+        except MissingExtraError as error:
+            unread["config"] = f"{lies}: {error}; the JSON files of these names are out of date"
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(os.path.lexists(os.path.join(root, name))
                      for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"))
@@ -211,7 +219,8 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
 def _config(root: str) -> ConfigLayout:
     if is_database(os.path.join(root, "config", "rdb")):
         return "rocksdb-v2"
-    return "rocksdb-v1" if is_database(os.path.join(root, "config", "topics")) else "json"
+    return "rocksdb-v1" if any(is_database(os.path.join(root, *folder.split("/")))
+                               for folder in _IN_V1.values()) else "json"
 
 
 def is_database(folder: str) -> bool:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rmqctl.scan.queue_reach import Leads, LightQueues
+    from rmqctl.store.config.rocksdb import Part
     from rmqctl.store.log.dledger import Node
     from rmqctl.store.rocksdb.queues import RocksQueues
 
@@ -546,6 +547,17 @@ class Store(Closing):
             return checkpoint_format.parse(self.read_small("checkpoint", most=1 << 16))
         except (StoreIOError, FormatError):
             return None
+
+    @cached_property
+    def config_parts(self) -> dict[str, Part]:
+        """What stands in RocksDB for files of ``config/``, by their names; none where that is not
+        so, or not read.
+        """
+        if self.layout.config == "json" or not self.layout.reads("config"):
+            return {}
+        from rmqctl.store.config.rocksdb import read_config
+
+        return read_config(self.root, self.layout.config)
 
     @property
     def has_abort(self) -> bool:

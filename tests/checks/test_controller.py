@@ -11,8 +11,8 @@ import pytest
 from rmqctl.formats.config import epoch
 from rmqctl.formats.config.epoch import Epoch
 from rmqctl.store.controller import agreement
+from tests.conftest import GoldenFolder
 from tests.support.cli import run
-from tests.support.layouts import layout_copy, layout_set
 from tests.support.snapshot import assert_unchanged, copy_tree
 
 EPOCHS = "epochFileCheckpoint"
@@ -21,8 +21,8 @@ END = 42709
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return layout_copy("5.3.3/controller", tmp_path)
+def store(golden_copy: GoldenFolder) -> Path:
+    return golden_copy("5.3.3/controller/store")
 
 
 def found(store: Path) -> list[tuple[str, str]]:
@@ -30,8 +30,8 @@ def found(store: Path) -> list[tuple[str, str]]:
     return [(one["category"], one["severity"]) for one in findings]
 
 
-def test_epochs_as_the_engine_wrote_them() -> None:
-    store = layout_set("5.3.3/controller") / "store"
+def test_epochs_as_the_engine_wrote_them(golden: GoldenFolder) -> None:
+    store = golden("5.3.3/controller/store")
     with assert_unchanged(store):
         known = run("info", store, "-o", "json").expect(0).json()["controller"]
         rows = run("config", store, "epochs", "-o", "json").expect(0).json()
@@ -44,9 +44,10 @@ def test_epochs_as_the_engine_wrote_them() -> None:
     assert (store / EPOCHS).read_bytes() == epoch.build(HAS)
 
 
-def test_the_engines_answers(store: Path) -> None:
+def test_the_engines_answers(golden: GoldenFolder) -> None:
     """The log and the queues of a store in controller mode are read as any other's."""
-    expected = json.loads((layout_set("5.3.3/controller") / "expect.json").read_text())
+    store = golden("5.3.3/controller/store")
+    expected = json.loads((store.parent / "expect.json").read_text())
     info = run("info", store, "-o", "json").expect(0).json()
     assert (info["min_phy_offset"], info["max_phy_offset"], info["messages"]) == (
         expected["minPhyOffset"], expected["maxPhyOffset"], expected["readableTotal"])

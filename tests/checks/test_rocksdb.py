@@ -28,7 +28,9 @@ SOUND = "5.3.3/rocksdb-crash/after"
 
 def found(root: Path, *words: str, code: tuple[int, ...] = (0, 1)) -> list[dict]:
     with assert_unchanged(root):
-        return run("verify", root, *words, "-o", "json").expect(*code).json()["findings"]
+        judged = run("verify", root, *words, "-o", "json").expect(*code).json()
+    # The sets of the store classes have no topics: what becomes of that is not the matter here.
+    return [one for one in judged["findings"] if one["category"] != "config-topic"]
 
 
 def troubles(root: Path) -> Counter[str]:

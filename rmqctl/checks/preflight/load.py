@@ -80,7 +80,10 @@ def queue_file_size(store: Store) -> int | None:
 
 def _config(store: Store, loading: Load) -> None:
     for name in _CONFIG:
-        if name in SUPERSEDED and not store.layout.reads("config"):
+        part = store.config_parts.get(name)
+        if part is not None and part.value is None and not part.missing:
+            loading.refuse(part.folder, part.reason)
+        if name in SUPERSEDED and store.layout.config != "json":
             continue  # nobody reads it
         try:
             config = load_one(store, name)

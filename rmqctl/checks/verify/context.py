@@ -219,7 +219,11 @@ class Wanted:
 
 
 def known_topics(store: Store) -> frozenset[str] | None:
-    """The topics of topics.json; None where there is no readable one, so nothing can be said."""
+    """The topics that are configured; None where that cannot be read, so nothing can be said, and
+    where a broker does not keep those that it made by itself (rocksdb.md §7, v2).
+    """
+    if store.layout.config == "rocksdb-v2":
+        return None
     value = load_one(store, "topics.json").value
     table = value.get("topicConfigTable") if isinstance(value, dict) else None
     return frozenset(table) if isinstance(table, dict) and table else None

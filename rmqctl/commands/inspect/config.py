@@ -1,4 +1,4 @@
-"""``rmqctl config``: the files of ``config/``, with their backups."""
+"""``rmqctl config``: the files of ``config/`` with their backups, or data bases in their place."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def command(
     store: StoreFolders,
     out: Out,
 ) -> None:
-    """Show the files of config/: topics, groups, offsets and the rest.
+    """Show the configuration of config/: topics, groups, offsets and the rest.
+
+    Topics, groups and offsets are those a broker reads: of its RocksDB data bases where it keeps
+    them there (config/topics and beside it, or config/rdb), else of JSON files.
 
     Where the main file is missing, empty or unreadable its .bak is shown instead, as a broker
     does, and said so; every file that cannot be read is named with the reason and the place in
@@ -92,7 +95,10 @@ def command(
             out.warn(problem)
     if section is None:
         wide = not out.is_data and out.human().width >= _WIDE_COLUMNS
-        out.rows(_listing(files), _COLUMNS, brief=_WIDE if wide else _BRIEF,
+        brief = _WIDE if wide else _BRIEF
+        if any(file.main.database for file in files):  # one folder may hold several kinds
+            brief = (brief[0], "kind", *brief[1:])
+        out.rows(_listing(files), _COLUMNS, brief=brief,
                  empty="no configuration files", render=_listing_render(tz),
                  styles={"state": _state_style})
         for trouble in others[:_MOST_NOTES]:

@@ -1,4 +1,5 @@
-"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4).
+"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or what
+stands in RocksDB in their place (rocksdb.md §7).
 
 A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``.
 The same choice is made here, and noted; what each copy is like is kept for whoever wants to know.
@@ -38,7 +39,8 @@ NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 class Copy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
-    A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value.
+    A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value;
+    ``database``: this is what stands there instead, and ``path`` is that of the data base.
     ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
     ``field`` (JSON path) say what is wrong. An oddity still has a ``value``.
     """
@@ -51,6 +53,7 @@ class Copy:
     field: str | None = None
     value: Any = None
     damaged: bool = False
+    database: bool = False
 
     @property
     def usable(self) -> bool:
@@ -89,7 +92,7 @@ class ConfigFile:
 
         A file neither copy of which holds anything (never written) is none of that.
         """
-        if self.main.state == MISSING:
+        if self.main.state == MISSING and not self.main.database:
             return self.backup.state not in (MISSING, EMPTY)
         return self.main.damaged or bool(self.faults)
 
@@ -123,7 +126,9 @@ class ConfigFile:
         """What a user should hear, one sentence each."""
         said: list[str] = []
         main, backup = self.main, self.backup
-        if main.state == MISSING:
+        if main.database:
+            said += [main.fault()] if main.reason else []
+        elif main.state == MISSING:
             if backup.usable:
                 said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
                             "would take it")
@@ -146,29 +151,56 @@ class ConfigFile:
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
-    """(files, what else lies there) of ``config/``: all that are present, or one section's.
+    """(files, what else lies there) of ``config/``: all that are present, or one section's; what
+    RocksDB has instead of files comes first, then the files that are out of date by it.
 
     A missing folder is an empty list. StoreIOError when the folder cannot be listed.
     """
     names, troubles = _names(store)
-    files = []
-    for name in names:
-        file = load_one(store, name)
-        if section is None or file.kind in SECTIONS[section]:
-            files.append(file)
-    return files, troubles
+    files = [load_one(store, name) for name in store.config_parts]
+    files += [_load_json(store, name) for name in names]
+    return [file for file in files
+            if section is None or file.kind in SECTIONS[section]], troubles
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
-    """One file, whether it is there or not: ``load_one(store, "topics.json")``. Never raises."""
-    kind = _kind(name)
+    """What counts of one file, whether it is there or not: ``load_one(store, "topics.json")``;
+    where RocksDB stands in for it, that. Never raises.
+    """
+    part = store.config_parts.get(name)
+    if part is None:
+        return _load_json(store, name)
+    # MISSING has no entries and is, for a data base beside others, damage.
+    main = Copy(part.folder, part.size, OK, part.reason or None, value=part.value,
+                damaged=bool(part.reason) or part.missing, database=True)
+    if part.missing:
+        main.state, main.reason = MISSING, "the data base is not there"
+    elif part.value is None:
+        main.state = UNREADABLE
+    elif part.reason:
+        main.state = ODDITY
+    none = Copy(part.folder, state=MISSING, reason="a data base has none")
+    return _counted(ConfigFile(name, _kind(name), main, none, faults=list(part.faults)))
+
+
+def out_of_date(store: Store, name: str) -> Copy:
+    """The JSON file that RocksDB stands in for, or its backup, as it was left."""
+    main = _read_json(store, name)
+    return main if main.usable else _read_json(store, name + BACKUP)
+
+
+def _load_json(store: Store, name: str) -> ConfigFile:
     read = _read_timercheck if name == TIMERCHECK else _read_json
-    config_file = ConfigFile(name, kind, read(store, name), read(store, name + BACKUP))
-    if name in SUPERSEDED and not store.layout.reads("config"):
+    config_file = ConfigFile(name, _kind(name), read(store, name), read(store, name + BACKUP))
+    if name in SUPERSEDED and store.layout.config != "json":
         for copy in (config_file.main, config_file.backup):
             _supersede(copy)
+    return _counted(config_file)
+
+
+def _counted(config_file: ConfigFile) -> ConfigFile:
     if config_file.used is not None:
-        config_file.entries = sum(1 for _ in rows_of(kind, config_file.used.value,
+        config_file.entries = sum(1 for _ in rows_of(config_file.kind, config_file.used.value,
                                                      config_file.faults))
     return config_file
 
@@ -213,6 +245,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
         raise StoreIOError.from_oserror(error, folder, "list") from None
     names: set[str] = set()
     troubles = []
+    databases = {part.folder for part in store.config_parts.values()}
     for entry in entries:
         main = entry.name.removesuffix(BACKUP)
         if main in KINDS or main.endswith(".json"):
@@ -221,6 +254,8 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
         reason = "not one of the files a broker keeps here; not read"
         try:
             if stat.S_ISDIR(entry.stat().st_mode):
+                if f"{FOLDER}/{entry.name}" in databases:
+                    continue
                 reason = "a folder (a RocksDB configuration, or not a broker's); not read"
             elif entry.name.endswith(".tmp"):
                 reason = "left over from an interrupted write; not read"

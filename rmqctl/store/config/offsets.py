@@ -8,6 +8,7 @@ as it is. Delay levels are shown as a group of their own, ``(delay)``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Lag:
     _groups: set[str] = field(default_factory=set)
     _on_disk: dict[str, list[int]] = field(default_factory=dict)
     _known: dict[str, _Queues] = field(default_factory=dict)
+    _topics_in: str = ""
+    _all_known: bool = True
 
     def __post_init__(self) -> None:
         self.store.layout.require(self.store.root, "config")
@@ -59,6 +62,9 @@ class Lag:
                  "lmqConsumerOffset.json", "delayOffset.json")
         topics, groups, commits, lmq, delays = (load_one(self.store, name) for name in names)
         self.files = [topics, groups, commits, lmq, delays]
+        self._topics_in = os.path.basename(topics.main.path)
+        # v2 of a configuration in RocksDB does not keep topics that a broker made by itself.
+        self._all_known = self.store.layout.config != "rocksdb-v2"
         if topics.used is not None:
             self._read_queues = {
                 row["topic"]: row["read_queue_nums"] for row in topics.rows()
@@ -119,7 +125,7 @@ class Lag:
         queues = self._queues(topic)
         counted = self._counted(topic)
         if counted is None:
-            reason = "the topic is not in topics.json, a broker leaves it out"
+            reason = f"the topic is not in {self._topics_in}, a broker leaves it out"
             counted = 0
         else:
             reason = f"beyond the topic's {counted} read queues, a broker leaves it out"
@@ -135,7 +141,7 @@ class Lag:
 
     def _counted(self, topic: str) -> int | None:
         """The number of queues a broker counts; None for a topic it does not know."""
-        if self._read_queues is not None:
+        if self._read_queues is not None and (self._all_known or topic in self._read_queues):
             return self._read_queues.get(topic)
         return max(self._queues(topic), default=-1) + 1
 

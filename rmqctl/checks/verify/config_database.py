@@ -1,0 +1,111 @@
+"""Configuration in RocksDB: its data bases, their entries, and what a start does to them
+(rocksdb.md §4, §7, §10).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.checks.findings import INFO, WARNING, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.context import deleted
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.phrases import some_of
+from rmqctl.store.config.config import MISSING, ConfigFile, load_one, out_of_date
+from rmqctl.store.store import Store
+
+_NAMED = 3
+_OFFSETS = "consumerOffset.json"
+_LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: "positions"}
+
+
+def check(store: Store) -> Iterator[Finding]:
+    """The data bases in the place of files, and the JSON files that lie beside them."""
+    said: set[str] = set()
+    for name in store.config_parts:
+        file = load_one(store, name)
+        for finding in _judge(store, file):
+            if finding.detail not in said:  # of a data base that holds several kinds
+                said.add(finding.detail)
+                yield finding
+        yield from _beside(store, file)
+    yield from _without_topic(store)
+
+
+def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
+    main, folder = file.main, store.path(file.main.path)
+    if main.state == MISSING:
+        yield Finding("config-database", "config", f"is not there, and others are: a broker makes "
+                      f"an empty one and goes on without {_LEFT[file.name]}", file=folder)
+    elif main.value is None:
+        yield Finding("config-database", "config", f"{main.reason}; a broker does not start",
+                      file=folder)
+    elif main.reason:
+        yield Finding("config-database", "config", main.reason, file=folder)
+    if file.faults:
+        count = plural(len(file.faults), "entry is", "entries are")
+        yield Finding("config-entry", "config", f"{count} no configuration of {file.kind} and left "
+                      f"out: {file.faults[0]}", file=folder, count=len(file.faults))
+
+
+def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
+    """A JSON file of before: what a start takes over from it, and what it does not."""
+    old = out_of_date(store, file.name)
+    if old.value is None:
+        return
+    path = store.path("config", file.name)
+    yield Finding("not-judged", "config", f"{old.path}: a broker reads {file.main.path} instead",
+                  file=path)
+    if file.main.value is None or store.layout.config == "rocksdb-v2":
+        return
+    ours, theirs = (_counter(value) for value in (file.main.value, old.value))
+    if theirs > ours:
+        yield Finding("config-import", "config", f"its data version has the counter {theirs}, that "
+                      f"of {file.main.path} {ours}: a broker of 5.3.1 or later takes its entries "
+                      "over when it starts", file=path)
+    elif file.name == _OFFSETS:
+        have, had = (_groups(value) for value in (file.main.value, old.value))
+        lost = sorted(had - have)
+        if lost:
+            yield Finding(
+                "config-import", "config", f"has positions of {some_of(lost, _NAMED)}, which "
+                f"{file.main.path} has not, and its counter {theirs} is not above {ours}: they are "
+                "not taken over, and the groups begin anew", file=path, count=len(lost),
+                severity=INFO if have else WARNING)
+
+
+def _counter(value: dict[str, Any]) -> int:
+    version = value.get("dataVersion")
+    counter = version.get("counter") if isinstance(version, dict) else None
+    return counter if isinstance(counter, int) else 0
+
+
+def _groups(value: dict[str, Any]) -> set[str]:
+    table = value.get("offsetTable")
+    return {key.partition("@")[2] for key, positions in table.items() if positions} if isinstance(
+        table, dict) else set()
+
+
+def _without_topic(store: Store) -> Iterator[Finding]:
+    """Queues of topics that are not configured, which a broker deletes from its data base of
+    consumequeues, the first time 10 minutes after it started.
+    """
+    if store.layout.consumequeue != "rocksdb":
+        return
+    file = load_one(store, "topics.json")
+    value = file.value
+    if value is None and file.main.state != MISSING:
+        return
+    table = (value or {}).get("topicConfigTable")
+    known = frozenset(table) if isinstance(table, dict) else frozenset()
+    queues = Counter(topic for topic, _ in store.known_queues
+                     if deleted(topic, known) and not topic.startswith(LMQ_PREFIX))
+    if not queues:
+        return
+    yield Finding(
+        "config-topic", "config", f"{plural(len(queues), 'topic has', 'topics have')} queues and "
+        f"no configuration ({some_of(sorted(queues), _NAMED)}): 10 minutes after its start a "
+        "broker deletes their queues from consumequeue/", file=store.path(file.main.path),
+        count=len(queues), severity="" if known else INFO)

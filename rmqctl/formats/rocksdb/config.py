@@ -1,0 +1,209 @@
+"""Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
+
+v1 (5.1.4+) has a data base each for topics, groups and offsets, with names as keys and JSON as
+values; v2 (5.3.2+) has all in one, told apart by the number of a table in the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from construct import (
+    Const,
+    ConstructError,
+    Int8ub,
+    Int16ub,
+    Int32sb,
+    Int64sb,
+    PascalString,
+    Struct,
+)
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.config import config_json
+from rmqctl.formats.fixed import Fixed
+
+# -- v1: names and JSON ---------------------------------------------------------------------------
+
+DEFAULT, VERSIONS, FORBIDDEN = "default", "kvDataVersion", "forbidden"
+"""The column families of a data base of v1."""
+VERSION_KEY = b"kvDataVersionKey"
+
+
+def name_of(key: bytes) -> str:
+    """A key of v1: a topic, a group, or ``topic@group``. FormatError."""
+    return _text(key, "key")
+
+
+def object_of(value: bytes) -> dict[str, Any]:
+    """A JSON object, as fastjson writes it. FormatError with the place in the value."""
+    parsed = config_json.parse(value)
+    if not isinstance(parsed.value, dict):
+        raise FormatError("no JSON object", offset=0, path="value")
+    return parsed.value
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError("not UTF-8", offset=error.start, path=path) from None
+
+
+# -- v2: tables and records -----------------------------------------------------------------------
+
+KEY_VERSION = 1
+OFFSETS, PULL_OFFSETS, TOPICS, GROUPS = 1, 2, 3, 4
+"""Numbers of the tables."""
+TABLES = {OFFSETS: "consumer offset", PULL_OFFSETS: "pull offset", TOPICS: "topic",
+          GROUPS: "group"}
+DATA_VERSION, DATA = 1, 2
+"""Kinds of records."""
+JSON = 1
+"""How the value of a topic or group is written, its first byte."""
+DATA_VERSION_NAME = b"data_version"
+
+KeyHead = Struct(
+    "version" / Int8ub,
+    "table" / Int16ub,
+    "record" / Int8ub,
+)
+_Name = PascalString(Int16ub, "utf-8")
+OffsetKey = Struct(
+    "group" / _Name,
+    Const(1, Int8ub),
+    "topic" / _Name,
+    Const(1, Int8ub),
+    "queue_id" / Int32sb,
+)
+NameKey = Struct("name" / _Name)
+Version = Struct(
+    "state_version" / Int64sb,
+    "timestamp" / Int64sb,
+    "counter" / Int64sb,
+)
+Offset = Struct("offset" / Int64sb)
+
+
+class VersionRecord(NamedTuple):
+    """A data version; ``timestamp`` in ms."""
+
+    state_version: int
+    timestamp: int
+    counter: int
+
+    def as_json(self) -> dict[str, int]:
+        """The ``dataVersion`` of a JSON file."""
+        return {"counter": self.counter, "stateVersion": self.state_version,
+                "timestamp": self.timestamp}
+
+
+class OffsetRecord(NamedTuple):
+    """The next queue offset that a group reads."""
+
+    offset: int
+
+
+VERSION = Fixed(Version, VersionRecord)
+OFFSET = Fixed(Offset, OffsetRecord)
+HEAD = KeyHead.sizeof()
+_HEAD = layout.reader(KeyHead)
+_LENGTH = layout.reader(Struct("length" / Int16ub))
+_QUEUE = layout.reader(Struct("mark" / Int8ub, "queue_id" / Int32sb))
+
+
+class Key(NamedTuple):
+    """A key of v2. Of a data version it is the table alone; ``group``, ``topic`` and ``queue_id``
+    are those of an offset, ``name`` the topic or group of the other tables.
+    """
+
+    table: int
+    record: int
+    name: str | None = None
+    group: str | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+
+
+def table_start(table: int) -> bytes:
+    """The first bytes of the keys of a table; those of the next one are its end."""
+    start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
+    return start[:-1]
+
+
+def parse_key(key: bytes) -> Key:
+    """FormatError for a key that a broker does not write."""
+    if len(key) < HEAD:
+        raise FormatError(f"has {len(key)} bytes, too few for a key", offset=0, path="key")
+    version, table, record = _HEAD.unpack_from(key)
+    if version != KEY_VERSION or table not in TABLES or record not in (DATA_VERSION, DATA):
+        raise FormatError(f"version {version}, table {table}, record {record}: not a key that is "
+                          "known", offset=0, path="key")
+    if record == DATA_VERSION:
+        if key[HEAD:] != DATA_VERSION_NAME:
+            raise FormatError("a data version under another name", offset=HEAD, path="key")
+        return Key(table, record)
+    first, position = _name_at(key, HEAD)
+    if table in (TOPICS, GROUPS):
+        if position != len(key):
+            raise FormatError("goes on behind the name", offset=position, path="key")
+        return Key(table, record, first)
+    marks = key[position:position + 1]
+    topic, position = _name_at(key, position + 1)
+    marks += key[position:position + 1]
+    if marks != bytes([1, 1]) or len(key) != position + _QUEUE.size:
+        raise FormatError("not the key of an offset", offset=position, path="key")
+    return Key(table, record, None, first, topic, _QUEUE.unpack_from(key, position)[1])
+
+
+def _name_at(key: bytes, position: int) -> tuple[str, int]:
+    """A name with its length before it, and the place behind it."""
+    if position + _LENGTH.size > len(key):
+        raise FormatError("ends before a name", offset=len(key), path="key")
+    start = position + _LENGTH.size
+    end = start + _LENGTH.unpack_from(key, position)[0]
+    if end > len(key):
+        raise FormatError("ends within a name", offset=len(key), path="key")
+    return _text(key[start:end], "key"), end
+
+
+def build_key(key: Key) -> bytes:
+    """The bytes of a key. FormatError for a name that is too long."""
+    head: bytes = KeyHead.build({"version": KEY_VERSION, "table": key.table, "record": key.record})
+    if key.record == DATA_VERSION:
+        return head + DATA_VERSION_NAME
+    shape, values = (NameKey, {"name": key.name}) if key.name is not None else (
+        OffsetKey, {"group": key.group, "topic": key.topic, "queue_id": key.queue_id})
+    try:
+        rest: bytes = shape.build(values)
+    except ConstructError:
+        raise FormatError("does not fit into a key", path=str(key.name or key.topic)) from None
+    return head + rest
+
+
+def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
+    """What stands under a key: the object of a topic or group, a data version, an offset."""
+    if key.record == DATA_VERSION:
+        return VERSION.decode(_exactly(value, VERSION.size))
+    if key.name is None:
+        return OFFSET.decode(_exactly(value, OFFSET.size)).offset
+    if value[:1] != bytes([JSON]):
+        raise FormatError("is not written as JSON, and so not understood", offset=0, path="value")
+    return object_of(value[1:])
+
+
+def build_value(value: bytes | VersionRecord | int) -> bytes:
+    """The reverse; bytes are the JSON of a topic or group."""
+    if isinstance(value, VersionRecord):
+        return VERSION.build(value)
+    if isinstance(value, int):
+        return OFFSET.build(OffsetRecord(value))
+    return bytes([JSON]) + value
+
+
+def _exactly(value: bytes, size: int) -> bytes:
+    if len(value) != size:
+        raise FormatError(f"has {len(value)} bytes, not {size}", offset=min(len(value), size),
+                          path="value")
+    return value

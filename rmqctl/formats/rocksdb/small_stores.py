@@ -1,0 +1,90 @@
+"""POP check points (``kvStore/``, spec: rocksdb.md §7) and what 5.4 keeps in
+``RocksDBMessageStore/`` (§8, from published source): a key and its value as fields. Times in ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from construct import Const, ConstructError, Int32sb, Int64sb, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.rocksdb.config import name_of, object_of
+
+POP_STATE = "popState"
+INDEX, TIMER, TRANSACTION = "default", "timer", "trans"
+"""The column families of ``RocksDBMessageStore/``."""
+
+Number = Struct("value" / Int64sb)
+PopTail = Struct(Const(b"@"), "queue_id" / Int32sb, Const(b"@"), "queue_offset" / Int64sb)
+TimerValue = Struct("size" / Int32sb, "physical_offset" / Int64sb)
+TransactionValue = Struct("check_times" / Int32sb, "size" / Int32sb)
+_SEPARATOR = b"@"
+
+Fields = dict[str, Any]
+
+
+def pop_state(key: bytes, value: bytes) -> Fields:
+    """What was popped and not yet acknowledged. FormatError."""
+    tail = len(key) - PopTail.sizeof()
+    middle = key[Number.sizeof():max(tail, 0)]
+    group, separator, topic = middle.partition(_SEPARATOR)
+    if not separator:
+        raise FormatError("not a key of a POP check point", offset=0, path="key")
+    return {"visible_at": _fixed(Number, key[:Number.sizeof()], "key")["value"],
+            "group": name_of(group), "topic": name_of(topic),
+            **_fixed(PopTail, key[tail:], "key"), **object_of(value)}
+
+
+def index_entry(key: bytes, value: bytes) -> Fields:
+    """An index entry: ``text`` is topic, kind, key or tag, and unique key, between ``@``."""
+    number = Number.sizeof()
+    if len(key) < 2 * number or len(value) != number:
+        return _counter(key, value)
+    text = key[number:-number]
+    if not (text.startswith(_SEPARATOR) and text.endswith(_SEPARATOR)):
+        return _counter(key, value)
+    return {"hour": _fixed(Number, key[:number], "key")["value"], "text": name_of(text),
+            "physical_offset": _fixed(Number, key[-number:], "key")["value"],
+            "store_timestamp": _fixed(Number, value, "value")["value"]}
+
+
+def timer_entry(key: bytes, value: bytes) -> Fields:
+    """A timer message that waits for its time, or how far the timer has come."""
+    if len(value) != TimerValue.sizeof():
+        return _counter(key, value)
+    number = Number.sizeof()
+    return {"deliver_timestamp": _fixed(Number, key[:number], "key")["value"],
+            "unique_key": name_of(key[number:]), **_fixed(TimerValue, value, "value")}
+
+
+def transaction_entry(key: bytes, value: bytes) -> Fields:
+    """A half message that is not decided; ``text`` is its topic and unique key."""
+    number = Number.sizeof()
+    if key[number:number + 1] != _SEPARATOR:
+        return _counter(key, value)
+    return {"physical_offset": _fixed(Number, key[:number], "key")["value"],
+            "text": name_of(key[number:]), **_fixed(TransactionValue, value, "value")}
+
+
+def _counter(key: bytes, value: bytes) -> Fields:
+    return {"counter": name_of(key), **_fixed(Number, value, "value")}
+
+
+def _fixed(layout: Any, data: bytes, path: str) -> Fields:
+    if len(data) != layout.sizeof():
+        raise FormatError(f"has {len(data)} bytes, not {layout.sizeof()}", offset=0, path=path)
+    try:
+        parsed = layout.parse(data)
+    except ConstructError:
+        raise FormatError("not what a broker writes", offset=0, path=path) from None
+    return {name: one for name, one in parsed.items() if not name.startswith("_")}
+
+
+READERS = {
+    ("kvStore", POP_STATE): pop_state,
+    ("RocksDBMessageStore", INDEX): index_entry,
+    ("RocksDBMessageStore", TIMER): timer_entry,
+    ("RocksDBMessageStore", TRANSACTION): transaction_entry,
+}
+"""What reads the entries of a column family, by the folder of the data base."""

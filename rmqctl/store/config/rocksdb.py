@@ -1,0 +1,161 @@
+"""Configuration in RocksDB, as the values of the JSON files that it stands in for (rocksdb.md §7).
+
+What reads the JSON files takes these values without knowing where they are from. Damage costs the
+table it lies in from there on; an entry that cannot be understood costs itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.rocksdb import config as layout
+from rmqctl.store.config.rows import MAX_FAULTS
+from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
+from rmqctl.store.rocksdb.database import Database
+
+MAX_SIZE = 64 << 20
+"""Bytes of keys and values of the largest configuration that is read."""
+TABLES = {"topics.json": (layout.TOPICS, "topicConfigTable"),
+          "subscriptionGroup.json": (layout.GROUPS, "subscriptionGroupTable"),
+          "consumerOffset.json": (layout.OFFSETS, "offsetTable")}
+"""By the name of the JSON file: the table of v2, and the file's own name for it."""
+PULL_TABLE = "pullOffsetTable"
+"""Of v2 alone: positions of a kind of pull that the JSON files never keep."""
+_SHOWN = 60
+
+
+@dataclass(slots=True)
+class Part:
+    """What a data base holds of one file. ``folder`` is relative to the store's root.
+
+    ``value`` is None where nothing can be read: ``reason`` says why, or ``missing`` is set. Beside
+    a value ``reason`` says that a part of it is lost. ``faults``: entries that are left out.
+    """
+
+    folder: str
+    size: int = 0
+    value: dict[str, Any] | None = None
+    reason: str = ""
+    missing: bool = False
+    faults: list[str] = field(default_factory=list)
+    _taken: int = 0
+
+    def damage(self, said: object) -> None:
+        """Adds a sentence, without the folder, which whoever shows it names."""
+        said = str(said).rpartition(f"{self.folder}: ")[2]
+        self.reason = f"{self.reason}; {said}" if self.reason else str(said)
+
+    def fault(self, key: bytes, error: FormatError) -> None:
+        """An entry that is no configuration."""
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(f"entry {repr(key[:_SHOWN])[1:]}: {error}")
+
+    def entries(self, database: Database, family: str, start: bytes = b"",
+                end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The entries up to the first that cannot be read, or is too much."""
+        try:
+            for key, value in database.items(family, start, end):
+                self._taken += len(key) + len(value)
+                if self._taken > MAX_SIZE:
+                    self.damage(f"larger than the {MAX_SIZE >> 20} MiB that are read of it")
+                    return
+                yield key, value
+        except (FormatError, StoreIOError) as error:
+            self.damage(error)
+
+
+def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
+    """By the name of the JSON file what the data bases of the store at ``root`` hold in its place.
+    Never raises, except MissingExtraError.
+    """
+    parts = {name: Part(folder, _size(os.path.join(root, folder)))
+             for name, folder in CONFIG_DATABASES[form].items()}
+    for folder in {part.folder: None for part in parts.values()}:
+        inside = {name: part for name, part in parts.items() if part.folder == folder}
+        path = os.path.join(root, folder)
+        if not os.path.isdir(path):
+            for part in inside.values():
+                part.missing = True
+            continue
+        try:
+            with Database.open(path) as database:
+                for name, part in inside.items():
+                    part.value = {}
+                    for said in database.damage:
+                        part.damage(said)
+                    (_first if form == "rocksdb-v1" else _second)(database, name, part)
+        except (FormatError, StoreIOError) as error:
+            for part in inside.values():
+                part.value, part.reason = None, ""
+                part.damage(error)
+    return parts
+
+
+def _size(folder: str) -> int:
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.is_file())
+    except OSError:
+        return 0
+
+
+def _first(database: Database, name: str, part: Part) -> None:
+    """v1: the data base of one file."""
+    assert part.value is not None
+    table = part.value[TABLES[name][1]] = {}
+    for key, raw in part.entries(database, layout.DEFAULT):
+        try:
+            value = layout.object_of(raw)
+            table[layout.name_of(key)] = (
+                value.get("offsetTable") if name == "consumerOffset.json" else value)
+        except FormatError as error:
+            part.fault(key, error)
+    for key, raw in part.entries(database, layout.VERSIONS):
+        try:
+            if key != layout.VERSION_KEY:
+                raise FormatError("not the key of a data version")
+            part.value["dataVersion"] = layout.object_of(raw)
+        except FormatError as error:
+            part.fault(key, error)
+    if name != "subscriptionGroup.json":
+        return
+    forbidden = part.value["forbiddenTable"] = {}
+    for key, raw in part.entries(database, layout.FORBIDDEN):
+        try:
+            forbidden[layout.name_of(key)] = layout.object_of(raw)
+        except FormatError as error:
+            part.fault(key, error)
+
+
+def _second(database: Database, name: str, part: Part) -> None:
+    """v2: the table of one file."""
+    assert part.value is not None
+    number, title = TABLES[name]
+    _table(database, part, number, title)
+    if number == layout.OFFSETS:
+        _table(database, part, layout.PULL_OFFSETS, PULL_TABLE)
+
+
+def _table(database: Database, part: Part, number: int, title: str) -> None:
+    assert part.value is not None
+    table: dict[str, Any] = {}
+    part.value[title] = table
+    for raw_key, raw in part.entries(database, layout.DEFAULT, layout.table_start(number),
+                                     layout.table_start(number + 1)):
+        try:
+            key = layout.parse_key(raw_key)
+            value = layout.parse_value(key, raw)
+        except FormatError as error:
+            part.fault(raw_key, error)
+            continue
+        if isinstance(value, layout.VersionRecord):
+            if number != layout.PULL_OFFSETS:
+                part.value["dataVersion"] = value.as_json()
+        elif isinstance(value, int):
+            table.setdefault(f"{key.topic}@{key.group}", {})[str(key.queue_id)] = value
+        else:
+            table[str(key.name)] = value
