@@ -71,6 +71,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
     GroupSpec(("offsets",), "Queue ranges, consumer offsets and their lag", _INSPECT),
+    GroupSpec(("config",), "Topics, groups, positions and the rest of config/", _INSPECT),
     GroupSpec(("dlq",), "Dead letters: the messages that groups gave up", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
     GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, write, recover",
@@ -116,6 +117,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("truncate", "mutates", _REPAIR, "Cut the log, and everything derived from it"),
     _spec("expire", "mutates", _REPAIR, "Take expired files away, as a broker's cleaner would"),
     _spec("offsets reset", "mutates", _REPAIR, "Set a group's offsets: by time, first or last"),
+    _spec("config convert", "mutates", _REPAIR, "Topics, groups and positions in JSON or RocksDB"),
     _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
     _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
     _spec("tiered ls", "read-only", _TIERED, "Queues, segments and index files of a tier"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +30,9 @@ _IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subs
 CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
     "json": {}, "rocksdb-v1": _IN_V1, "rocksdb-v2": dict.fromkeys(_IN_V1, "config/rdb")}
 """Which data base stands in for which file of ``config/``."""
+CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity",
+                    "brokerIdentity-temp")
+"""What the controller mode keeps in a store; the first two tell it."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
@@ -81,9 +84,12 @@ class Layout:
         if self.is_dledger:
             raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_PREDICTED}")
 
-    def require_writable(self, root: str) -> None:
-        """UnsupportedError where a part of the store could not be written along."""
-        reason = next(iter(self.unwritten.values()), None)
+    def require_writable(self, root: str, structures: Sequence[str] | None = None) -> None:
+        """UnsupportedError where one of the structures (None: any part of the store) could not be
+        written along.
+        """
+        reason = next((reason for name, reason in self.unwritten.items()
+                       if structures is None or name in structures), None)
         if reason is not None:
             raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
                                    "written into it")
@@ -158,7 +164,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
             unread["config"] = f"{lies}: {error}; the JSON files of these names are out of date"
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(os.path.lexists(os.path.join(root, name))
-                     for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"))
+                     for name in CONTROLLER_FILES[:2])
     damaged = set()
     if queues == "rocksdb" and "consumequeue" not in unread:
         try:

@@ -86,7 +86,7 @@ def test_a_lost_data_base(golden_copy: GoldenFolder) -> None:
     store = golden_copy("5.3.3/rocksdb-config-v1/store")
     shutil.rmtree(store / "config/topics")
     assert found(store) == [("config-database", "error", "topics"),
-                            ("config-topic", "info", "topics")]
+                            ("config-topic", "warning", "topics")]
     assert "config/topics" in run("config", store).expect(1).err
 
 
@@ -138,3 +138,11 @@ def test_what_a_start_takes_over_from_the_files_of_before(golden_copy: GoldenFol
     offsets.write_text(json.dumps(table | {"dataVersion": {"counter": 1}}))
     said = run("verify", store, "--only", "config").expect(1).out
     assert "takes its entries over when it starts" in said
+
+
+def test_a_topic_whose_queues_a_broker_deletes(golden_copy: GoldenFolder) -> None:
+    store = golden_copy("5.3.3/rocksdb-config-v1/store")
+    put(store / "config/topics", (b"TP_geo", None))
+    said = run("verify", store, "--only", "config", "-o", "json").expect(1).json()["findings"]
+    assert [(one["category"], one["count"]) for one in said] == [("config-topic", 1)]
+    assert "TP_geo" in said[0]["detail"]

@@ -108,4 +108,4 @@ def _without_topic(store: Store) -> Iterator[Finding]:
         "config-topic", "config", f"{plural(len(queues), 'topic has', 'topics have')} queues and "
         f"no configuration ({some_of(sorted(queues), _NAMED)}): 10 minutes after its start a "
         "broker deletes their queues from consumequeue/", file=store.path(file.main.path),
-        count=len(queues), severity="" if known else INFO)
+        count=len(queues), severity="" if known or file.main.database else INFO)

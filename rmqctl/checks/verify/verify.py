@@ -6,6 +6,7 @@ on the way; what is left over is explained afterwards. Small structures have the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.findings import INFO, Finding, advised
-from rmqctl.checks.verify import checkpoint, compaction, config, controller, files
+from rmqctl.checks.verify import checkpoint, compaction, config, files
 from rmqctl.checks.verify.at_start import AtStart
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
@@ -28,6 +29,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
+from rmqctl.store.layout import CONTROLLER_FILES
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -376,7 +378,9 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("compaction"):
         yield from compaction.check(store, live=live)
     in_damage = context.in_damage if context else None
-    if wants("store"):
+    if wants("store") and any(os.path.lexists(store.path(name)) for name in CONTROLLER_FILES):
+        from rmqctl.checks.verify import controller
+
         yield from controller.check(store, None if context is None else log_end, live=live,
                                     in_damage=in_damage)
     if wants("consumequeue"):

@@ -1,0 +1,42 @@
+"""``rmqctl config convert``: topics, groups and positions in another form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import Out, StoreFolders
+
+if TYPE_CHECKING:
+    from rmqctl.repair.scratch import Scratch
+
+
+def command(
+    *,
+    to: Annotated[Literal["json", "rocksdb-v1", "rocksdb-v2"], typer.Option(
+        "--to", show_default=False, help="JSON files; a data base each for topics, groups and "
+        "positions (storeType=defaultRocksDB); one for all (configManagerVersion=v2).")],
+    apply: ApplyOptions,
+    store: StoreFolders,
+    out: Out,
+) -> None:
+    """Put topics, groups and positions from JSON into RocksDB, or back: shows the plan.
+
+    What a broker reads now is taken whole, data versions included, and goes aside with all that
+    would count instead of the new form. Positions come along, which a broker that changes to
+    RocksDB by itself leaves behind. Nothing is deleted, and `rmqctl undo` takes it back.
+
+        rmqctl config convert STORE --to json
+
+        rmqctl config convert STORE --to rocksdb-v1 --apply
+    """
+    from rmqctl.commands.shared import applying
+    from rmqctl.repair.config.convert import COMMAND, plan_convert
+
+    def propose(scratch: Scratch) -> applying.Proposal:
+        with store.open() as opened:
+            return applying.Proposal(plan_convert(opened, to, scratch))
+
+    applying.run(out, store.root, COMMAND, propose, apply, writes=())

@@ -1,0 +1,176 @@
+"""Topics, groups and positions from JSON files into RocksDB, from there into JSON, or from one form
+of RocksDB into the other (spec: rocksdb.md §7).
+
+What is in force is taken whole. What held it goes aside, and so does all that a broker would read
+before the new form, or take over into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rmqctl.errors import RefusedError
+from rmqctl.files.rocksdb_writer import write_database
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.rocksdb import config as layout
+from rmqctl.repair.plan import Changes, Create, FileContent, Plan
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.config import BACKUP, FOLDER, MISSING, ConfigFile, load_one
+from rmqctl.store.config.rocksdb import PULL_TABLE, TABLES
+from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
+from rmqctl.store.store import Store
+
+COMMAND = "config-convert"
+_SETTINGS = {
+    "json": "storeType=default and without configManagerVersion=v2",
+    "rocksdb-v1": "storeType=defaultRocksDB and without configManagerVersion=v2",
+    "rocksdb-v2": "configManagerVersion=v2 (5.3.2 or later)"}
+_LMQ = "lmqConsumerOffset.json"
+Entries = Iterator[tuple[bytes, bytes]]
+
+
+def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch) -> Plan:
+    """The plan that puts the configuration of ``store`` into the form ``to``; new data bases are
+    made in ``scratch``. RefusedError where it cannot be read in full, MissingExtraError,
+    StoreIOError.
+    """
+    store.layout.require(store.root, "config")
+    if store.layout.config == to:
+        return Plan(COMMAND, store.root)
+    files = {name: load_one(store, name) for name in TABLES}
+    for file in files.values():
+        _refuse_damage(store, file)
+    if all(file.used is None for file in files.values()):
+        raise RefusedError(f"{store.root}: there is no configuration of topics, groups or "
+                           "positions")
+    if to != "json" and load_one(store, _LMQ).main.state != MISSING:
+        raise RefusedError(f"{store.root}: {FOLDER}/{_LMQ} is there (enableLmq), and how it lies "
+                           "in RocksDB is not known")
+    groups = files["subscriptionGroup.json"].value or {}
+    if to == "rocksdb-v2" and groups.get("forbiddenTable"):
+        raise RefusedError(f"{store.root}: topics are forbidden to groups (forbiddenTable), and "
+                           "how that lies in config/rdb is not known")
+    changes = Changes()
+    _move_aside(store, changes)
+    if to == "json":
+        _to_files(store, files, changes)
+    else:
+        _to_database(files, to, changes, scratch)
+    changes.notes.append(f"a broker reads this form with {_SETTINGS[to]}")
+    return Plan(COMMAND, store.root, tuple(changes.actions), tuple(changes.steps),
+                notes=tuple(changes.notes))
+
+
+def _refuse_damage(store: Store, file: ConfigFile) -> None:
+    if file.damaged or file.faults:
+        reason = file.faults[0] if file.faults else file.main.reason
+        raise RefusedError(f"{store.root}: {file.main.path}: {reason}; what cannot be read would "
+                           "be lost")
+
+
+def _move_aside(store: Store, changes: Changes) -> None:
+    """What holds the configuration now, and what would count instead of the new form."""
+    why = "the configuration has another form then"
+    folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
+                             *CONFIG_DATABASES["rocksdb-v1"].values()))
+    for folder in folders:
+        if os.path.isdir(store.path(folder)):
+            size = sum(entry.stat().st_size for entry in os.scandir(store.path(folder)))
+            changes.move_aside(folder, size, why)
+    for name in TABLES:
+        for each in (name, name + BACKUP):
+            path = store.path(FOLDER, each)
+            if os.path.lexists(path):
+                changes.move_aside(f"{FOLDER}/{each}", os.path.getsize(path), why)
+
+
+def _to_files(store: Store, files: Mapping[str, ConfigFile], changes: Changes) -> None:
+    for name, file in files.items():
+        value = dict(file.value or {})
+        if value.pop(PULL_TABLE, None):
+            changes.notes.append("positions of a kind of pull that JSON files do not keep are left "
+                                 f"out ({file.main.path}, table {layout.PULL_OFFSETS})")
+        if name == "consumerOffset.json":  # numbers of queues stand bare, as a broker writes them
+            value["offsetTable"] = {key: {int(queue): offset for queue, offset in entry.items()}
+                                    for key, entry in value.get("offsetTable", {}).items()}
+        if file.used is None:
+            continue
+        changes.act(Create(f"{FOLDER}/{name}", fastjson.build(dict(sorted(value.items())))),
+                    "restore", None, file.entries, f"from {file.used.path}", "entry")
+    if store.layout.consumequeue == "rocksdb":
+        changes.notes.append("the consumequeues are in RocksDB: a broker with storeType=default "
+                             "does not read them")
+
+
+def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Changes,
+                 scratch: Scratch) -> None:
+    inside: dict[str, list[str]] = {}
+    for name, folder in CONFIG_DATABASES[to].items():
+        inside.setdefault(folder, []).append(name)
+    os.makedirs(scratch.path(FOLDER), exist_ok=True)
+    for folder, names in inside.items():
+        values = {name: files[name].value or {} for name in names}
+        families = _second(values) if to == "rocksdb-v2" else _first(*values.items())
+        entries = sum(files[name].entries or 0 for name in names)
+        source = ", ".join(files[name].main.path for name in names)
+        made = write_database(scratch.path(folder), families)
+        for file in made:
+            path = scratch.path(folder, file)
+            if file == made[-1]:  # that without which it is none tells what it holds
+                changes.act(Create(f"{folder}/{file}", FileContent(path)), "restore", None,
+                            entries, f"a data base with what is in {source}", "entry")
+            else:
+                changes.steps.append(Create(f"{folder}/{file}", FileContent(path)))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def _first(one: tuple[str, dict[str, Any]]) -> dict[str, Entries]:
+    name, value = one
+    table = value.get(TABLES[name][1]) or {}
+    version = value.get("dataVersion")
+
+    def named(entries: Mapping[str, Any]) -> Entries:
+        for key in sorted(entries, key=str.encode):
+            yield key.encode(), _json(entries[key])
+
+    if name == "consumerOffset.json":
+        table = {key: {"offsetTable": {str(queue): offset for queue, offset in entry.items()}}
+                 for key, entry in table.items()}
+    return {layout.DEFAULT: named(table),
+            layout.VERSIONS: named({layout.VERSION_KEY.decode(): version} if version else {}),
+            layout.FORBIDDEN: named(value.get("forbiddenTable") or {})}
+
+
+def _second(values: Mapping[str, dict[str, Any]]) -> dict[str, Entries]:
+    entries: dict[bytes, bytes] = {}
+
+    def add(key: layout.Key, value: bytes | layout.VersionRecord | int) -> None:
+        entries[layout.build_key(key)] = layout.build_value(value)
+
+    for name, value in values.items():
+        number, title = TABLES[name]
+        tables = {number: title} | ({layout.PULL_OFFSETS: PULL_TABLE}
+                                    if number == layout.OFFSETS else {})
+        for table, title in tables.items():
+            found = value.get(title) or {}
+            version = value.get("dataVersion")
+            if isinstance(version, dict) and (found or table == number):
+                add(layout.Key(table, layout.DATA_VERSION), layout.VersionRecord(
+                    *(version.get(part, 0) for part in ("stateVersion", "timestamp", "counter"))))
+            for key, entry in found.items():
+                if number != layout.OFFSETS:
+                    add(layout.Key(table, layout.DATA, key), _json(entry))
+                    continue
+                topic, separator, group = key.partition("@")
+                if not separator or "@" in group:
+                    raise RefusedError(f"{key!r} is no topic@group, and has no place in the new "
+                                       "form")
+                for queue, offset in entry.items():
+                    add(layout.Key(table, layout.DATA, None, group, topic, int(queue)), offset)
+    return {layout.DEFAULT: iter(sorted(entries.items()))}
