@@ -34,7 +34,7 @@ from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
-from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.resync import MAX_RECORD, is_blank
 from rmqctl.scan.source import Source
 from rmqctl.scan.text import Properties
 from rmqctl.scan.walk import Walk
@@ -135,30 +135,39 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion,
                 return number, Phrase(
                     "the consumequeues reach up to {max_physic}", max_physic=max_physic)
         return 0, Phrase("the consumequeues reach into no later file")
-    saved, conf = checkpoint(store), store.sizes.conf
+    return number_by_time(store, log, version, checkpoint(store))
+
+
+def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: CheckpointRecord,
+                   first: int = 0) -> tuple[int, str]:
+    """(number of the file in which recovery starts after an unclean end, why); not before the
+    file ``first``.
+    """
+    conf = store.sizes.conf
     index_counts = conf.message_index_safe and conf.message_index is not False
     limit = saved.min_timestamp_index if index_counts else saved.min_timestamp
-    for number in range(count - 1, -1, -1):
+    for number in range(len(log.files) - 1, first - 1, -1):
         stored = _first_time(log, number, version)
         if stored is not None and stored <= limit:
             return number, Phrase(
                 "its first message was stored at {stored}, not after the checkpoint's {limit}",
                 stored=time_or_zero(stored), limit=time_or_zero(limit))
     if not limit:
-        return 0, Phrase("the checkpoint says nothing")
-    return 0, Phrase(
+        return first, Phrase("the checkpoint says nothing")
+    return first, Phrase(
         "no file's first message was stored by {limit}, the checkpoint's time",
         limit=time_text(limit))
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
     """The store time of a file's first record as a broker picks it, without looking further."""
-    head = log.source(number).read(0, _HEAD_SIZE)
+    source = log.source(number)
+    head = source.read(source.head, _HEAD_SIZE)
     if len(head) < START_SIZE:
         return None
     plain = np.frombuffer(head, shape(0, MAGIC_V1).dtype, 1)[0]
     magic = int(plain["magic"])
-    if magic != MAGIC_V1 and not (magic == MAGIC_V2 and version.message_v2):
+    if magic != MAGIC_V1 and not (magic == MAGIC_V2 and version.message_v2 and not source.head):
         return None
     shaped = shape(int(plain["sys_flag"]) & HOST_BITS, magic)
     stored = int(np.frombuffer(head, shaped.dtype, 1)[0]["store_timestamp"])
@@ -275,6 +284,9 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """
+    if source.head and is_blank(source, position):
+        return None, ""
+    position += source.head
     where, rest = source.base + position, source.size - position
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
@@ -307,6 +319,7 @@ def misplaced(source: Source, position: int, size: int) -> Batch | None:
     """The record at ``position`` which lies about its place, as a broker dispatches it: with
     the physical offset that it says. None where there is no such record.
     """
+    position += source.head
     record = _decoded(source, position, size)
     if record is None:
         return None
@@ -368,7 +381,7 @@ class ReputWalk:
                 if why or size is not None:
                     self.skipped.append(source.base + spot)
                 return
-            position = spot + size
+            position = spot + source.head + size
             self.odd = True
             yield alone
             self.odd = False

@@ -60,6 +60,8 @@ class BrokerVersion:
     clamps_delay_offsets: bool
     """What ``delayOffset.json`` says is set into the bounds of its queue at a start (4.9.2+)."""
     keeps_confirm: bool
+    walks_dledger: bool
+    """After an unclean end it walks the records of a DLedger log and dispatches them (5.2.0+)."""
     rocksdb_queues: bool
     """It knows consumequeues in RocksDB (5.2.0+); else it sees no queue in such a store."""
     empty_queue_file_fails: bool
@@ -79,8 +81,8 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         abort_has_pid=False, blank_must_fit=False,
         skips_folders=False, deletes_empty_last=False, normal_by_queues=False,
         reput_from_queues=True, delay_levels_late=True, clamps_delay_offsets=True,
-        keeps_confirm=False, rocksdb_queues=False, empty_queue_file_fails=False,
-        nearest_in_time=True),
+        keeps_confirm=False, walks_dledger=False, rocksdb_queues=False,
+        empty_queue_file_fails=False, nearest_in_time=True),
     BrokerVersion(
         name="5.3.3", generation=5, trailing_separator=True, map_capacity=128, message_v2=True,
         stores_wait=True, ensures_unique_key=True, body_room=65_536, timer=True,
@@ -88,8 +90,8 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         abort_has_pid=True, blank_must_fit=True,
         skips_folders=True, deletes_empty_last=True, normal_by_queues=True,
         reput_from_queues=False, delay_levels_late=False, clamps_delay_offsets=True,
-        keeps_confirm=True, rocksdb_queues=True, empty_queue_file_fails=True,
-        nearest_in_time=False),
+        keeps_confirm=True, walks_dledger=True, rocksdb_queues=True,
+        empty_queue_file_fails=True, nearest_in_time=False),
 )}
 NEWEST = "5.3.3"
 
@@ -133,6 +135,8 @@ DIFFERENCES = (
                {"nearest_in_time": True}),
     Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
         "rocksdb_queues": False}),
+    Difference("5.0.0", "5.1.4", "after an unclean end the records of a DLedger log are not walked",
+               {"walks_dledger": False}),
     Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
                {"deletes_empty_last": False}),
     Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "

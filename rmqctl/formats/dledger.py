@@ -82,6 +82,8 @@ INDEX_UNIT = Fixed(IndexUnit, IndexUnitRecord)
 END = Fixed(End, EndRecord)
 _START = layout.reader(Blank)
 HEAD_SIZE = ENTRY_HEAD.size
+INDEX_FILE_SIZE = 167_772_160
+"""Bytes of each file of the index: nothing of a broker's configuration changes it."""
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:

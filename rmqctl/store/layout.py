@@ -38,7 +38,7 @@ _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
-_NOT_PREDICTED = "whose recovery this version of rmqctl does not predict"
+_NOT_VIEWED = "and there is no broker's view of it (`rmqctl preflight` says what a start does)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Layout:
             raise UnsupportedError(f"{root}: {self.unread[structure]}")
 
     def require_plain_log(self, root: str) -> None:
-        """UnsupportedError where a broker's recovery of the log is DLedger's, too."""
+        """UnsupportedError where the log is DLedger's, whose recovery comes before a broker's."""
         if self.is_dledger:
-            raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_PREDICTED}")
+            raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_VIEWED}")
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None) -> None:
         """UnsupportedError where one of the structures (None: any part of the store) could not be

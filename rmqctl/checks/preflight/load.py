@@ -14,6 +14,7 @@ from rmqctl.broker.settings import queue_size
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
+from rmqctl.formats import dledger
 from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.phrases import Phrase
@@ -109,7 +110,11 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
         for odd in folder_listing.troubles:
             _odd(store, version, loading, odd, last)
     for file in store.log.files:
-        _size(store, version, loading, file, store.log.file_size, file.name == last)
+        _size(store, version, loading, file, store.log.file_size,
+              file.name == last and not file.head)
+    for node in store.nodes:  # DLedger ends the broker where a file has another size
+        for file in node.index_listing.files:
+            _size(store, version, loading, file, dledger.INDEX_FILE_SIZE, False)
 
 
 def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,

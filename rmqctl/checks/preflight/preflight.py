@@ -13,6 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from rmqctl.actions import Action
+from rmqctl.broker.dledger import Ledger, record_walk, recovered
 from rmqctl.broker.recovery import (
     DispatchRange,
     RecoveryWalk,
@@ -62,7 +64,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     release = broker_version or default_release(store)
     version = version_of(release)
     predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
-                           profile=version.name)
+                           profile=version.name, mendable=not store.layout.unwritten)
     holder = store.lock
     running = holder.held and holder.pid != os.getpid()
     if running:
@@ -70,7 +72,6 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
             "a broker runs on this store now: this is what one would do that starts on the files "
             "as they are at this moment"))
     store.layout.require(store.root, "commitlog")
-    store.layout.require_plain_log(store.root)
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False
@@ -131,6 +132,8 @@ class _Start:
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
         self.intact = 0
+        self.ledger: Ledger | None = None
+        """What DLedger leaves of its data; None for a plain log."""
 
     def run(self) -> None:
         predicted = self.made
@@ -139,7 +142,10 @@ class _Start:
             predicted.truncate_to = 0
             predicted.stop_reason = Phrase("the log has no file")
         else:
-            self._recover(predicted)
+            if self.log.files[-1].head:
+                self._recover_dledger(predicted)
+            else:
+                self._recover(predicted)
             self._table()
             self._reput(predicted)
             if self.full:
@@ -193,6 +199,57 @@ class _Start:
             self.queues.truncate(walk.end)
             self.unreachable.cut(log, walk.end)
 
+    def _recover_dledger(self, predicted: Prediction) -> None:
+        """DLedger's own recovery, and the broker's upon it (spec: dledger.md §4)."""
+        log, store = self.log, self.store
+        self.ledger = ledger = recovered(store, log)
+        predicted.start_file = relative(store, log.files[ledger.number].path)
+        predicted.start_reason = ledger.why
+        predicted.truncate_to, predicted.stop_reason = ledger.end, ledger.stop
+        self.start = cut = ledger.end
+        if log.files[-1].base - ledger.end > log.file_size:
+            predicted.starts = False
+            predicted.refusals.append(Phrase(
+                "DLedger would cut off more than a file of its data ({end} is where they end for "
+                "it), and ends the broker instead", end=ledger.end))
+        if ledger.units:
+            predicted.actions.append(Action(
+                "write", f"{store.nodes[0].name}/index" if store.nodes else "index", None,
+                ledger.units, Phrase("DLedger's index does not lead to these entries"), "entry"))
+        if ledger.last is not None and ledger.last.term > 0 and ledger.committed < ledger.end:
+            predicted.notes.append(Phrase(
+                "what lies from {committed} on was not noted as committed: another leader of the "
+                "group may write over it", committed=ledger.committed))
+        reach, before = self.queues.max_physic, self.queues.positions()
+        with closing(ledger.log(log)) as kept:
+            if not self.clean and self.version.walks_dledger:
+                walk, predicted.start_reason = record_walk(store, kept, self.version)
+                self.start = walk.first
+                predicted.start_file = relative(store, walk.path)
+                for batch in walk:
+                    put = self._dispatch(batch, np.ones(len(batch), bool), odd=False)
+                    self.unreachable.add(batch, put)
+                    self.already.look(batch, spans=False)
+                    self.intact += _count_of(batch)
+                    self._read(batch)
+                cut = walk.end
+                if walk.last_valid is not None:
+                    predicted.dispatch.append(
+                        DispatchRange(walk.first, ledger.end, None, False, before))
+                for batch in kept.walk(walk.first if walk.last_valid is None
+                                       else walk.last_valid + 1):
+                    self.already.look(batch)
+                    self.unreachable.add(batch, np.zeros(len(batch), bool))
+                    self.intact += _count_of(batch)
+            if reach >= cut:
+                self.queues.truncate(cut)
+                self.unreachable.cut(log, ledger.end)
+                if cut < ledger.end:
+                    predicted.notes.append(Phrase(
+                        "the broker takes the log for {bytes} shorter than it is, as it leaves out "
+                        "the heads of DLedger's entries: the consumequeues are cut at {cut}",
+                        bytes=plural(ledger.end - cut, "byte"), cut=cut))
+
     def _table(self) -> None:
         """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
         predicted = self.made
@@ -212,9 +269,11 @@ class _Start:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
         assert self.made.truncate_to is not None
         end, log = self.made.truncate_to, self.log
-        if not self.version.reput_from_queues:
+        if not self.version.reput_from_queues and self.ledger is None:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
+        if self.ledger is not None and not self.version.reput_from_queues:
+            start = max(log.min_offset, self.ledger.committed)
         walk = ReputWalk(log, start, end, self.version)
         if start < end:
             self.made.dispatch.append(
@@ -223,7 +282,9 @@ class _Start:
                 put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
                 if walk.odd:
                     continue
-                if start < self.start:
+                if self.ledger is not None and self.clean:
+                    self.already.look(batch, spans=False)
+                if start < self.start and (self.clean or self.ledger is None):
                     self.intact += _count_of(batch, before=self.start)
                 if self.clean:
                     self.unreachable.add(batch, put)
@@ -242,7 +303,7 @@ class _Start:
     def _older(self) -> None:
         """The part of the log that the broker does not look at."""
         end = self.start
-        if self.version.reput_from_queues and self.clean:
+        if self.clean and (self.version.reput_from_queues or self.ledger is not None):
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
             self.already.look(batch)

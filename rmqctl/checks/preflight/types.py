@@ -73,6 +73,8 @@ class Prediction:
     recovery: str
     profile: str = ""
     """The version whose rules stand for ``broker_version``; see `rmqctl.broker.versions`."""
+    mendable: bool = True
+    """Whether `recover` plans anything for such a store."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
     """The files of the log that the broker works on."""

@@ -82,6 +82,8 @@ def _next(prediction: Prediction, root: str) -> str | None:
         return typed.other("verify", root)
     if prediction.harmless:
         return None
+    if not prediction.mendable:
+        return typed.other("verify", root)
     ahead = prediction.offsets_beyond_end
     if ahead and ahead[0].group and prediction.start_is_harmless and not (
             prediction.messages_already_lost or prediction.undecodable):

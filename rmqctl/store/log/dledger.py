@@ -94,8 +94,8 @@ class Node:
 class UnitReader(Closing):
     """The units of entries that come in order. What is not there reads as zeros."""
 
-    def __init__(self, node: Node) -> None:
-        self._files = node.index_listing.files
+    def __init__(self, node: Node | None) -> None:
+        self._files = [] if node is None else node.index_listing.files
         self._source: FileSource | None = None
 
     def of(self, index: Array) -> Array:

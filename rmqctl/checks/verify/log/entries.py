@@ -25,8 +25,6 @@ from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
 
 KEEP = 1000
-INDEX_FILE_SIZE = 167_772_160
-"""Bytes of each file of DLedger's index: nothing of a broker's configuration changes it."""
 _DTYPE = dledger.ENTRY_HEAD.dtype()
 _FIELDS = ("magic", "size", "pos", "body_length")
 
@@ -183,9 +181,9 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
 
 def _index_files(node: Node) -> Iterator[Finding]:
     for file in node.index_listing.files:
-        if file.size != INDEX_FILE_SIZE:
+        if file.size != dledger.INDEX_FILE_SIZE:
             yield Finding("file-size", "commitlog", f"a file of DLedger's index has {file.size} "
-                          f"bytes, not {INDEX_FILE_SIZE}: a broker does not start on it",
+                          f"bytes, not {dledger.INDEX_FILE_SIZE}: a broker does not start on it",
                           file=file.path, position=file.size)
 
 

@@ -1,0 +1,252 @@
+"""DLedger's own recovery of its data, and what a broker reads of them again (spec: dledger.md §4).
+
+DLedger looks at the heads of entries only, at every start, before the broker does. A broker of
+5.2.0 or later walks the records of the last files after an unclean end as it does in a plain log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.broker.recovery import RecoveryWalk, checkpoint, number_by_time
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.phrases import Phrase
+from rmqctl.scan.damage.entries import whole_entry
+from rmqctl.scan.frames import Array, Batch, gather
+from rmqctl.scan.resync import is_blank
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.live import log_files
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.dledger import UnitReader
+from rmqctl.store.store import Store
+
+_LAST_FILES = 3
+_DTYPE = dledger.ENTRY_HEAD.dtype()
+
+
+class Entry(NamedTuple):
+    """The last entry that was taken: its index, term, and the physical offset behind it."""
+
+    number: int
+    term: int
+    end: int
+
+
+class Ledger(NamedTuple):
+    """A log as DLedger leaves it. ``number``: of the file of the log with which its walk began,
+    and ``why``; ``end``: the physical offset behind the last entry, and ``stop`` why there;
+    ``committed``: that behind the last entry known to be committed; ``units``: of how many entries
+    the unit of the index is written anew.
+    """
+
+    number: int
+    why: str
+    end: int
+    stop: str
+    committed: int
+    units: int
+    last: Entry | None
+
+    def log(self, log: CommitLog) -> CommitLog:
+        """What it leaves of the log. To be closed."""
+        return CommitLog(log_files([file for file in log.files if file.base <= self.end],
+                                   self.end), log.file_size)
+
+
+def recovered(store: Store, log: CommitLog) -> Ledger:
+    """DLedger's start on the data among the files of a log, at least one. StoreIOError."""
+    first = next(number for number, file in enumerate(log.files) if file.head)
+    nodes = [node for node in store.nodes if node.index_listing.files]
+    with closing(UnitReader(nodes[0] if nodes else None)) as units:
+        number, why = _start(log, first, units)
+        walk = _HeadWalk(log, number, units)
+        committed = log.files[first].base
+        saved = _committed(store)
+        for entries in walk:
+            here = np.flatnonzero(entries.number <= saved)
+            if len(here):
+                committed = int(entries.end[here[-1]])
+    if walk.last is not None and number > first and committed == log.files[first].base and (
+            saved >= 0):
+        committed = log.files[number].base  # in a file before: all of it was dispatched
+    return Ledger(number, why, walk.end, walk.stop, committed, walk.units, walk.last)
+
+
+def _committed(store: Store) -> int:
+    for node in store.nodes:
+        try:
+            if node.checkpoint is not None:
+                return node.checkpoint["committed_index"]
+        except FormatError:
+            continue
+    return -1
+
+
+def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
+    """With which file the walk begins: the first from the third last back that its index knows."""
+    for number in range(len(log.files) - _LAST_FILES, first, -1):
+        head = whole_entry(log.source(number), 0)
+        if head is not None and head.magic == dledger.MAGIC_ENTRY:
+            unit = units.of(np.array([head.entry_index]))[0]
+            if (unit["magic"], unit["pos"], unit["size"], unit["term"]) == (
+                    head.magic, head.pos, head.size, head.term):
+                return number, Phrase("the third file from the end, or the first before it whose "
+                                      "first entry agrees with DLedger's index")
+    return first, Phrase("the first file of DLedger's data")
+
+
+class _Entries(NamedTuple):
+    """Columns (int64) of entries that follow each other."""
+
+    number: Array
+    term: Array
+    pos: Array
+    size: Array
+
+    @property
+    def end(self) -> Array:
+        behind: Array = self.pos + self.size
+        return behind
+
+
+class _HeadWalk:
+    """The entries that DLedger takes, from file ``number`` on, by their heads alone."""
+
+    def __init__(self, log: CommitLog, number: int, units: UnitReader) -> None:
+        self._log, self._number, self._reader = log, number, units
+        self.end = log.files[number].base
+        self.stop = ""
+        self.last: Entry | None = None
+        self.units = 0
+
+    def __iter__(self) -> Iterator[_Entries]:
+        for number in range(self._number, len(self._log.files)):
+            self.end = self._log.files[number].base
+            for entries in self._file(self._log.source(number)):
+                self._look_up(entries)
+                yield entries
+            if self.stop:
+                return
+        self.stop = Phrase("the last file is closed")
+
+    def _file(self, source: Source) -> Iterator[_Entries]:
+        position = 0
+        while position < source.size:
+            spot: int | None = None
+            for batch in Walk(source, position):
+                good = yield from self._taken(batch)
+                if not good:
+                    return
+                if batch.spans:
+                    spot = batch.spans[0].offset - source.base
+                    break
+            if spot is None:
+                break
+            raw = source.read(spot, dledger.END.size)
+            if dledger.detect(raw) == dledger.END_OF_FILE:
+                return
+            head = whole_entry(source, spot)
+            if head is None or head.magic != dledger.MAGIC_ENTRY or not head.body_length:
+                self.stop = Phrase("no entry of DLedger's is at {where}", where=self.end)
+                return
+            one = _Entries(*(np.array([value], np.int64) for value in (
+                head.entry_index, head.term, head.pos, head.size)))
+            if not self._follows(one)[0]:
+                self.stop = self._broken()
+                return
+            yield self._take(one)
+            position = spot + head.size
+        self.stop = Phrase("the file ends at {where}", where=self.end)
+
+    def _taken(self, batch: Batch) -> Generator[_Entries, None, bool]:
+        """The entries of a batch up to the first that is not the next; True where all are."""
+        if not len(batch):
+            return True
+        heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
+        pos, size = batch.offset - batch.head, batch.frame_size
+        every = _Entries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64),
+                         pos, size)
+        good = (heads["magic"] == dledger.MAGIC_ENTRY) & (heads["pos"] == pos) & (
+            heads["size"] == size) & (heads["body_length"] == size - batch.head)
+        good &= self._follows(every)
+        count = len(good) if good.all() else int(good.argmin())
+        if count:
+            yield self._take(_Entries(*(column[:count] for column in every)))
+        if count < len(good):
+            self.stop = self._broken()
+            return False
+        return True
+
+    def _follows(self, entries: _Entries) -> Array:
+        """Which entries have the index and term that follow the one before (bool)."""
+        good: Array = np.ones(len(entries.number), bool)
+        good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
+        if self.last is not None:
+            good[0] = (entries.number[0] == self.last.number + 1
+                       and entries.term[0] >= self.last.term)
+        return good
+
+    def _take(self, entries: _Entries) -> _Entries:
+        self.last = Entry(int(entries.number[-1]), int(entries.term[-1]), int(entries.end[-1]))
+        self.end = self.last.end
+        return entries
+
+    def _broken(self) -> str:
+        return Phrase("the head of the entry at {where} is not that of the next one",
+                      where=self.end)
+
+    def _look_up(self, entries: _Entries) -> None:
+        """From the first unit that differs on all are written anew."""
+        if self.units:
+            self.units += len(entries.number)
+            return
+        rows = self._reader.of(entries.number)
+        same = ((rows["magic"] == dledger.MAGIC_ENTRY) & (rows["pos"] == entries.pos)
+                & (rows["size"] == entries.size) & (rows["entry_index"] == entries.number)
+                & (rows["term"] == entries.term))
+        if not same.all():
+            self.units = len(same) - int(same.argmin())
+
+
+class RecordWalk(RecoveryWalk):
+    """The records that a broker of 5.2.0 or later takes after an unclean end. ``end`` is where the
+    log ends by its own account, which leaves out the heads of the entries in the last file.
+    """
+
+    @property
+    def path(self) -> str:
+        """The file it begins with."""
+        return self._log.files[self._number].path
+
+    def _file(self, source: Source) -> Iterator[Batch]:
+        for batch in Walk(source):
+            good, why = self._accepted(batch)
+            if good:
+                part = batch if good == len(batch) else batch.select(slice(0, good))
+                self.last_valid = int(part.offset[-1])
+                self.end += int(part.column("total_size").sum())
+                yield part
+            if good < len(batch):
+                self.stop = why
+                return
+            if batch.spans:
+                spot = batch.spans[0].offset - source.base
+                if not is_blank(source, spot):
+                    self.stop = Phrase("no record that a broker takes is at {where}",
+                                       where=batch.spans[0].offset)
+                return
+        self.stop = Phrase("the file ends without a blank at {end}", end=self.end)
+
+
+def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
+    """The walk over the data among the files of ``log``, and why it begins where it does."""
+    first = next(number for number, file in enumerate(log.files) if file.head)
+    number, why = number_by_time(store, log, version, checkpoint(store), first)
+    return RecordWalk(log, number, version), why
