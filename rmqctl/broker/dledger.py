@@ -154,7 +154,9 @@ class _HeadWalk:
                 return
             head = whole_entry(source, spot)
             if head is None or head.magic != dledger.MAGIC_ENTRY or not head.body_length:
-                self.stop = Phrase("no entry of DLedger's is at {where}", where=self.end)
+                self.stop = Phrase("no entry of DLedger's is at {where}", where=self.end) if any(
+                    source.read(spot, source.head)) else Phrase(
+                        "nothing was written from {where} on", where=self.end)
                 return
             one = _Entries(*(np.array([value], np.int64) for value in (
                 head.entry_index, head.term, head.pos, head.size)))

@@ -133,10 +133,10 @@ DIFFERENCES = (
                "the broker from starting", {"message_v2": False, "skips_folders": False}),
     Difference("5.0.0", "5.1.0", "the offset at a time is that of the row nearest in time",
                {"nearest_in_time": True}),
-    Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
-        "rocksdb_queues": False}),
     Difference("5.0.0", "5.1.4", "after an unclean end the records of a DLedger log are not walked",
                {"walks_dledger": False}),
+    Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
+        "rocksdb_queues": False}),
     Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
                {"deletes_empty_last": False}),
     Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "
