@@ -67,7 +67,8 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     if config.index_unknown:
         settings = replace(settings, message_index=False)
         notes.append(f"{config.index_unknown}; the index stays as it is")
-    if origin["consumequeue_file_size"] == "default" and not any(
+    if origin["consumequeue_file_size"] == "default" and (
+            store.layout.consumequeue != "rocksdb") and not any(
             queue.files for queue in store.queues.values()):
         notes.append(_queue_size(
             "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",

@@ -31,6 +31,7 @@ from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
+from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -107,6 +108,8 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
             opened.before_unfinished() as store:
+        if CONSUMEQUEUE in options.only:
+            store.leave_damaged_out()
         known = configured(store, options.given)
         planner = _Planner(root, store, known, scratch, options, watch, make)
         if store is not opened and store.snapshot is not None:
@@ -128,14 +131,21 @@ class _Planner:
         self._steps: list[Step] = []
         self._notes: list[str] = []
         self._untold_queues: set[tuple[str, int]] = set()
+        self._before: int | None = None
+        """Rows of the data base of consumequeues; None where there is none that can be read."""
+        self._made: rocksdb.Made | None = None
 
     def note(self, text: str) -> None:
         """Something to be said with the plan."""
         self._notes.append(text)
 
     def plan(self) -> Plan:
+        in_rocksdb = self._store.layout.consumequeue == "rocksdb"
         if self._options.only != {TABLE}:
-            self._store.layout.require_writable(self._root)
+            self._store.layout.require_writable(self._root, made_anew=True)
+        database = self._store.rocksdb if in_rocksdb else None
+        if database is not None and CONSUMEQUEUE in self._options.only and not database.left_out:
+            self._before = self._rows_before()
         self._refuse_sources()
         if not self._logs:
             self._refuse_without_log()
@@ -160,7 +170,10 @@ class _Planner:
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
         table = self._table(rebuilt)
-        if CONFIG in self._options.only and self._options.topic is None:
+        if CONFIG in self._store.layout.unwritten and CONFIG in self._options.only:
+            self._notes.append("the configuration stays as it is: "
+                               f"{self._store.layout.unwritten[CONFIG]}")
+        elif CONFIG in self._options.only and self._options.topic is None:
             planned, notes = saved_config(self._store, self._saved, table)
             self._take(planned)
             self._notes += notes
@@ -301,6 +314,9 @@ class _Planner:
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
         if self._options.topic is not None or not self._known.settings.message_index:
             wanted -= {INDEX}
+        if CONSUMEQUEUE in wanted and self._store.layout.consumequeue == "rocksdb":
+            self._in_rocksdb(saved)
+            wanted -= {CONSUMEQUEUE}
         if not wanted:
             return None
         self._notes += self._known.notes
@@ -337,6 +353,29 @@ class _Planner:
         self._take(joined(steps, actions, foreign))
         return rebuilt
 
+    def _rows_before(self) -> int:
+        return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
+
+    def _in_rocksdb(self, saved: Salvage) -> None:
+        """The data base of consumequeues, made anew as a whole where anything in it is wrong."""
+        if self._options.topic is not None:
+            raise UsageError("--topic: the consumequeues are a RocksDB data base, which is made "
+                             "anew as a whole")
+        store = self._store
+        with self._watch("rebuilding", log_size(saved.parts)) as done:
+            self._made = made = rocksdb.make(
+                saved.parts, self._known.settings, self._scratch,
+                {} if store.rocksdb is None else {**store.rocksdb.queues,
+                                                  **store.rocksdb.left_out},
+                log_end=saved.log_end if COMMITLOG in self._options.only else None,
+                jobs=self._options.jobs, progress=done)
+        if rocksdb.is_right(store.rocksdb, made, store.log.min_offset):
+            return
+        why = ("consumequeue cannot be read, or is missing" if self._before is None else
+               "consumequeue lags behind the log" if self._before < made.rows else
+               "consumequeue has wrong rows")
+        self._take(rocksdb.steps(self._root, made, self._before, why))
+
     def _left_damaged(self) -> tuple[str, ...]:
         """What stays as it is although `verify` finds trouble there: an index of unknown shape."""
         if not (INDEX in self._options.only and self._options.topic is None
@@ -370,6 +409,9 @@ class _Planner:
         return untold
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
+        if self._made is not None:
+            return {f"{topic}-{queue_id}": end
+                    for (topic, queue_id), end in sorted(self._made.ends.items())}
         if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
             return topic_queue_table(rebuilt)
         if TABLE not in self._options.only:

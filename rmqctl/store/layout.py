@@ -36,6 +36,7 @@ CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIde
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
+_MADE_ANEW = ("consumequeue", "config")
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
 _NOT_VIEWED = "and there is no broker's view of it (`rmqctl preflight` says what a start does)"
@@ -84,12 +85,22 @@ class Layout:
         if self.is_dledger:
             raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_VIEWED}")
 
-    def require_writable(self, root: str, structures: Sequence[str] | None = None) -> None:
+    @property
+    def is_mended(self) -> bool:
+        """Whether `recover` makes the store whole; see `require_writable`."""
+        readable = self.reads("consumequeue") or "consumequeue" in self.damaged
+        return not self.unwritten or (self.consumequeue == "rocksdb" and readable
+                                      and self.unwritten.keys() <= {*_MADE_ANEW})
+
+    def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
+                         made_anew: bool = False) -> None:
         """UnsupportedError where one of the structures (None: any part of the store) could not be
-        written along.
+        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
+        configuration that is not written is left alone.
         """
-        reason = next((reason for name, reason in self.unwritten.items()
-                       if structures is None or name in structures), None)
+        left = _MADE_ANEW if made_anew and self.consumequeue == "rocksdb" else ()
+        reason = next((reason for name, reason in self.unwritten.items() if name not in left
+                       and (structures is None or name in structures)), None)
         if reason is not None:
             raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
                                    "written into it")

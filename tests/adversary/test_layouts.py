@@ -82,8 +82,12 @@ def rocksdb_store(folder: Path) -> Path:
 
 
 def nothing_is_planned(store: Path) -> None:
+    """But `recover`, which makes a data base of consumequeues anew."""
+    mended = layout_of(store)["consumequeue"] == "rocksdb"
     with assert_unchanged(store):
         for command, *rest in WRITING:
+            if mended and command == "recover" and "broker" not in rest:
+                continue
             more = ["-"] if command == "append" else []
             applied = ["--apply"] if command in ("recover", "truncate", "expire") else []
             words = [command, *rest[:1], store, *rest[1:]] if command == "pipeline" else [

@@ -250,3 +250,17 @@ def test_a_store_that_lost_its_data_base_altogether(golden_copy):
     shutil.rmtree(store / "consumequeue")
     assert {one["category"] for one in found(store, "--only", "consumequeue", code=(1, 3))} == {
         "not-judged", "cq-missing"}
+
+
+def test_rows_as_a_table(golden):
+    store = golden("5.3.3/rocksdb/store")
+    counted = run("sql", store, "SELECT topic, queue_id, count(*) AS n, max(queue_offset) + 1 AS m,"
+                  " max(position) AS p FROM consumequeue GROUP BY ALL", "-o", "jsonl").jsonl()
+    with Store.open(store) as opened:
+        assert {(row["topic"], row["queue_id"]): (row["n"], row["m"], row["p"])
+                for row in counted} == {
+            key: (queue.disk_end - queue.first_index, queue.disk_end, None)
+            for key, queue in opened.queues.items()}
+    joined = run("sql", store, "SELECT count(*) AS n FROM consumequeue c JOIN messages m ON "
+                 "c.physical_offset = m.physical_offset AND c.size = m.total_size", "-o", "jsonl")
+    assert joined.jsonl() == [{"n": 387}]

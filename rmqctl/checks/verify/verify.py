@@ -136,7 +136,7 @@ class Verification:
 
     def findings(self) -> Iterator[Finding]:
         layout = self.store.layout
-        mends = not layout.unwritten
+        mends = layout.is_mended
         for finding in self._judged():
             if finding.severity != INFO:
                 self.ok = False

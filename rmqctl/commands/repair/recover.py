@@ -135,7 +135,7 @@ def command(
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
                                  instead=instead)
 
-    applying.run(out, store.root, "recover", propose, apply, resume=True)
+    applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True)
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:

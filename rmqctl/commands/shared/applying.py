@@ -124,7 +124,7 @@ Propose = Callable[["Scratch"], Proposal]
 
 def run(out: Output, store_root: str, name: str, propose: Propose, options: ApplyOptions, *,
         resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None,
-        writes: Sequence[str] | None = None) -> None:
+        writes: Sequence[str] | None = None, made_anew: bool = False) -> None:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
 
     ``propose`` works in the scratch folder it is given: a temporary one for a plan that is only
@@ -144,7 +144,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         raise UsageError("--yes goes with --apply")
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
-        _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes)
+        _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,
+               made_anew=made_anew)
         return
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.executor.journal import pending
@@ -213,14 +214,16 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 
 def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
-           resume: bool, tier: Tiered | None, writes: Sequence[str] | None) -> None:
+           resume: bool, tier: Tiered | None, writes: Sequence[str] | None,
+           made_anew: bool) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store import Store
 
     if tier is None:  # before the first byte, a scratch folder too
         with contextlib.suppress(NotAStoreError):  # said by who plans, who knows more options
-            Store.open(store_root).layout.require_writable(store_root, writes)
+            Store.open(store_root).layout.require_writable(store_root, writes,
+                                                           made_anew=made_anew)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
     with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:

@@ -17,12 +17,13 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.reader import IndexPiece, LogPiece, Piece, QueuePiece
+from rmqctl.pipeline.source.reader import IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, FRAMES, INDEX, TIERED_MESSAGES
 from rmqctl.pipeline.source.tiered import of_tier
 from rmqctl.store.files import StoreFile, Trouble, listing
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.unit_columns import index_entries
 from rmqctl.store.stats import CLOCK_SKEW
 from rmqctl.store.store import MAX_QUEUE_ID, Store
@@ -124,6 +125,8 @@ def _of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
     with Store.open(os.path.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
             store.layout.require(store.root, "consumequeue")
+            if store.layout.consumequeue == "rocksdb":
+                yield from _in_rocksdb(store, path, filters)
             yield from _queues(store, path, filters)
         elif options.table == INDEX:
             yield from _indexes(store, path)
@@ -214,8 +217,25 @@ def _times(log: CommitLog, file: StoreFile) -> _Times | None:
 # -- rows -----------------------------------------------------------------------------------------
 
 
+def _in_rocksdb(store: Store, name: str, filters: Filters) -> Iterator[Item]:
+    for (topic, queue_id), queue in store.queues.items():
+        first, end = queue.first_index, queue.disk_end
+        if first < end and filters.takes_topic(topic) and filters.takes_queue(queue_id):
+            yield _rocks_item(name, queue, first, end)
+
+
+def _rocks_item(name: str, queue: ConsumeQueue, first: int, behind: int) -> Item:
+    def cut(start: int, end: int) -> RocksPiece:
+        return RocksPiece(name, "consumequeue", queue.folder, first + start // _ROW,
+                          first + end // _ROW, queue.topic, queue.queue_id)
+
+    return Item((behind - first) * _ROW, cut)
+
+
 def _queues(store: Store, name: str, filters: Filters) -> Iterator[Item]:
     for structure, width in (("consumequeue", _ROW), ("batchconsumequeue", _BATCH_ROW)):
+        if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
+            continue
         top = listing(store.path(structure))
         _readable(top.troubles)
         for topic in top.folders:

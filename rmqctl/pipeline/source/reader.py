@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,7 +24,15 @@ from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece, tier_batches
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import Batch
 from rmqctl.store.files import StoreFile
-from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
+from rmqctl.store.queue.unit_columns import (
+    batch_queue_batches,
+    database_batches,
+    index_batches,
+    queue_batches,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.store.rocksdb.queues import RocksQueues
 
 # -- what a task reads ----------------------------------------------------------------------------
 
@@ -60,6 +69,21 @@ class QueuePiece:
 
 
 @dataclass(frozen=True, slots=True)
+class RocksPiece:
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of
+    the data base.
+    """
+
+    store: str
+    file: str
+    folder: str
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class IndexPiece:
     """Entries with the numbers ``[start, end)`` of an index file."""
 
@@ -71,7 +95,7 @@ class IndexPiece:
     shape: Shape | None
 
 
-Piece = LogPiece | QueuePiece | IndexPiece | UnitPiece | RecordPiece
+Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | UnitPiece | RecordPiece
 
 
 def still_there(file: StoreFile) -> None:
@@ -100,6 +124,7 @@ class Reading:
     schema: pa.Schema
     filters: Filters
     _proofs: dict[str, QueueProof] = field(default_factory=dict, repr=False)
+    _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
         """The record batches of some pieces, in their order; StoreIOError names what is missing."""
@@ -114,6 +139,8 @@ class Reading:
         constant: Constants = {"store": piece.store, "file": piece.file}
         if isinstance(piece, LogPiece):
             return self._log(piece, constant)
+        if isinstance(piece, RocksPiece):
+            return self._database(piece, constant)
         if isinstance(piece, QueuePiece):
             return self._queue(piece, constant)
         return self._index(piece, constant)
@@ -140,16 +167,31 @@ class Reading:
 
     def _queue(self, piece: QueuePiece, constant: Constants) -> Iterator[
             pa.RecordBatch]:
-        # Topic and queue id were chosen at planning.
-        of_rows = Filters(start=self.filters.start, end=self.filters.end)
-        names = [name for name in self.names if name not in OF_FILE]
-        names += [name for name in of_rows.columns if name not in names]
+        of_rows, names = self._of_rows()
         read = batch_queue_batches if piece.batch else queue_batches
         still_there(piece.path)
         for batch in read(piece.path, names, piece.start, piece.end):
             yield self._finished(of_rows.of_rows(batch), constant | {
                 "topic": piece.topic, "queue_id": piece.queue_id})
         still_there(piece.path)
+
+    def _database(self, piece: RocksPiece, constant: Constants) -> Iterator[pa.RecordBatch]:
+        from rmqctl.store.rocksdb.queues import RocksQueues
+
+        of_rows, names = self._of_rows()
+        if piece.folder not in self._databases:  # opening one takes as long as thousands of rows
+            self._databases[piece.folder] = RocksQueues(piece.folder)
+        queue = self._databases[piece.folder].queues.get((piece.topic, piece.queue_id))
+        for batch in () if queue is None else database_batches(queue, names, piece.start,
+                                                               piece.end):
+            yield self._finished(of_rows.of_rows(batch), constant | {
+                "topic": piece.topic, "queue_id": piece.queue_id})
+
+    def _of_rows(self) -> tuple[Filters, list[str]]:
+        """(what rows are filtered by, the columns to read): the queue was chosen at planning."""
+        of_rows = Filters(start=self.filters.start, end=self.filters.end)
+        names = [name for name in self.names if name not in OF_FILE]
+        return of_rows, names + [name for name in of_rows.columns if name not in names]
 
     def _index(self, piece: IndexPiece, constant: Constants) -> Iterator[
             pa.RecordBatch]:

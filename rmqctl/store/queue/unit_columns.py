@@ -23,6 +23,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 ROWS = 100_000
 """The most rows that are read for one record batch."""
@@ -66,6 +67,16 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
                      | (units["physical_offset"] != FILLER.physical_offset))
             number = first_unit + np.flatnonzero(keep)
             yield from _queue_rows(units[keep], number, first + number, names)
+
+
+def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
+                     rows: int = ROWS) -> Iterator[pa.RecordBatch]:
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns: `QUEUE_TYPES`;
+    ``position`` is null.
+    """
+    for first, units in queue.pages(start, end, rows):
+        keep = _used(units)
+        yield from _queue_rows(units[keep], None, first + np.flatnonzero(keep), names)
 
 
 def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
@@ -137,11 +148,13 @@ def _used(units: Array) -> Array:
     return mask
 
 
-def _queue_rows(units: Array, number: Array, queue_offset: Array, names: Sequence[str]) -> Iterator[
-        pa.RecordBatch]:
+def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
+                names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """``number``: of each unit in its file; None where units are in none."""
     if len(units):
-        yield record_batch([_native(
-            number * units.itemsize if name == "position" else
+        none = pa.nulls(len(units), QUEUE_TYPES["position"])
+        yield record_batch([none if name == "position" and number is None else _native(
+            number * units.itemsize if name == "position" and number is not None else
             queue_offset if name == "queue_offset" else units[name], QUEUE_TYPES[name])
             for name in names], names, QUEUE_TYPES, len(units))
 

@@ -64,9 +64,20 @@ class RocksQueues(Closing):
         self._read_offsets()
         found = {*self.positions, *self._with_rows()}
         self.queues = {key: RocksQueue(self, *key) for key in sorted(found)}
+        self.left_out: dict[QueueKey, RocksQueue] = {}
+        """Queues that are no longer among them, as a part of them cannot be read."""
 
     def close(self) -> None:
         self.database.close()
+
+    def leave_damaged_out(self) -> None:
+        """Reads all rows; queues of which a part cannot be read are left out from now on."""
+        for key, queue in list(self.queues.items()):
+            try:
+                for _ in queue.pages(queue.first_index, queue.disk_end):
+                    pass
+            except StoreIOError:
+                self.left_out[key] = self.queues.pop(key)
 
     def _read_offsets(self) -> None:
         try:

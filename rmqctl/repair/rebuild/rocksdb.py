@@ -1,0 +1,276 @@
+"""Consumequeues in RocksDB made anew from the log, in a scratch folder (spec: rocksdb.md §2-§4).
+
+Rows go to the queue offsets of their messages, as a broker puts them, so nothing of what is there
+is needed but where queues stand whose messages have all expired. The tables are written in the
+format version of brokers; what RocksDB writes beside them for itself is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.dispatch.derive import Derived
+from rmqctl.errors import MissingExtraError, StoreIOError
+from rmqctl.files.durable import failed
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.formats.rocksdb import consume_queue as keys
+from rmqctl.formats.rocksdb.consume_queue import (
+    CHECKPOINT_KEY,
+    MAX,
+    MIN,
+    OFFSETS,
+    POSITION,
+    ROW,
+    ROWS,
+    PositionRecord,
+)
+from rmqctl.repair.plan import Action, Create, FileContent, MakeFolder, MoveAside, Planned, Step
+from rmqctl.repair.rebuild import derived_range
+from rmqctl.repair.rebuild.derived_range import derive
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.log import ranges
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
+
+FOLDER = "consumequeue"
+_MADE = "rocksdb"
+_NEEDED = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|\d+\.sst", re.ASCII)
+_FORMAT = 5
+"""Of the tables: the newest that the RocksDB of brokers (8.4) knows; the library's own is 6."""
+_PAGE = 1 << 15
+_OFFSET = struct.Struct(">q")
+
+
+@dataclass(slots=True)
+class Made:
+    """What was made in ``folder``. ``ends``: the next queue offset of every queue that has one;
+    ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
+    """
+
+    folder: str
+    ends: dict[QueueKey, int] = field(default_factory=dict)
+    rows: int = 0
+    refused: int = 0
+
+
+def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
+         present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
+         progress: Callable[[int], None] | None = None) -> Made:
+    """Writes the data base that a broker would have of the log ``parts`` into a scratch folder.
+
+    ``present`` are the queues that the store has: one without any message in the log goes on where
+    it stood. Messages that do not end at or before ``log_end`` are left out. StoreIOError,
+    MissingExtraError.
+    """
+    writer = _Writer(scratch.path(_MADE))
+    try:
+        work = partial(derive, settings, True, log_end)
+        pieces = ranges.split(parts, derived_range.RANGE_SIZE, parts[0].base if parts else 0,
+                              log_end)
+        for part, found in ranges.in_order(work, pieces, jobs):
+            for derived in found.derived:
+                writer.add(derived, lmq=settings.multi_dispatch)
+            if progress is not None:
+                progress(part.length)
+        log_min = parts[0].base if parts else 0
+        for key, queue in present.items():
+            if key not in writer.last:
+                writer.keep(key, _stands_at(queue, log_min))
+    finally:
+        made = writer.finish()
+    return made
+
+
+def _stands_at(queue: ConsumeQueue, log_min: int) -> PositionRecord | None:
+    """The last row of a queue whose messages have all expired; None for any other."""
+    last = queue.last if isinstance(queue, RocksQueue) else None
+    if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:
+        unit = queue.unit(queue.disk_end - 1)
+        last = None if unit is None else PositionRecord(unit.physical_offset, queue.disk_end - 1)
+    return last if last is not None and 0 <= last.physical_offset < log_min else None
+
+
+class _Writer:
+    """A data base being written."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from rocksdict import AccessType, Rdict, WriteOptions
+        except ImportError:
+            raise MissingExtraError("rocksdict") from None
+        self._made = Made(folder)
+        self.last: dict[QueueKey, PositionRecord] = {}
+        self._first: dict[QueueKey, PositionRecord] = {}
+        self._end = 0
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        try:
+            os.makedirs(folder)
+        except OSError as error:
+            raise failed(error, folder, "make") from None
+        self._database: Any = Rdict(folder, _options(), {OFFSETS: _options()},
+                                    AccessType.read_write())
+        self._rows = self._database.get_column_family_handle(ROWS)
+        self._options: Any = WriteOptions()
+        self._options.disable_wal = True  # all of it is flushed at the end
+
+    def add(self, derived: Derived, *, lmq: bool) -> None:
+        """Rows of messages in log order."""
+        own = np.flatnonzero(derived.rowed)
+        if not len(own):
+            return
+        topic, queue_id = derived.topic[own], derived.queue_id[own]
+        names = derived.topics
+        self._put(names, topic, queue_id, derived.queue_offset[own], derived, own)
+        further = derived.further
+        if further is not None and lmq:
+            light = np.array([name.startswith(LMQ_PREFIX.encode()) for name in further.names], bool)
+            which = np.flatnonzero(light[further.name])
+            self._put(further.names, further.name[which], np.zeros(len(which), np.int64),
+                      further.offset[which], derived, further.message[which])
+        self._end = int(derived.physical[own[-1]] + derived.size[own[-1]])
+
+    def _put(self, names: Sequence[bytes], topic: Array, queue_id: Array, offset: Array,
+             derived: Derived, message: Array) -> None:
+        from rocksdict import WriteBatch
+
+        good = (offset >= 0) & (queue_id >= 0)
+        if not good.all():
+            self._made.refused += int((~good).sum())
+            topic, queue_id, offset, message = (
+                column[good] for column in (topic, queue_id, offset, message))
+        values = np.zeros(len(message), ROW.dtype())
+        values["physical_offset"], values["size"] = derived.physical[message], derived.size[message]
+        values["tags_code"] = derived.tags[message]
+        values["store_timestamp"] = derived.store_timestamp[message]
+        raw, width = values.tobytes(), ROW.size
+        batch = WriteBatch(raw_mode=True)
+        prefixes: dict[tuple[int, int], bytes] = {}
+        for number, (of, queue, index) in enumerate(zip(
+                topic.tolist(), queue_id.tolist(), offset.tolist(), strict=True)):
+            prefix = prefixes.get((of, queue))
+            if prefix is None:
+                prefix = prefixes[of, queue] = keys.queue_prefix(names[of], queue)
+            batch.put(prefix + _OFFSET.pack(index), raw[number * width:(number + 1) * width],
+                      self._rows)
+        self._write(batch)
+        self._made.rows += len(message)
+        places = derived.physical[message]
+        for of, queue in prefixes:
+            rows = np.flatnonzero((topic == of) & (queue_id == queue))
+            self._note((os.fsdecode(names[of]), queue), offset[rows], places[rows])
+
+    def _note(self, key: QueueKey, offset: Array, place: Array) -> None:
+        low, high = int(offset.argmin()), int(offset.argmax())
+        first = PositionRecord(int(place[low]), int(offset[low]))
+        last = PositionRecord(int(place[high]), int(offset[high]))
+        self._first[key] = min(self._first.get(key, first), first, key=lambda one: one.queue_offset)
+        self.last[key] = max(self.last.get(key, last), last, key=lambda one: one.queue_offset)
+
+    def keep(self, key: QueueKey, last: PositionRecord | None) -> None:
+        """Where a queue stands that has no row."""
+        if last is not None:
+            self.last[key] = last
+
+    def finish(self) -> Made:
+        """Brings all of it into files and closes them."""
+        from rocksdict import WriteBatch
+
+        offsets = self._database.get_column_family_handle(OFFSETS)
+        batch = WriteBatch(raw_mode=True)
+        for which, positions in ((MAX, self.last), (MIN, self._first)):
+            for (topic, queue_id), position in positions.items():
+                batch.put(keys.offset_key(os.fsencode(topic), queue_id, which),
+                          POSITION.build(position), offsets)
+        if self._end:
+            batch.put(CHECKPOINT_KEY, keys.build_checkpoint(self._end), offsets)
+        self._write(batch)
+        try:
+            for name in (ROWS, OFFSETS):
+                family = self._database.get_column_family(name)
+                family.flush()
+                family.close()
+            self._database.close()
+        except Exception as error:  # noqa: BLE001  the library has no kind of its own
+            raise self._failed(error) from None
+        self._made.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}
+        return self._made
+
+    def _write(self, batch: Any) -> None:
+        try:
+            self._database.write(batch, self._options)
+        except Exception as error:  # noqa: BLE001
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> StoreIOError:
+        return StoreIOError(f"cannot write {self._made.folder}: {' '.join(str(error).split())}")
+
+
+def _options() -> Any:
+    from rocksdict import BlockBasedOptions, DBCompressionType, Options
+
+    table = BlockBasedOptions()
+    table.set_format_version(_FORMAT)
+    made = Options(raw_mode=True)
+    made.create_if_missing(True)
+    made.create_missing_column_families(True)
+    made.set_block_based_table_factory(table)
+    made.set_compression_type(DBCompressionType.lz4())
+    return made
+
+
+# -- what has to change ---------------------------------------------------------------------------
+
+
+def is_right(present: RocksQueues | None, made: Made, log_min: int) -> bool:
+    """Whether the data base of a store has just the rows that were made of its log, and those of
+    expired messages at most. StoreIOError where a part of it cannot be read counts as wrong.
+    """
+    if present is None or present.damage or present.odd_count or present.left_out:
+        return False
+    with RocksQueues(made.folder) as fresh:
+        try:
+            return {key for key, queue in present.queues.items() if queue.disk_end} <= {
+                *fresh.queues} and all(_same(present.queues.get(key), queue, log_min)
+                                       for key, queue in fresh.queues.items())
+        except StoreIOError:
+            return False
+
+
+def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
+    if present is None or present.last != fresh.last:
+        return False
+    if not fresh.rows_end:  # all its messages have expired
+        return True
+    first = fresh.first_index
+    if present.disk_end != fresh.disk_end or any(
+            (rows["physical_offset"] >= log_min).any()
+            for _, rows in present.pages(present.first_index, first)):
+        return False
+    return all((present.rows(number, _PAGE) == fresh.rows(number, _PAGE)).all()
+               for number in range(first, fresh.disk_end, _PAGE))
+
+
+def steps(root: str, made: Made, before: int | None, why: str) -> Planned:
+    """(steps, actions) that put the data base in the place of ``consumequeue/``, which is kept
+    aside. ``before``: its rows until now, None where nobody knows.
+    """
+    planned: list[Step] = []
+    if os.path.lexists(os.path.join(root, FOLDER)):
+        planned.append(MoveAside(FOLDER))
+    planned.append(MakeFolder(FOLDER))
+    planned += [Create(os.path.join(FOLDER, name), FileContent(os.path.join(made.folder, name)))
+                for name in sorted(os.listdir(made.folder)) if _NEEDED.fullmatch(name)]
+    return planned, [Action("rebuild", FOLDER, before, made.rows, why, "row")]

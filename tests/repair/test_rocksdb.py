@@ -1,0 +1,111 @@
+"""Consumequeues in RocksDB are made anew from the log, as a whole, and what was there is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqctl.formats.rocksdb import consume_queue as keys
+from rmqctl.store import Store
+from rmqctl.store.rocksdb.database import Database
+from tests.support import snapshot
+from tests.support.cli import run
+
+SOUND = "5.3.3/rocksdb-crash/after"
+EVERYTHING = "5.3.3/rocksdb/store"
+
+
+def contents(store: Path) -> dict[str, dict[bytes, bytes]]:
+    with Database.open(str(store / "consumequeue")) as database:
+        return {family: dict(database.items(family)) for family in (keys.ROWS, keys.OFFSETS)}
+
+
+def recovered(store: Path, *words: str) -> dict:
+    """The plan carried out; nothing is left to find or to do, and it all can be taken back."""
+    kept = snapshot.copy_tree(store, store.parent / "kept")
+    plan = run("recover", store, *words, "--apply", "-o", "json").expect(0, 1).json()
+    assert run("verify", store, "-o", "json").expect(0, 3).json()["ok"]
+    assert run("recover", store, "-o", "json").expect(0, 1).json()["actions"] == []
+    after = shutil.copytree(store, store.parent / "after")
+    run("undo", store, "--yes").expect(0)
+    shutil.rmtree(store / ".rmqctl")
+    differences = snapshot.take(kept, inodes=False).differences(snapshot.take(store, inodes=False))
+    assert [line for line in differences if not line.startswith("changed: . ")] == []
+    shutil.rmtree(store)
+    shutil.move(after, store)
+    return plan
+
+
+def lose(pattern: str) -> Callable[[Path], None]:
+    def change(store: Path) -> None:
+        next((store / "consumequeue").glob(pattern)).unlink()
+    return change
+
+
+def flip(store: Path) -> None:
+    table = max((store / "consumequeue").glob("*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[200] ^= 4
+    table.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [lose("CURRENT"), flip], ids=["lost file", "bit"])
+def test_a_damaged_data_base_is_made_anew(golden_copy, damage: Callable[[Path], None]):
+    store = golden_copy(EVERYTHING)
+    before = contents(store)
+    damage(store)
+    [action] = [one for one in recovered(store)["actions"] if one["target"] == "consumequeue"]
+    assert (action["action"], action["to"], action["unit"]) == ("rebuild", 387, "row")
+    after = contents(store)
+    assert after[keys.ROWS] == before[keys.ROWS]
+    # The first rows are noted, too, as a broker does once it is asked for them.
+    assert {key: value for key, value in after[keys.OFFSETS].items() if b"\1min\1" not in key} == {
+        key: value for key, value in before[keys.OFFSETS].items() if b"\1min\1" not in key}
+    assert sum(b"\1min\1" in key for key in after[keys.OFFSETS]) == 30
+
+
+@pytest.mark.parametrize("name", [EVERYTHING, SOUND])
+def test_one_that_is_right_stays(golden, name: str):
+    with snapshot.assert_unchanged(golden(name)):
+        plan = run("recover", golden(name), "-o", "json").expect(0).json()
+    assert not [one for one in plan["actions"] if one["target"] == "consumequeue"]
+
+
+@pytest.mark.parametrize("name", ["rocksdb-crash/before", "rocksdb-clean-trunc-b/after"])
+def test_what_the_engine_left_is_put_right(golden_copy, name: str):
+    """Rows that were not written before a kill, and last rows noted wrongly."""
+    store = golden_copy(f"5.3.3/{name}")
+    plan = recovered(store)
+    assert "consumequeue" in [one["target"] for one in plan["actions"]]
+    with Store.open(store) as opened:
+        table = {f"{topic}-{queue}": found.recovered_end(1 << 62)
+                 for (topic, queue), found in opened.queues.items()}
+    assert table == plan["topic_queue_table"]
+
+
+def test_a_queue_without_messages_goes_on_where_it_stood(golden_copy):
+    store = golden_copy(EVERYTHING)
+    for name in sorted(os.listdir(store / "commitlog"))[:5]:
+        (store / "commitlog" / name).unlink()
+    shutil.rmtree(store / "index")
+    with Store.open(store) as opened:
+        before = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.items()}
+    flip(store)
+    recovered(store)
+    with Store.open(store) as opened:
+        after = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.items()}
+    assert {key: end for key, end in before.items() if after.get(key) != end} == {}
+
+
+def test_one_topic_alone_is_refused(golden):
+    assert "as a whole" in run("recover", golden(SOUND), "--topic", "TP_audit_Topic").expect(2).err
+
+
+def test_without_the_library(golden, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    assert "rmqctl[rocksdb]" in run("recover", golden(SOUND)).expect(3).err
