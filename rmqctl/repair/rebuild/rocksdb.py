@@ -88,13 +88,13 @@ def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
         log_min = parts[0].base if parts else 0
         for key, queue in present.items():
             if key not in writer.last:
-                writer.keep(key, _stands_at(queue, log_min))
+                writer.keep(key, stands_at(queue, log_min))
     finally:
         made = writer.finish()
     return made
 
 
-def _stands_at(queue: ConsumeQueue, log_min: int) -> PositionRecord | None:
+def stands_at(queue: ConsumeQueue, log_min: int) -> PositionRecord | None:
     """The last row of a queue whose messages have all expired; None for any other."""
     last = queue.last if isinstance(queue, RocksQueue) else None
     if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:

@@ -1,0 +1,161 @@
+"""``convert``: consumequeues from files into RocksDB and back, made anew from the log.
+
+Both forms follow from the log, so nothing is translated but where queues stand whose messages have
+all expired. The old form is moved aside as a whole; broker and configuration have to go with the
+new one, which is said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rmqctl.broker.settings import Settings
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import failed, make_folders
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local import names
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
+from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.plan import (
+    Action,
+    Create,
+    FileContent,
+    MakeFolder,
+    MoveAside,
+    Plan,
+    Planned,
+    Step,
+    Watch,
+)
+from rmqctl.repair.rebuild import rocksdb
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, Rebuilt, log_size, rebuild
+from rmqctl.repair.recover import log_as_it_is
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.derived import QueueKey, is_queue_name
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Sizes, Store
+
+COMMAND = "convert"
+Form = Literal["file", "rocksdb"]
+_EXT = "consumequeue_ext"
+_TO_ROCKSDB = (
+    "a broker reads these consumequeues with storeType=defaultRocksDB (5.2.0 and later), and then "
+    "keeps topics, groups and positions in RocksDB, too: at its first start it takes them from the "
+    "JSON files whose dataVersion counts more than its own, which consumerOffset.json often does "
+    "not: then groups begin anew")
+_TO_FILES = ("a broker reads these consumequeues with storeType=default, and topics, groups and "
+             "positions from the JSON files of config/: make sure that these are up to date")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """``to``: the form wanted. ``given``: values by the names of `Settings`, None: not given."""
+
+    to: Form
+    jobs: int = 1
+    commitlog_dirs: Sequence[str] = ()
+    sizes: Sizes = field(default_factory=Sizes)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Watch) -> Plan:
+    """The plan for the store at ``root``; what is made lies in ``scratch``, which must stay until
+    it is carried out. Nothing to do where the consumequeues have that form already.
+
+    NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (the log is
+    damaged, or queues are of a kind that the other form has not), StoreIOError.
+    """
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        store.layout.require_writable(root, made_anew=True)
+        if store.layout.consumequeue == options.to:
+            return Plan(COMMAND, root, notes=(
+                f"the consumequeues are in the form {options.to} already",))
+        _refuse(store, options.to)
+        known = configured(store, options.given)
+        parts = log_as_it_is(store)
+        before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
+        with watch("rebuilding", log_size(parts)) as done:
+            if options.to == "rocksdb":
+                made = rocksdb.make(parts, known.settings, scratch, store.queues,
+                                    jobs=options.jobs, progress=done)
+                steps, actions = rocksdb.steps(root, made, before, "files become a data base")
+                if os.path.isdir(os.path.join(root, _EXT)):
+                    steps.append(MoveAside(_EXT))
+                    actions.append(Action("move aside", _EXT, None, None,
+                                          "a data base has no extension units"))
+                table = made.ends
+            else:
+                rebuilt = rebuild(parts, root, known.settings, scratch, only={CONSUMEQUEUE},
+                                  jobs=options.jobs, progress=done)
+                table = _with_expired(store, rebuilt, known.settings)
+                steps, actions = _in_files(scratch, before, table)
+        note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
+        return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
+            f"{topic}-{queue_id}": end for (topic, queue_id), end in sorted(table.items())},
+            notes=(*known.notes, note))
+
+
+def _refuse(store: Store, to: Form) -> None:
+    """RefusedError where the new form would not have what the old one has."""
+    if to == "rocksdb" and store.batch_queues:
+        raise RefusedError(f"{store.root}: batch consumequeues have no form in RocksDB")
+    found = Verification(store, VerifyOptions(only=frozenset({"commitlog"}))).findings()
+    trouble = next((finding for finding in found if finding.is_trouble), None)
+    if trouble is not None:
+        raise RefusedError(f"{store.root}: the log is damaged ({trouble.detail}): `rmqctl recover` "
+                           "makes it whole first")
+
+
+def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> Planned:
+    """(steps, actions) that put the queues of the scratch folder in the place of a data base."""
+    top = scratch.path(CONSUMEQUEUE)
+    steps: list[Step] = [MoveAside(CONSUMEQUEUE), MakeFolder(CONSUMEQUEUE)]
+    for folder, below, files in os.walk(top):
+        below.sort()
+        where = os.path.join(CONSUMEQUEUE, os.path.relpath(folder, top))
+        steps += [Create(os.path.join(where, name), FileContent(os.path.join(folder, name)))
+                  for name in sorted(files)]
+    return steps, [Action("rebuild", CONSUMEQUEUE, before, before,
+                          f"a data base becomes the files of {plural(len(table), 'queue')}", "row")]
+
+
+def _with_expired(store: Store, rebuilt: Rebuilt, settings: Settings) -> dict[QueueKey, int]:
+    """The next queue offsets, with those of queues that have no message in the log any more: for
+    them a file is made that ends where they stood.
+    """
+    table = dict(rebuilt.next_offsets)
+    for key, queue in store.queues.items():
+        last = None if key in table or not is_queue_name(key[0]) else rocksdb.stands_at(
+            queue, store.log.min_offset)
+        if last is not None:
+            unit = _last_unit(queue, last.queue_offset) or UnitRecord(
+                last.physical_offset, MIN_SIZE, 0)  # leads to an expired message, as it did
+            _write_end(rebuilt.scratch.path(CONSUMEQUEUE, key[0], str(key[1])), last.queue_offset,
+                       unit, settings.consumequeue_file_size)
+            table[key] = last.queue_offset + 1
+    return table
+
+
+def _last_unit(queue: ConsumeQueue, queue_offset: int) -> UnitRecord | None:
+    unit = queue.unit(queue_offset)
+    return unit if unit is not None and unit.is_valid else None
+
+
+def _write_end(folder: str, queue_offset: int, unit: UnitRecord, file_size: int) -> None:
+    """One file of a queue, whose last row is ``unit``, behind fillers: a broker counts from it."""
+    start = names.file_start(layout.byte_offset(queue_offset), file_size)
+    path = os.path.join(folder, names.build_offset(start))
+    fillers = (layout.byte_offset(queue_offset) - start) // UNIT_SIZE
+    make_folders(folder, durable=False)
+    try:
+        with open(path, "xb") as file:
+            file.write(layout.build(FILLER) * fillers + layout.build(unit))
+            file.truncate(file_size)
+    except OSError as error:
+        raise failed(error, path, "write") from None
