@@ -47,7 +47,7 @@ def command(
     already, though consumequeues, index or group offsets know it, and which groups would stand
     beyond the end of their queue. `rmqctl recover --strategy broker` does the same things. Exit
     code 1 when the broker would not start, or anything readable would be or is lost; 3 where the
-    consumequeues are in a form that is not read (RocksDB): then the log is judged, not they; also
+    consumequeues are in a form that cannot be read: then the log is judged, not they; also
     where only the configuration is, and nothing else is wrong.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json

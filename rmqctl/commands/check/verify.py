@@ -71,7 +71,7 @@ def command(
     its way again: a flipped bit costs one record. What a store of this kind cannot prove is
     counted as not verifiable. Exit code 1 when something is wrong; info findings do not count.
     Exit code 3 when all that can be judged is sound, but a part lies in a form that is not read
-    (RocksDB). Of several stores each gets its verdict, and one that cannot be judged does
+    or needs an extra. Of several stores each gets its verdict, and one that cannot be judged does
     not stop the others.
 
         rmqctl verify /data/store
