@@ -108,7 +108,7 @@ class _Writer:
 
     def __init__(self, folder: str) -> None:
         try:
-            from rocksdict import AccessType, Rdict, WriteOptions
+            from rocksdict import AccessType, Rdict
         except ImportError:
             raise MissingExtraError("rocksdict") from None
         self._made = Made(folder)
@@ -123,7 +123,7 @@ class _Writer:
         self._database: Any = Rdict(folder, _options(), {OFFSETS: _options()},
                                     AccessType.read_write())
         self._rows = self._database.get_column_family_handle(ROWS)
-        self._options: Any = WriteOptions()
+        self._options = _write_options()
         self._options.disable_wal = True  # all of it is flushed at the end
 
     def add(self, derived: Derived, *, lmq: bool) -> None:
@@ -216,6 +216,12 @@ class _Writer:
 
     def _failed(self, error: Exception) -> StoreIOError:
         return StoreIOError(f"cannot write {self._made.folder}: {' '.join(str(error).split())}")
+
+
+def _write_options() -> Any:  # its types take a property for a method
+    from rocksdict import WriteOptions
+
+    return WriteOptions()
 
 
 def _options() -> Any:
