@@ -132,7 +132,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
     if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
     system's folder for such. ``tier``: the root is a tier's, not a store's. ``writes``: structures
-    of the store that must be in a form which is written (None: all of them).
+    of the store that must be in a form which is written (None: all of them); ``made_anew``: see
+    `Layout.require_writable`.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
