@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from datetime import UTC
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
-from rmqctl.errors import ExitCode
+from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import parse_offset
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
 
 
 def command(
     *,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of a store, or a copy.",
-                                        show_default=False)],
+    file: Annotated[str, typer.Argument(
+        metavar="FILE", help="A file of a store, or a copy; or the folder of a RocksDB data base.",
+        show_default=False)],
     kind: Annotated[str | None, typer.Option(
         "--kind", metavar="KIND", help="What the file is, where path and content do not tell.",
     )] = None,
@@ -43,7 +49,17 @@ def command(
     The kind is found from the path, else from the content. Damage does not end the listing: a row
     says what is wrong, at which offset and in which field, and the next record that proves itself
     follows. Exit code 1 when anything was damaged.
+
+    Of a folder that is a RocksDB data base (consumequeue/, config/topics, config/rdb, kvStore/,
+    RocksDBMessageStore/) all entries are shown, family by family.
     """
+    from rmqctl.store.layout import is_database
+
+    if os.path.isdir(file) and is_database(file):
+        if kind is not None or hex_ or at is not None:
+            raise UsageError("--kind, --hex and --at are for files, this is a RocksDB data base")
+        _entries(out, file, start or 0, count)
+        return
     from rmqctl.store.dump.dump import Dump, DumpOptions
     from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 
@@ -67,3 +83,14 @@ def command(
             out.note(note)
         if dump.faults:
             raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _entries(out: Output, folder: str, start: int, count: int | None) -> None:
+    from rmqctl.store.dump.database import COLUMNS, DatabaseDump
+
+    dump = DatabaseDump(folder)
+    end = None if count is None else start + count
+    out.rows(itertools.islice(dump.rows(), start, end), COLUMNS,
+             brief=("family", "fields", "error"), empty="no entries")
+    if dump.faults:
+        raise typer.Exit(int(ExitCode.FINDINGS))
