@@ -191,11 +191,7 @@ class Store(Closing):
         holder = self.lock
         if not holder.held or holder.pid == os.getpid() or not self._log_is_known:
             return None
-        for _ in range(_TRIES):  # a file may just be begun, or renamed
-            with suppress(StoreIOError), self._as_now() as now:
-                return live.take(now)
-            time.sleep(_PAUSE)
-        return None  # said by whoever reads that file
+        return self._taken_now()
 
     @cached_property
     def cut_off(self) -> CutOff | None:
@@ -225,13 +221,18 @@ class Store(Closing):
     def _as_now(self) -> Store:
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
+    def _taken_now(self) -> Snapshot | None:
+        """The end by now; None where a file cannot be read, which whoever reads it says."""
+        for _ in range(_TRIES):  # a file may just be begun, or renamed
+            with suppress(StoreIOError), self._as_now() as now:
+                return live.take(now)
+            time.sleep(_PAUSE)
+        return None
+
     def _log_end_now(self) -> int:
         """Where the log ends by now; asked for rows that lead beyond the fixed end."""
-        try:
-            with self._as_now() as now:
-                return live.take(now).log_end
-        except StoreIOError:
-            return 0
+        now = self._taken_now()
+        return 0 if now is None else now.log_end
 
     @cached_property
     def layout(self) -> Layout:

@@ -171,3 +171,39 @@ def test_a_row_proves_what_was_written_over_a_torn_record(tmp_path: Path) -> Non
     folder = writer.write(tmp_path / "store")
     found = {row["physical_offset"] for row in run("read", folder, "-o", "jsonl").jsonl()}
     assert {one.physical for one in later} <= found
+
+
+def without_rows(writer: Writer, folder: Path) -> Path:
+    store = writer.write(folder)
+    for derived in ("consumequeue", "index"):
+        shutil.rmtree(store / derived)
+    return store
+
+
+@pytest.mark.parametrize("bit", [0, 6, 12, 13, 21, 31])
+def test_an_empty_body_is_proven_by_its_crc_too(bit: int, tmp_path: Path) -> None:
+    """One bit of its length is turned, and neither rows nor index are left: what follows stays."""
+    writer = Writer(Layout(log_file_size=16 << 10))
+    for number in range(20):
+        writer.put("orders", b"x" * 40 * (number % 3), keys=f"k{number}")
+    hit = writer.puts[3]
+    assert not hit.body
+    writer.flip(hit.body_at - 1 - bit // 8, bit % 8)
+    store = without_rows(writer, tmp_path / "s")
+    read = run("read", store, "--fields", "physical_offset", "-o", "jsonl").expect(1)
+    assert [one["physical_offset"] for one in read.jsonl()] == [
+        put.physical for put in writer.puts if put is not hit]
+
+
+def test_what_a_torn_record_may_have_swallowed_is_told(tmp_path: Path) -> None:
+    """Its size leads to the next message, the length of its body behind the last one."""
+    writer = Writer(Layout(log_file_size=16 << 10))
+    for number in range(10):
+        writer.put("orders", b"x" * 40, keys=f"k{number}")
+    hit = writer.puts[0]
+    writer.flip(hit.body_at - 2, 5)  # 8 KiB more
+    writer.flip(hit.body_at + 3)
+    store = without_rows(writer, tmp_path / "s")
+    found = run("verify", store, "-o", "json").expect(1).json()["findings"]
+    assert [(one["offset"], one["count"]) for one in found if one["category"] == "ambiguous"] == [
+        (writer.puts[1].physical, 9)]

@@ -126,7 +126,17 @@ def _judged(source: Source, at: int, search: int) -> Verdict:
     if source.witness is None:
         return Verdict(own.end, located=True)
     found = _searched(source, at, search, own.end, known)
-    return Verdict(own.end, located=True) if found.resume is None else Verdict(found.resume)
+    if found.resume is not None:
+        return Verdict(found.resume)
+    # Its size may be right, and the length of its body what was hit.
+    told = found.doubtful if _says_less(source, at, own.end) else ()
+    return Verdict(own.end, located=True, doubtful=told)
+
+
+def _says_less(source: Source, at: int, end: int) -> bool:
+    """Whether by its size the record ends before ``end``, where another one is."""
+    total = _START.unpack_from(source.read(at, START_SIZE))[0]
+    return MIN_SIZE <= total < end - at and is_placed(source, at + total)
 
 
 def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
@@ -405,12 +415,12 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
     if total is None or total > _MOST_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
-    first = max(start, total - LONGEST_TAIL)
+    first = max(start - 1, total - LONGEST_TAIL)  # a topic is looked for behind a byte at least
     tail = source.read(at + first, total - first)
     width = variant(0, magic).topic_length.size
     for place in sorted(tails_of(tail)):
         end = first + place - width
-        if end > start and _crc(source.read(at + start, end - start)) == crc:
+        if end >= start and _crc(source.read(at + start, end - start)) == crc:
             return {total}
     return set()
 
