@@ -264,6 +264,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "the data base of consumequeues is damaged, or a part of it", _recover),
     "cq-last": Category(
         ERROR, "what is noted as the last row of a queue in RocksDB is not its last", _rebuild),
+    "cq-copy": Category(
+        WARNING, "the copy of the consumequeues in RocksDB says something else than their files"),
     "cq-gap": Category(
         WARNING, "a queue in RocksDB has no rows between others, and no message for them",
         _rebuild),

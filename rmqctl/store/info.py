@@ -21,6 +21,7 @@ from rmqctl.formats.local import abort, names
 from rmqctl.scan.source import FileSource
 from rmqctl.store.controller import about as about_controller
 from rmqctl.store.files import Trouble, common_size
+from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import LogEnd, find_end, first_record
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -31,6 +32,8 @@ Document = dict[str, Any]
 MAX_TROUBLES = 1000
 OTHER = "other"
 _BY_FOLDER = {"tieredstore": "tiered", "tiered_index_file": "tiered", ".rmqctl": "rmqctl"}
+_OF_DATABASES = (kinds.CONSUMEQUEUE, kinds.CONFIG)
+"""Folders of a store in which RocksDB has data bases."""
 _MAX_DEPTH = 16
 _HEAD = 4096
 _BLOCK = 512  # the unit of st_blocks, whatever the file system
@@ -282,6 +285,8 @@ def _kind(parts: tuple[str, ...], path: str, size: int, in_log: bool) -> str:
         return _BY_FOLDER[parts[0]]
     if in_log and names.parse_offset(parts[-1]) is not None:
         return kinds.COMMITLOG
+    if parts[0] in _OF_DATABASES and DATABASE_FILE.fullmatch(parts[-1]):
+        return parts[0]
     known = kinds.from_path(parts)
     if known is not None:
         return known

@@ -35,6 +35,9 @@ CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIde
 """What the controller mode keeps in a store; the first two tell it."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
+DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
+                           r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
+"""Names of the files that RocksDB keeps in the folder of a data base."""
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 _MADE_ANEW = ("consumequeue", "config")
 _NOT_READ = "which this version of rmqctl cannot read"
@@ -207,7 +210,7 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     both = "consumequeue/ holds files and a RocksDB data base"
     if reach_end():
         notes.append(f"{both}: the files hold all messages of the log and are what is judged; the "
-                     "data base is not")
+                     "data base is not, but held against them")
         return "double"
     if store_type == "defaultRocksDB":
         notes.append(f"{both}: the files are older than the log and the broker's configuration "

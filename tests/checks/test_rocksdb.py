@@ -84,6 +84,10 @@ def test_preflight_says_what_the_engine_did(golden, each: GoldenSet):
                 for at, topic, kind in zip(batch.offset, topics(batch),
                                            batch.column("sys_flag") & 12, strict=True)
                 if kind in (0, 8) and at < made.truncate_to}
+    beyond = [one for one in expect["queues"] if one["max"] and one["maxPhysicOffset"] >= (
+        made.truncate_to)]
+    said = [note for note in made.notes if "keep a last row" in note or "keeps a last row" in note]
+    assert [note.split(" ", 1)[0] for note in said] == ([str(len(beyond))] if beyond else [])
     rowed = {(row[1], row[4]) for one in expect["queues"] for row in one["messages"]}
     own = {topic: count for topic, count in made.unreachable_by_topic.items()
            if not topic.startswith("%LMQ%")}
@@ -250,6 +254,24 @@ def test_a_store_that_lost_its_data_base_altogether(golden_copy):
     shutil.rmtree(store / "consumequeue")
     assert {one["category"] for one in found(store, "--only", "consumequeue", code=(1, 3))} == {
         "not-judged", "cq-missing"}
+
+
+def test_the_copy_of_a_broker_that_writes_twice(golden_copy):
+    store = golden_copy("5.3.3/rocksdb-double/store")
+    assert {one["category"] for one in found(store, code=(0,))} == {"not-judged"}
+    with Store.open(store) as opened:
+        (topic, queue_id), queue = next(item for item in opened.queues.items()
+                                        if item[1].disk_end > 5)
+        row = queue.unit(2)
+    with Changing(store) as (table, _):
+        del table[keys.row_key(topic.encode(), queue_id, 4)]
+    [_, missing] = found(store, code=(0,))
+    assert (missing["category"], missing["severity"], missing["count"]) == ("cq-copy", "info", 1)
+    with Changing(store) as (table, _):
+        table[keys.row_key(topic.encode(), queue_id, 2)] = keys.ROW.build((
+            row.physical_offset + 1, row.size, row.tags_code, 0))
+    wrong = [one for one in found(store, code=(1,)) if one["severity"] == "warning"]
+    assert [(one["category"], one["queue_offset"]) for one in wrong] == [("cq-copy", 2)]
 
 
 def test_rows_as_a_table(golden):

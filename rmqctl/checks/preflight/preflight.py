@@ -393,6 +393,14 @@ class _Start:
                 "{count:,} records say another physical offset than theirs, the first at {first}; "
                 "a broker takes such a record, and its row leads to nowhere",
                 count=len(walk.misplaced), first=walk.misplaced[0]))
+        left = self.queues.left_beyond(predicted.truncate_to)
+        if left:
+            predicted.notes.append(Phrase(
+                "{count:,} queue in RocksDB, {first}, keeps a last row beyond the end of the log: "
+                "its next message gets a queue offset behind a gap",
+                "{count:,} queues in RocksDB, the first {first}, keep a last row beyond the end of "
+                "the log: their next messages get queue offsets behind a gap",
+                count=len(left), first=left[0].target))
         if predicted.superseded:
             predicted.notes.append(Phrase(
                 "{count:,} intact message beyond the end of the log was cut off earlier: others "

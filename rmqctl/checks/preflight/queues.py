@@ -139,6 +139,13 @@ class Queues:
             else:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
 
+    def left_beyond(self, log_end: int | None) -> list[QueueState]:
+        """Queues in RocksDB whose last row leads beyond the end of the log, and stays so."""
+        if not self.in_rocksdb or log_end is None:
+            return []
+        return [state for state in self.states if state.kind == PLAIN
+                and state.max_physic >= log_end]
+
     # -- dispatch -------------------------------------------------------------------------------
 
     def expected(self, batch: Batch) -> list[Claims]:

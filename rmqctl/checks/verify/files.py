@@ -19,11 +19,10 @@ from rmqctl.checks.verify.common import bounded
 from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file, names
 from rmqctl.formats.local.delay import java_int
 from rmqctl.store.files import Listing, StoreFile, listing
+from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
-_ROCKSDB = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
-                      r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
 _ELECTORATE = 1000
 """Queues whose files say what the file size is: enough to outvote any damage."""
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
@@ -116,7 +115,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
     size = given or votes.size()
     nested = _nested(store)
     topics = listing(top)
-    yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", _ROCKSDB)
+    yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
     for topic in topics.folders:
         folder = os.path.join(top, topic)
         inside = listing(folder)

@@ -293,6 +293,10 @@ class Verification:
                 from rmqctl.checks.verify.queue import rocksdb
 
                 yield from rocksdb.check(context)
+            elif store.layout.consumequeue == "double":
+                from rmqctl.checks.verify.queue import rocksdb
+
+                yield from rocksdb.check_copy(store)
         if self.options.wants("index"):
             yield from index_structure.check(store)
             entries = Entries(store)

@@ -103,14 +103,28 @@ class Database(Closing):
         """
         if family not in self.families:
             return
-        handle, bounds = self._family(family), self._below(end)
+        bounds = self._below(end)
         key: bytes | None = None
-        for key, value in handle.items(from_key=start, read_opt=bounds):
+        for key, value in self._family(family).items(from_key=start, read_opt=bounds):
             yield key, value
-        # The library's items end at a damaged block as at the end: only a cursor says which.
+        self._check_end(family, start if key is None else key + b"\0", bounds)
+
+    def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """All of `items` at once, several times as fast: for ranges that are known to be small."""
+        if family not in self.families:
+            return []
+        bounds = self._below(end)
+        found = list(self._family(family).items(from_key=start, read_opt=bounds))
+        self._check_end(family, found[-1][0] + b"\0" if found else start, bounds)
+        return found
+
+    def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
+        """FormatError unless the end was reached: the library's items end at a damaged block as
+        there, and only a cursor says which it was.
+        """
         with self._telling(family):
-            cursor = handle.iter(bounds)
-            cursor.seek(start if key is None else key + b"\0")
+            cursor = self._family(family).iter(bounds)
+            cursor.seek(behind)
             cursor.status()
 
     def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:

@@ -157,12 +157,19 @@ class RocksQueue(ConsumeQueue):
     def _within(self, first: int, end: int) -> Array:
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
-        found = list(self._items(first, end))
-        whole = len(found) == end - first and all(len(value) == ROW.size for _, value in found)
-        if whole:
-            return np.frombuffer(b"".join([value for _, value in found]), ROW.dtype())
-        out: Array = np.zeros(end - first, ROW.dtype())
-        at = len(self._prefix)
+        try:
+            found = self._store.database.page(ROWS, self._key(first), self._key(end))
+        except FormatError as error:
+            raise StoreIOError(str(error)) from None
+        at, count = len(self._prefix), end - first
+        if len(found) == count:  # as a rule nothing is missing between them, nor of another shape
+            names = b"".join([key for key, _ in found])
+            values = [value for _, value in found]
+            if len(names) == count * (at + 8) and {*map(len, values)} == {ROW.size}:
+                number = np.frombuffer(names, f"V{at}, >i8")["f1"]
+                if (number == np.arange(first, end)).all():
+                    return np.frombuffer(b"".join(values), ROW.dtype())
+        out: Array = np.zeros(count, ROW.dtype())
         for key, value in found:
             if len(key) == at + 8 and len(value) == ROW.size:
                 out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]

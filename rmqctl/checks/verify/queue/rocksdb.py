@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.queue.rows import QueueTally
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue import UnitRecord
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
     from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
@@ -43,6 +46,48 @@ def check(context: Context) -> Iterator[Finding]:
             yield from _last(context, database, queue)
         except StoreIOError:
             continue  # said of the rows
+
+
+def check_copy(store: Store) -> Iterator[Finding]:
+    """The data base of a broker that writes its queues twice, held against the files it reads.
+
+    As rows are not written through, a broker that was killed leaves holes in it for good.
+    """
+    folder = store.path(STRUCTURE)
+    try:
+        database = store.rocksdb
+    except RmqctlError as error:
+        yield Finding("cq-copy", STRUCTURE, f"the copy in RocksDB cannot be read: {error}",
+                      file=folder, severity=INFO)
+        return
+    missing = 0
+    for key, queue in store.queues.items():
+        copy = None if database is None else database.queues.get(key)
+        for first, rows in queue.pages(queue.first_index, queue.disk_end):
+            try:
+                other = rows[:0] if copy is None else copy.units(first, len(rows))
+            except StoreIOError as error:
+                yield Finding("cq-copy", STRUCTURE, str(error), file=folder, topic=key[0],
+                              queue_id=key[1], queue_offset=first)
+                break
+            held = np.zeros(len(rows), rows.dtype)
+            held[:len(other)] = other
+            absent = held["size"] == 0
+            missing += int((absent & (rows["physical_offset"] >= store.log.min_offset)).sum())
+            wrong = np.flatnonzero(~absent & (held != rows))
+            if len(wrong):
+                at = int(wrong[0])
+                yield Finding(
+                    "cq-copy", STRUCTURE, f"{plural(len(wrong), 'row')} of the copy in RocksDB say "
+                    f"something else than the files, the first leads to "
+                    f"{held[at]['physical_offset']}, not {rows[at]['physical_offset']}",
+                    file=folder, topic=key[0], queue_id=key[1], queue_offset=first + at,
+                    count=len(wrong))
+        queue.close()
+    if missing:
+        yield Finding("cq-copy", STRUCTURE, f"the copy in RocksDB lacks {plural(missing, 'row')} "
+                      "that the files have, as after a kill, or from before it was switched on",
+                      file=folder, severity=INFO, count=missing)
 
 
 def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterator[Finding]:
