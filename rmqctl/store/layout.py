@@ -92,8 +92,13 @@ class Layout:
     def is_mended(self) -> bool:
         """Whether `recover` makes the store whole; see `require_writable`."""
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
-        return not self.unwritten or (self.consumequeue == "rocksdb" and readable
-                                      and self.unwritten.keys() <= {*_MADE_ANEW})
+        return self.unwritten.keys() <= {*self._made_anew} and (
+            self.consumequeue != "rocksdb" or readable)
+
+    @property
+    def _made_anew(self) -> tuple[str, ...]:
+        """What a repair makes as a whole, or leaves alone, although it is not written."""
+        return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False) -> None:
@@ -101,7 +106,7 @@ class Layout:
         written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
         configuration that is not written is left alone.
         """
-        left = _MADE_ANEW if made_anew and self.consumequeue == "rocksdb" else ()
+        left = self._made_anew if made_anew else ()
         reason = next((reason for name, reason in self.unwritten.items() if name not in left
                        and (structures is None or name in structures)), None)
         if reason is not None:

@@ -91,6 +91,10 @@ def _small_files(store: Store) -> Iterator[Hint]:
         else:
             yield (Hint("4.x", "the abort file is empty") if pid is None else
                    _since((5, 0, 0), "the abort file holds a process id"))
+    if store.layout.config != "json":
+        yield _since((5, 3, 2) if store.layout.config == "rocksdb-v2" else (5, 1, 4),
+                     "topics and groups are in RocksDB")
+        return
     version = load_one(store, "topics.json").data_version
     if version is not None and "state_version" in version:
         yield _since((5, 0, 0), "topics.json has a stateVersion")

@@ -103,3 +103,19 @@ def test_the_files_of_before(golden: GoldenFolder) -> None:
         "ok", "ok", "ok", "out of date", "ok"]
     said = run("config", store, "topics").expect(0).err
     assert "config/topics.json: a broker reads its RocksDB configuration instead" in said
+
+
+def test_recover_leaves_it_alone(golden_copy: GoldenFolder) -> None:
+    """A damaged log over files of rows, with the configuration in RocksDB."""
+    store = golden_copy("5.3.3/rocksdb-config-v2-kill/store")
+    before = {path.name: path.read_bytes() for path in (store / "config/rdb").iterdir()}
+    with (store / "commitlog/00000000000000000000").open("r+b") as log:
+        log.seek(5100)
+        log.write(b"XXXX")
+    found = run("verify", store, "-o", "json").expect(1).json()["findings"]
+    assert "recover" in next(one["next"] for one in found if one["category"] == "body-crc")
+    planned = run("recover", store, "--apply", "--yes", "-o", "json").expect(1)
+    assert "the configuration stays as it is" in planned.err
+    assert {path.name: path.read_bytes() for path in (store / "config/rdb").iterdir()} == before
+    run("verify", store).expect(0)
+    assert run("truncate", store, "--to-phy", "0").expect(3).out == ""
