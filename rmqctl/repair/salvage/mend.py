@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,9 +110,13 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, generation: int) -> Mending:
-    """Damaged messages that are delivered as they are (see `keep`). StoreIOError."""
-    records, kept = Records(parts), kept_damaged(parts, survey, gatherer, evidence, generation)
+         evidence: Evidence, generation: int, earlier: Container[int]) -> Mending:
+    """Damaged messages that are delivered as they are (see `keep`), but for those at places that
+    are of an ``earlier`` life of the file. StoreIOError.
+    """
+    records = Records(parts)
+    kept = [record for record in kept_damaged(parts, survey, gatherer, evidence, generation)
+            if record.physical not in earlier]
     for record in kept:
         records.replace(record.physical, record.content)
         records.reasons[record.physical] = (

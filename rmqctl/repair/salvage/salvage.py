@@ -137,8 +137,10 @@ class _Job:
     sources: Sequence[Source] = ()
     keep_ours: bool = False
     left_out: int = 0
+    stale: set[int] = field(default_factory=set)
+    """Places of records that are of an earlier life of their file."""
     aged: set[int] = field(default_factory=set)
-    """Places of records that are left out as they may be of an earlier life of their file."""
+    """Places of those that may be, and are left out."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     copied: Copied = field(default_factory=lambda: Copied([]))
@@ -165,9 +167,9 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        stale = stale_records(self.store, parts, survey)
-        if stale:
-            self.rejected |= stale
+        self.stale = stale_records(self.store, parts, survey)
+        if self.stale:
+            self.rejected |= self.stale
             survey = self._survey(parts)
         if self.ambiguous != "keep" and not self.sources:
             self.aged = unclear_places(parts, survey)
@@ -201,7 +203,8 @@ class _Job:
                     looked_elsewhere = True
                     mending = put_back(self.store, parts, survey)
                 if not self._is_news(mending) and self.keep_damaged:
-                    mending = keep(self.store, parts, survey, gatherer, evidence, self.generation)
+                    mending = keep(self.store, parts, survey, gatherer, evidence, self.generation,
+                                   self.stale | self.aged)
                     self.kept += len(mending.corrected)
                 if not self._is_news(mending):
                     break
@@ -215,6 +218,11 @@ class _Job:
                 parts, self.confirmed, self.rejected = before  # they were no moved bytes
                 continue
             survey = seen
+            stale = stale_records(self.store, parts, seen) if mending.moved else set()
+            if stale - self.rejected:  # what is back in its place may have brought such a page
+                self.stale |= stale
+                self.rejected |= stale
+                survey = self._survey(parts)
             restored += mending.messages
             self.actions += mending.actions
         if self.aged:

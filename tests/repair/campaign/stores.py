@@ -93,9 +93,10 @@ class Base:
         return last + len(self.messages[last])
 
     def path(self, root: Path, base: int) -> Path:
-        """The file of the log that begins at ``base``."""
+        """The file of the log that begins at ``base``, which ``root`` has, or had."""
         name = f"{base:020d}"
-        folder = next(one for one in self.folders if (self.root / one / name).exists())
+        folder = next(one for store in (root, self.root) for one in self.folders
+                      if (store / one / name).exists())
         return root / folder / name
 
     def copy(self, target: Path) -> Path:
