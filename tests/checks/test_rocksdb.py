@@ -145,8 +145,8 @@ def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     # The rest is judged and read all the same.
     run("verify", store, "--only", "commitlog,index").expect(0)
     assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 239
-    refused = run("preflight", store, "-o", "json").json()
-    assert refused["starts"] is False
+    refused = run("preflight", store, "-o", "json").expect(1).json()
+    assert (refused["starts"], refused["next"]) == (False, f"rmqctl recover {store}")
 
 
 def test_a_damaged_block_of_rows(golden_copy):

@@ -78,6 +78,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         predicted.actions = list(loading.refusals)
         predicted.refusals = [Phrase("{what}: {why}", what=refusal.target, why=refusal.reason)
                               for refusal in loading.refusals]
+        predicted.unopened = any(refusal.target == QUEUES for refusal in loading.refusals)
     if not store.layout.reads(QUEUES):
         judge_log(store, version, predicted, loading)
         return predicted

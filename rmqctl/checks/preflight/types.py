@@ -134,6 +134,8 @@ class Prediction:
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    unopened: bool = False
+    """Whether it does not start for a data base of consumequeues, which `recover` makes anew."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in a form that is not read, with the reason: nothing here is about them."""
     queues: list[QueueChange] = field(default_factory=list)

@@ -68,7 +68,8 @@ def command(
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
-    if harmless or set(predicted.not_judged) != {"config"}:  # what queues tell is no less true
+    # What queues tell is no less true without the configuration, nor that there is no start.
+    if harmless or not (predicted.unopened or set(predicted.not_judged) == {"config"}):
         predicted.require_judged(store.root)
     if not harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
@@ -78,6 +79,8 @@ def _next(prediction: Prediction, root: str) -> str | None:
     """The one command to go on with, which only looks or shows a plan; None where nothing is to be
     done.
     """
+    if prediction.unopened:
+        return typed.other("recover", root)
     if prediction.not_judged:  # `recover` plans nothing for such a store
         return typed.other("verify", root)
     if prediction.harmless:
