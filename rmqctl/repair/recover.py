@@ -97,6 +97,15 @@ class RecoverOptions:
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
 
+    @property
+    def writes(self) -> tuple[str, ...] | None:
+        """The structures whose form must be one that is written; None for all. What only follows
+        from the log is made anew whatever form that has.
+        """
+        derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
+        return (CONSUMEQUEUE, INDEX, CONFIG) if derived else None
+
+
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
@@ -142,7 +151,7 @@ class _Planner:
     def plan(self) -> Plan:
         in_rocksdb = self._store.layout.consumequeue == "rocksdb"
         if self._options.only != {TABLE}:
-            self._store.layout.require_writable(self._root, made_anew=True)
+            self._store.layout.require_writable(self._root, self._options.writes, made_anew=True)
         database = self._store.rocksdb if in_rocksdb else None
         if database is not None and CONSUMEQUEUE in self._options.only and not database.left_out:
             self._before = self._rows_before()
@@ -169,6 +178,13 @@ class _Planner:
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
+        if (self._store.layout.is_dledger and self._options.topic is None and not held
+                and self._options.only.issuperset((CONSUMEQUEUE, INDEX))
+                and self._store.has_abort):
+            self._take(([MoveAside("abort")], [Action(
+                "move aside", "abort", None, None,
+                "DLedger recovers its log at every start; behind this file a broker of 5.2.0 or "
+                "later would cut rows off again that lead into it")]))
         table = self._table(rebuilt)
         if CONFIG in self._store.layout.unwritten and CONFIG in self._options.only:
             self._notes.append("the configuration stays as it is: "
@@ -327,6 +343,11 @@ class _Planner:
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
+        if rebuilt.gaps and self._store.layout.is_dledger:
+            raise RefusedError(
+                f"{self._root}: the log is damaged, and without salvage, which DLedger's is not "
+                "open to, the rows behind a lost message would stand at other queue offsets than "
+                "their messages have: another node of the group may have it (`rmqctl diff`)")
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(
@@ -458,5 +479,6 @@ def index_is_right(store: Store) -> bool:
 
 def log_as_it_is(store: Store) -> list[LogPart]:
     """The files of the log without any change."""
-    return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit)
+    return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit,
+                    head=file.head)
             for file in store.log.files if file.size]

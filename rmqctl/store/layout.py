@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -110,8 +111,11 @@ class Layout:
         reason = next((reason for name, reason in self.unwritten.items() if name not in left
                        and (structures is None or name in structures)), None)
         if reason is not None:
+            hint = "" if set(self.unwritten) != {"commitlog"} else (
+                "; but what follows from the log is made anew by `rmqctl recover "
+                f"{shlex.quote(root)} --only consumequeue,index`")
             raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
-                                   "written into it")
+                                   f"written into it{hint}")
 
 
 def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, list[str]]:
@@ -165,7 +169,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         unwritten["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_WRITTEN}"
     undecided = whose_log(root, folders)
     if undecided:
-        unread["commitlog"] = unread["consumequeue"] = undecided
+        unread["commitlog"] = unread["consumequeue"] = unwritten["consumequeue"] = undecided
     config = _config(root)
     queues = _queues(root, config, queues_reach_end if not undecided else lambda: True, store_type,
                      unread, notes)

@@ -64,7 +64,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     release = broker_version or default_release(store)
     version = version_of(release)
     predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
-                           profile=version.name, mendable=not store.layout.unwritten)
+                           profile=version.name, mendable=store.layout.is_mended)
     holder = store.lock
     running = holder.held and holder.pid != os.getpid()
     if running:

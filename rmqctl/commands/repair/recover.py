@@ -135,7 +135,8 @@ def command(
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
                                  instead=instead)
 
-    applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True)
+    applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
+                 writes=wishes.writes)
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:

@@ -134,6 +134,9 @@ class Opener:
             if not folders.isdisjoint(os.path.realpath(folder) for folder in store.log_folders):
                 raise UsageError(f"--from {name}: its commitlog is that of the store itself")
             store.layout.require(name, "commitlog")
+            if store.layout.is_dledger:
+                raise UnsupportedError(f"{name}: the log is DLedger's, whose messages do not lie "
+                                       "where those of a plain log do: it is no source for one")
             _refuse_same_files(ours, store.log, name)
             if not any(file.size for file in store.log.files):
                 raise NotAStoreError(f"{name}: there is no commitlog in it")
