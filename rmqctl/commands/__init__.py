@@ -115,7 +115,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("topic create", "mutates", _WRITE, "Enter a topic into config/topics.json, or change it"),
     _spec("recover", "mutates", _REPAIR, "Make a damaged store whole; no intact message is lost"),
     _spec("truncate", "mutates", _REPAIR, "Cut the log, and everything derived from it"),
-    _spec("convert", "mutates", _REPAIR, "Consumequeues from files into RocksDB, and back"),
+    _spec("convert", "mutates", _REPAIR, "Another layout: queues in files or RocksDB, no DLedger"),
     _spec("expire", "mutates", _REPAIR, "Take expired files away, as a broker's cleaner would"),
     _spec("offsets reset", "mutates", _REPAIR, "Set a group's offsets: by time, first or last"),
     _spec("config convert", "mutates", _REPAIR, "Topics, groups and positions in JSON or RocksDB"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rmqctl.repair.convert.new_store import Offsets
 from rmqctl.store import Store
 from tests.support import snapshot
 from tests.support.cli import run
@@ -100,3 +104,97 @@ def test_what_is_refused(golden_copy):
     assert "batch" in run("convert", batches, "--consumequeue", "rocksdb").expect(6).err
     double = golden_copy("5.3.3/rocksdb-double/store")
     assert "twice" in run("convert", double, "--consumequeue", "file").expect(3).err
+
+
+# -- a new store ----------------------------------------------------------------------------------
+
+
+def records(store: Path) -> dict:
+    with Store.open(store) as opened:
+        return {int(place): opened.log.record_at(int(place))
+                for batch in opened.log.walk() for place in batch.offset}
+
+
+def first_file_gone(store: Path) -> None:
+    min((store / "dledger-n0/data").iterdir()).rename(store.parent / "gone")
+
+
+def whole(_store: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("name", "before"), [
+    ("4.9.3/dledger/store", whole), ("5.3.3/dledger-mixed/store", whole),
+    ("5.3.3/dledger/store", first_file_gone)])
+def test_a_plain_log_of_dledgers(golden_copy, tmp_path: Path, name: str, before):
+    store, new = golden_copy(name), tmp_path / "new"
+    before(store)
+    with snapshot.assert_unchanged(store):
+        done = run("convert", store, "--commitlog", "plain", "--out", new, "-o",
+                   "json").expect(0).json()
+    assert run("info", new, "-o", "json").json()["layout"] == {
+        "commitlog": "plain", "consumequeue": "file", "config": "json"}
+    assert run("verify", new, "-o", "json").expect(0).json()["findings"] == []
+    run("diff", store, new, "--by", "queue").expect(0)
+    # Every message is the one it was but for its physical offset, which the table tells.
+    with open(done["mapping"], newline="", encoding="utf-8") as file:
+        moved = {int(row["old"]): int(row["new"]) for row in csv.DictReader(file)}
+    old, made = records(store), records(new)
+    assert len(old) == len(made) == done["messages"]
+    for place, record in old.items():
+        there = moved.get(place, place)
+        expected = replace(record, physical_offset=there, prepared_transaction_offset=moved.get(
+            record.prepared_transaction_offset, record.prepared_transaction_offset))
+        assert made[there] == expected
+    assert {key: end for key, (end, _) in rows(store).items()} == {
+        key: end for key, (end, _) in rows(new).items()}
+
+
+def test_a_commit_names_its_half_message_where_it_is_now(golden):
+    record = next(iter(records(golden("4.9.3/dledger/store")).values()))
+    table = io.StringIO()
+    offsets = Offsets(table)
+    for topic, old, new in ((b"orders", 48, 0), (b"RMQ_SYS_TRANS_HALF_TOPIC", 400, 304)):
+        offsets.add(old, new, replace(record, topic=topic))
+    named = {at: replace(record, prepared_transaction_offset=at) for at in (0, 48, 400, 401)}
+    assert [offsets.rename(one) for one in named.values()] == [True, False, True, False]
+    assert [one.prepared_transaction_offset for one in named.values()] == [0, 48, 304, 401]
+    assert len(table.getvalue().splitlines()) == 3
+
+
+def test_damage_is_left_out_and_said(golden_copy, tmp_path: Path):
+    store = golden_copy("4.9.3/dledger/store")
+    place, record = list(records(store).items())[3]
+    data = store / "dledger-n0/data/00000000000000000000"
+    raw = bytearray(data.read_bytes())
+    raw[raw.index(record.body, place)] ^= 1
+    data.write_bytes(raw)
+    done = run("convert", store, "--commitlog", "plain", "--out", tmp_path / "new", "-o",
+               "json").expect(1).json()
+    assert (done["left_out"], done["left_out_at"]) == (1, [place])
+    assert done["messages"] == len(records(tmp_path / "new")) == len(records(store)) - 1
+
+
+def test_a_copy_with_other_consumequeues(golden_copy, tmp_path: Path):
+    store, new = golden_copy(ROCKSDB), tmp_path / "new"
+    with snapshot.assert_unchanged(store):
+        run("convert", store, "--consumequeue", "file", *SIZE, "--out", new).expect(0)
+    assert run("info", new, "-o", "json").json()["layout"]["consumequeue"] == "file"
+    run("verify", new).expect(0)
+    assert rows(new) == rows(store)
+    for path in (*(store / "commitlog").iterdir(), *(store / "index").iterdir()):
+        assert (new / path.relative_to(store)).read_bytes() == path.read_bytes()
+
+
+def test_a_new_store_that_is_refused(golden_copy, tmp_path: Path):
+    store = golden_copy("4.9.3/dledger/store")
+    run("convert", store).expect(2)
+    assert "--out" in run("convert", store, "--commitlog", "plain").expect(2).err
+    inside = run("convert", store, "--commitlog", "plain", "--out", store / "new").expect(2)
+    assert "lie in the other" in inside.err
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
+    run("convert", store, "--commitlog", "plain", "--out", tmp_path / "taken").expect(6)
+    plain = golden_copy(FILES)
+    run("convert", plain, "--commitlog", "plain", "--out", tmp_path / "new").expect(2)
+    assert not (tmp_path / "new").exists()

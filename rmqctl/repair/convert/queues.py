@@ -34,7 +34,7 @@ from rmqctl.repair.plan import (
     Watch,
 )
 from rmqctl.repair.rebuild import rocksdb
-from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, log_size, rebuild
 from rmqctl.repair.recover import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey, is_queue_name
@@ -93,7 +93,8 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
             else:
                 rebuilt = rebuild(parts, root, known.settings, scratch, only={CONSUMEQUEUE},
                                   jobs=options.jobs, progress=done)
-                table = _with_expired(store, rebuilt, known.settings)
+                table = rebuilt.next_offsets | keep_ends(
+                    store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), known.settings)
                 steps, actions = _in_files(scratch, before, table)
         note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
         return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
@@ -125,21 +126,22 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
                           f"a data base becomes the files of {plural(len(table), 'queue')}", "row")]
 
 
-def _with_expired(store: Store, rebuilt: Rebuilt, settings: Settings) -> dict[QueueKey, int]:
-    """The next queue offsets, with those of queues that have no message in the log any more: for
-    them a file is made that ends where they stood.
+def keep_ends(store: Store, known: Mapping[QueueKey, int], top: str,
+              settings: Settings) -> dict[QueueKey, int]:
+    """The next queue offsets of queues that are not ``known``, as they have no message in the log
+    any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
     """
-    table = dict(rebuilt.next_offsets)
+    kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():
-        last = None if key in table or not is_queue_name(key[0]) else rocksdb.stands_at(
+        last = None if key in known or not is_queue_name(key[0]) else rocksdb.stands_at(
             queue, store.log.min_offset)
         if last is not None:
             unit = _last_unit(queue, last.queue_offset) or UnitRecord(
                 last.physical_offset, MIN_SIZE, 0)  # leads to an expired message, as it did
-            _write_end(rebuilt.scratch.path(CONSUMEQUEUE, key[0], str(key[1])), last.queue_offset,
-                       unit, settings.consumequeue_file_size)
-            table[key] = last.queue_offset + 1
-    return table
+            _write_end(os.path.join(top, key[0], str(key[1])), last.queue_offset, unit,
+                       settings.consumequeue_file_size)
+            kept[key] = last.queue_offset + 1
+    return kept
 
 
 def _last_unit(queue: ConsumeQueue, queue_offset: int) -> UnitRecord | None:

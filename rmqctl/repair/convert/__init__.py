@@ -1,0 +1,1 @@
+"""Stores in another layout: other consumequeues in place, or a new store (docs/layouts.md)."""

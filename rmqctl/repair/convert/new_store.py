@@ -1,0 +1,301 @@
+"""A new store made of one: a copy, or with DLedger's log as a plain one (spec: dledger.md §2, §5,
+§7), for a broker without DLedger.
+
+The plain files before DLedger's are copied byte for byte, holes and times too. Of DLedger's log
+each message is put as the record it was: its queue offset, times, hosts, flags, properties and body
+stay. Its physical offset does not, as the heads of the entries are gone; a file in the new store
+says for each message which it was. The offset of the half message that a commit or rollback names
+is written anew with it.
+
+Consumequeues and index are made from the log. Group offsets count in queue offsets, so they hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO, Any
+
+import numpy as np
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.config.create import LOCK, LOG, create_store, plan_store
+from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
+from rmqctl.engine.opening import refuse_held
+from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.files.disk_usage import bytes_below
+from rmqctl.files.durable import STAGING, make_folders, new_file, sync_file
+from rmqctl.files.sparse import copy_sparse
+from rmqctl.formats.local import names
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.convert.queues import keep_ends
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE
+from rmqctl.scan.frames import DAMAGED
+from rmqctl.store.objects import text
+from rmqctl.store.store import Store
+from rmqctl.store.store_settings import path_of
+
+MAPPING = "physical-offsets.csv"
+COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
+_NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
+                "consumequeue_ext")
+"""What holds physical offsets, or belongs to a service of its own, and is not made from the log."""
+_HALF = props.HALF_TOPIC.encode()
+_MOST_PLACES = 20
+
+
+@dataclass(slots=True)
+class Converted:
+    """What came of it. ``left_out``: messages that are damaged, and places where what lies there is
+    no message; ``places``: the first of them, as physical offsets. ``unmapped``: commits and
+    rollbacks whose half message is not in the log any more: they name the old offset still.
+    """
+
+    store: str
+    messages: int = 0
+    bytes_copied: int = 0
+    bytes_written: int = 0
+    left_out: int = 0
+    places: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    unmapped: int = 0
+    mapping: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.left_out and not self.refused
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"store": self.store, "messages": self.messages, "bytes_copied": self.bytes_copied,
+                "bytes_written": self.bytes_written, "left_out": self.left_out,
+                "left_out_at": self.places, "refused": self.refused.total(),
+                "unmapped": self.unmapped, "mapping": self.mapping}
+
+
+class WithPlainLog:
+    """A store that is to have a plain log. Everything that speaks against it is raised at once, by
+    constructing: UsageError where it has one, UnsupportedError for what cannot be read,
+    RefusedError for a place that is taken, StoreHeldError while a broker writes to it.
+    """
+
+    def __init__(self, store: Store, root: str, given: dict[str, Any]) -> None:
+        layout = store.layout
+        for structure in ("commitlog", "consumequeue", "config"):
+            layout.require(store.root, structure)
+        if layout.commitlog not in ("dledger", "mixed"):
+            raise UsageError(f"{store.root}: the log is a plain one already")
+        refuse_held(store, store.root)
+        _refuse_overlap(store.root, root)
+        known = configured(store, given)
+        self.notes = list(known.notes)
+        self._store, self._root = store, root
+        settings = replace(known.settings, batch_topics=known.batch_topics, disk_watermark=1.0,
+                           broker_checks=False)
+        self._settings: Settings = plan_store(root, settings).settings
+        self.notes += [f"{name} is not carried over" for name in _NOT_CARRIED
+                       if os.path.isfile(store.path(name)) or bytes_below(store.path(name))]
+        self.done = Converted(root)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log that will be read."""
+        return self._store.log.size
+
+    def run(self, advance: Callable[[int], None] = lambda _bytes: None,
+            check: Callable[[], None] = lambda: None) -> Converted:
+        """Makes the store. ``check`` is called where a stop does no harm. StoreIOError."""
+        create_store(self._root, self._settings)
+        self._copy_config()
+        begin = self._copy_plain_files(advance, check)
+        with Engine.open(self._root, self._settings, keep_queue_offsets=True) as engine:
+            self.done.messages += engine.recovered
+            self._put(engine, begin, advance, check)
+            engine.reput()
+        with Store.open(self._root) as made:
+            ends = {key: queue.written for key, queue in made.queues.items()}
+        keep_ends(self._store, ends, os.path.join(self._root, CONSUMEQUEUE), self._settings)
+        return self.done
+
+    # -- what is copied -----------------------------------------------------------------------
+
+    def _copy_config(self) -> None:
+        """The files of ``config/``, data bases too. StoreIOError."""
+        for path in _files_below(self._store.path("config")):
+            _copy(os.path.join(self._store.path("config"), path),
+                  os.path.join(self._root, "config", path))
+
+    def _copy_plain_files(self, advance: Callable[[int], None], check: Callable[[], None]) -> int:
+        """Those before DLedger's; the physical offset where these begin. StoreIOError."""
+        for file in self._store.log.files:
+            if file.head:
+                if file.base and not self.done.bytes_copied:
+                    self._begin_at(file.base)
+                return file.base
+            check()
+            _copy(file.path, os.path.join(self._root, LOG, file.name))
+            self.done.bytes_copied += file.size
+            advance(file.size)
+        return self._store.log.end
+
+    def _begin_at(self, base: int) -> None:
+        """The log begins where the old one does: rows of expired messages lead before it."""
+        path = os.path.join(self._root, LOG, names.build_offset(base))
+        os.close(new_file(path, self._settings.commitlog_file_size))
+
+    # -- what is put --------------------------------------------------------------------------
+
+    def _put(self, engine: Engine, begin: int, advance: Callable[[int], None],
+             check: Callable[[], None]) -> None:
+        done = self.done
+        folder = os.path.join(self._root, STAGING)
+        make_folders(folder)
+        done.mapping = os.path.join(folder, MAPPING)
+        with open(done.mapping, "w", encoding="utf-8", errors="surrogateescape",
+                  newline="") as file:
+            offsets = Offsets(file)
+            for group in self._groups(begin, offsets):
+                check()
+                before = [record.physical_offset for record in group]
+                done.unmapped += sum(not offsets.rename(record) for record in group)
+                for old, record, result in zip(before, group, engine.put_many(group), strict=True):
+                    if result.physical_offset is None:
+                        done.refused[result.reason or result.status] += 1
+                        continue
+                    done.messages += 1
+                    done.bytes_written += result.wrote_bytes or 0
+                    offsets.add(old, result.physical_offset, record)
+                    advance(record.total_size)
+        sync_file(done.mapping)
+
+    def _groups(self, begin: int, offsets: Offsets) -> Iterator[list[Record]]:
+        """The messages of the entries; a new group where one names a half message of the last."""
+        group: list[Record] = []
+        size = 0
+        for record in self._records(begin):
+            full = len(group) >= GROUP_MESSAGES or size >= GROUP_BYTES
+            if group and (full or record.prepared_transaction_offset >= group[0].physical_offset):
+                yield group
+                group, size = [], 0
+            group.append(record)
+            size += record.total_size
+        if group:
+            yield group
+
+    def _records(self, begin: int) -> Iterator[Record]:
+        done = self.done
+        for batch in self._store.log.walk(begin):
+            whole = batch.crc_ok()
+            for place in batch.offset[~whole].tolist():
+                self._leave_out(place)
+            for span in batch.spans:
+                if span.kind == DAMAGED:
+                    self._leave_out(span.offset)
+            starts = batch.start.tolist()
+            ends = (batch.start + batch.column("total_size")).tolist()
+            for number in np.flatnonzero(whole).tolist():
+                try:
+                    yield decode(batch.data[starts[number]:ends[number]].tobytes())
+                except FormatError:
+                    self._leave_out(int(batch.offset[number]))
+        done.places.sort()
+
+    def _leave_out(self, place: int) -> None:
+        self.done.left_out += 1
+        if len(self.done.places) < _MOST_PLACES:
+            self.done.places.append(place)
+
+
+class Offsets:
+    """Writes the old and new physical offset of each message, and knows those of half messages:
+    16 bytes each.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._rows = csv.writer(file, lineterminator="\n")
+        self._rows.writerow(COLUMNS)
+        self._old, self._new = array("q"), array("q")
+
+    def add(self, old: int, new: int, record: Record) -> None:
+        self._rows.writerow((old, new, text(record.topic), record.queue_id, record.queue_offset))
+        if (record.sys_flag & TRANSACTION_MASK == TRANSACTION_PREPARED
+                or record.topic == _HALF):
+            self._old.append(old)
+            self._new.append(new)
+
+    def rename(self, record: Record) -> bool:
+        """Gives a commit or rollback the new offset of its half message; False if it is unknown."""
+        named = record.prepared_transaction_offset
+        if not named:
+            return True
+        number = bisect_left(self._old, named)
+        if number == len(self._old) or self._old[number] != named:
+            return False
+        record.prepared_transaction_offset = self._new[number]
+        return True
+
+
+def _refuse_overlap(source: str, target: str) -> None:
+    old, new = os.path.realpath(source), os.path.realpath(target)
+    if os.path.commonpath((old, new)) in (old, new):
+        raise UsageError(f"--out {target}: one of the two folders would lie in the other")
+
+
+# -- a copy ---------------------------------------------------------------------------------------
+
+
+def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
+               check: Callable[[], None] = lambda: None) -> None:
+    """Copies a store, but for what is of one place alone: its lock, and what repairs have kept.
+
+    UsageError where its log lies elsewhere, RefusedError for a place that is taken,
+    StoreHeldError while a broker writes to it, StoreIOError.
+    """
+    if any(_outside(folder, store.root) for folder in store.log_folders):
+        raise UsageError(f"{store.root}: its log lies outside of it, so a copy would not be whole")
+    refuse_held(store, store.root)
+    _refuse_overlap(store.root, root)
+    plan_store(root, Settings())
+    for path in _files_below(store.root):
+        if path == LOCK or (path.startswith(STAGING + os.sep) and os.path.join(
+                store.root, path) != path_of(store.root)):
+            continue
+        check()
+        source = os.path.join(store.root, path)
+        _copy(source, os.path.join(root, path))
+        advance(os.path.getsize(source))
+
+
+def _outside(folder: str, root: str) -> bool:
+    top = os.path.realpath(root)
+    return os.path.commonpath((top, os.path.realpath(folder))) != top
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """The regular files below a folder, relative to it; none where it is missing. StoreIOError."""
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise StoreIOError.from_oserror(error, error.filename, "list")
+
+    for parent, folders, inside in os.walk(folder, onerror=failed):
+        folders.sort()
+        for name in sorted(inside):
+            path = os.path.join(parent, name)
+            if os.path.isfile(path):
+                yield os.path.relpath(path, folder)
+
+
+def _copy(source: str, target: str) -> None:
+    make_folders(os.path.dirname(target), durable=False)
+    try:
+        copy_sparse(source, target)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, source, "copy") from None
+    sync_file(target)
