@@ -4,51 +4,109 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
 
 from rmqctl.errors import StoreIOError, require
+from rmqctl.files.durable import failed
 
 FORMAT_VERSION = 5
-"""Of tables: what RocksDB 8.4, a broker's, has. The library's own default is a later one."""
+"""Of tables: the newest that RocksDB 8.4, a broker's, knows. The library's own is a later one."""
 DEFAULT = "default"
 _NEEDED = re.compile(r"\d+\.sst|MANIFEST-\d+|IDENTITY|CURRENT", re.ASCII)
+_BATCH = 1 << 12
+
+
+class NewDatabase:
+    """A data base being written into ``folder``; what a run that was killed left there goes.
+
+    ``compressed``: its tables, by LZ4. MissingExtraError, StoreIOError, as all its methods.
+    """
+
+    def __init__(self, folder: str, families: Iterable[str], *, compressed: bool) -> None:
+        require("rocksdict")
+        from rocksdict import AccessType, Rdict
+
+        self.folder, self._families = folder, [DEFAULT, *(
+            name for name in families if name != DEFAULT)]
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.makedirs(folder)
+        except OSError as error:
+            raise failed(error, folder, "make") from None
+        try:
+            self._base: Any = Rdict(folder, _options(compressed), {
+                name: _options(compressed) for name in self._families[1:]},
+                AccessType.read_write())
+        except Exception as error:  # noqa: BLE001  the library has no kind of its own for it
+            raise self._failed(error) from None
+        self._unlogged = _write_options()
+        self._unlogged.disable_wal = True  # all of it is flushed at the end
+
+    def handle(self, family: str) -> Any:
+        """What `WriteBatch.put` takes for a family."""
+        return self._base.get_column_family_handle(family)
+
+    def write(self, batch: Any) -> None:
+        try:
+            self._base.write(batch, self._unlogged)
+        except Exception as error:  # noqa: BLE001
+            raise self._failed(error) from None
+
+    def finish(self) -> list[str]:
+        """Brings all of it into tables and closes them. The names of the files that are part of the
+        data base, CURRENT, without which it is none, last; what else the library leaves there is
+        not needed.
+        """
+        try:
+            for name in self._families:
+                family = self._base.get_column_family(name)
+                family.flush()
+                family.close()
+            self._base.close()
+        except Exception as error:  # noqa: BLE001
+            raise self._failed(error) from None
+        return sorted((name for name in os.listdir(self.folder) if _NEEDED.fullmatch(name)),
+                      key=lambda name: (name == "CURRENT", name))
+
+    def _failed(self, error: Exception) -> StoreIOError:
+        return StoreIOError(f"cannot write the RocksDB data base {self.folder}: "
+                            f"{' '.join(str(error).split())}")
 
 
 def write_database(folder: str,
                    families: Mapping[str, Iterable[tuple[bytes, bytes]]]) -> list[str]:
-    """Makes a data base with these column families in ``folder``, which is not there yet.
+    """Makes a data base of these families; see `NewDatabase.finish`."""
+    made = NewDatabase(folder, families, compressed=False)
+    from rocksdict import WriteBatch
 
-    The names of the files that are part of it, CURRENT, without which it is none, last; what else
-    the library leaves there is not needed. All entries lie in tables, none in a write-ahead log.
-    MissingExtraError, StoreIOError.
-    """
-    require("rocksdict")
-    from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteOptions
+    for name, entries in families.items():
+        handle, rest = made.handle(name), iter(entries)
+        while some := list(islice(rest, _BATCH)):
+            batch = WriteBatch(raw_mode=True)
+            for key, value in some:
+                batch.put(key, value, handle)
+            made.write(batch)
+    return made.finish()
 
-    def options() -> Options:
-        table = BlockBasedOptions()
-        table.set_format_version(FORMAT_VERSION)
-        made = Options(raw_mode=True)
-        made.create_if_missing(True)
-        made.create_missing_column_families(True)
-        made.set_compression_type(DBCompressionType.none())
-        made.set_block_based_table_factory(table)
-        return made
 
-    unlogged = WriteOptions()
-    unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
-    try:
-        base = Rdict(folder, options(), {name: options() for name in families if name != DEFAULT})
-        try:
-            for name, entries in families.items():
-                family = base if name == DEFAULT else base.get_column_family(name)
-                family.set_write_options(unlogged)
-                for key, value in entries:
-                    family[key] = value
-                family.flush()
-        finally:
-            base.close()
-    except Exception as error:  # noqa: BLE001  the library has no kind of its own for it
-        raise StoreIOError(f"{folder}: cannot make a RocksDB data base: {error}") from None
-    return sorted((name for name in os.listdir(folder) if _NEEDED.fullmatch(name)),
-                  key=lambda name: (name == "CURRENT", name))
+def _write_options() -> Any:  # its types take a property for a method
+    from rocksdict import WriteOptions
+
+    return WriteOptions()
+
+
+def _options(compressed: bool) -> Any:
+    from rocksdict import BlockBasedOptions, DBCompressionType, Options
+
+    table = BlockBasedOptions()
+    table.set_format_version(FORMAT_VERSION)
+    made = Options(raw_mode=True)
+    made.create_if_missing(True)
+    made.create_missing_column_families(True)
+    made.set_block_based_table_factory(table)
+    made.set_compression_type(
+        DBCompressionType.lz4() if compressed else DBCompressionType.none())
+    return made

@@ -68,4 +68,4 @@ def command(
              "files": f"{count_text(len(expiry.plan.actions))} ({size_text(expiry.bytes)})"},
             impact=Impact(count, topics=expiry.rows) if count else None)
 
-    applying.run(out, store.root, "expire", propose, apply)
+    applying.run(out, store.root, "expire", propose, apply, folders=store.folders)

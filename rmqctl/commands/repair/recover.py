@@ -136,7 +136,7 @@ def command(
                                  instead=instead)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
-                 writes=wishes.writes)
+                 folders=store.folders, writes=wishes.writes)
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:
@@ -200,4 +200,4 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             impact=prediction.cut_impact,
             instead=() if prediction.starts else ("recover", store.root))
 
-    applying.run(out, store.root, "recover", propose, apply)
+    applying.run(out, store.root, "recover", propose, apply, folders=store.folders)

@@ -66,4 +66,4 @@ def command(
              **({"of": ", ".join(by_topic) + (f" and {more} more topics" if more > 0 else "")}
                 if by_topic else {})}, impact=cut.impact)
 
-    applying.run(out, store.root, "truncate", propose, apply)
+    applying.run(out, store.root, "truncate", propose, apply, folders=store.folders)

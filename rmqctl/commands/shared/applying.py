@@ -124,7 +124,8 @@ Propose = Callable[["Scratch"], Proposal]
 
 def run(out: Output, store_root: str, name: str, propose: Propose, options: ApplyOptions, *,
         resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None,
-        writes: Sequence[str] | None = None, made_anew: bool = False) -> None:
+        writes: Sequence[str] | None = None, made_anew: bool = False,
+        folders: Sequence[str] = ()) -> None:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
 
     ``propose`` works in the scratch folder it is given: a temporary one for a plan that is only
@@ -133,7 +134,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
     system's folder for such. ``tier``: the root is a tier's, not a store's. ``writes``: structures
     of the store that must be in a form which is written (None: all of them); ``made_anew``: see
-    `Layout.require_writable`.
+    `Layout.require_writable`; ``folders``: those of the log, where options named them.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
@@ -146,7 +147,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
         _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,
-               made_anew=made_anew)
+               made_anew=made_anew, folders=folders)
         return
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.executor.journal import pending
@@ -216,15 +217,15 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
            resume: bool, tier: Tiered | None, writes: Sequence[str] | None,
-           made_anew: bool) -> None:
+           made_anew: bool, folders: Sequence[str]) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store import Store
 
     if tier is None:  # before the first byte, a scratch folder too
         with contextlib.suppress(NotAStoreError):  # said by who plans, who knows more options
-            Store.open(store_root).layout.require_writable(store_root, writes,
-                                                           made_anew=made_anew)
+            Store.open(store_root, folders).layout.require_writable(store_root, writes,
+                                                                    made_anew=made_anew)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
     with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:

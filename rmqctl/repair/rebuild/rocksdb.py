@@ -8,20 +8,17 @@ format version of brokers; what RocksDB writes beside them for itself is left ou
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived
-from rmqctl.errors import MissingExtraError, StoreIOError
-from rmqctl.files.durable import failed
+from rmqctl.errors import StoreIOError
+from rmqctl.files.rocksdb_writer import NewDatabase
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.rocksdb import consume_queue as keys
 from rmqctl.formats.rocksdb.consume_queue import (
@@ -47,20 +44,18 @@ from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
 
 FOLDER = "consumequeue"
 _MADE = "rocksdb"
-_NEEDED = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|\d+\.sst", re.ASCII)
-_FORMAT = 5
-"""Of the tables: the newest that the RocksDB of brokers (8.4) knows; the library's own is 6."""
 _PAGE = 1 << 15
 _OFFSET = struct.Struct(">q")
 
 
 @dataclass(slots=True)
 class Made:
-    """What was made in ``folder``. ``ends``: the next queue offset of every queue that has one;
-    ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
+    """What was made: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
+    has one; ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
     """
 
     folder: str
+    files: list[str] = field(default_factory=list)
     ends: dict[QueueKey, int] = field(default_factory=dict)
     rows: int = 0
     refused: int = 0
@@ -107,24 +102,12 @@ class _Writer:
     """A data base being written."""
 
     def __init__(self, folder: str) -> None:
-        try:
-            from rocksdict import AccessType, Rdict
-        except ImportError:
-            raise MissingExtraError("rocksdict") from None
+        self._database = NewDatabase(folder, (ROWS, OFFSETS), compressed=True)
         self._made = Made(folder)
         self.last: dict[QueueKey, PositionRecord] = {}
         self._first: dict[QueueKey, PositionRecord] = {}
         self._end = 0
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-        try:
-            os.makedirs(folder)
-        except OSError as error:
-            raise failed(error, folder, "make") from None
-        self._database: Any = Rdict(folder, _options(), {OFFSETS: _options()},
-                                    AccessType.read_write())
-        self._rows = self._database.get_column_family_handle(ROWS)
-        self._options = _write_options()
-        self._options.disable_wal = True  # all of it is flushed at the end
+        self._rows = self._database.handle(ROWS)
 
     def add(self, derived: Derived, *, lmq: bool) -> None:
         """Rows of messages in log order."""
@@ -165,7 +148,7 @@ class _Writer:
                 prefix = prefixes[of, queue] = keys.queue_prefix(names[of], queue)
             batch.put(prefix + _OFFSET.pack(index), raw[number * width:(number + 1) * width],
                       self._rows)
-        self._write(batch)
+        self._database.write(batch)
         self._made.rows += len(message)
         places = derived.physical[message]
         for of, queue in prefixes:
@@ -188,7 +171,7 @@ class _Writer:
         """Brings all of it into files and closes them."""
         from rocksdict import WriteBatch
 
-        offsets = self._database.get_column_family_handle(OFFSETS)
+        offsets = self._database.handle(OFFSETS)
         batch = WriteBatch(raw_mode=True)
         for which, positions in ((MAX, self.last), (MIN, self._first)):
             for (topic, queue_id), position in positions.items():
@@ -196,45 +179,10 @@ class _Writer:
                           POSITION.build(position), offsets)
         if self._end:
             batch.put(CHECKPOINT_KEY, keys.build_checkpoint(self._end), offsets)
-        self._write(batch)
-        try:
-            for name in (ROWS, OFFSETS):
-                family = self._database.get_column_family(name)
-                family.flush()
-                family.close()
-            self._database.close()
-        except Exception as error:  # noqa: BLE001  the library has no kind of its own
-            raise self._failed(error) from None
+        self._database.write(batch)
+        self._made.files = self._database.finish()
         self._made.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}
         return self._made
-
-    def _write(self, batch: Any) -> None:
-        try:
-            self._database.write(batch, self._options)
-        except Exception as error:  # noqa: BLE001
-            raise self._failed(error) from None
-
-    def _failed(self, error: Exception) -> StoreIOError:
-        return StoreIOError(f"cannot write {self._made.folder}: {' '.join(str(error).split())}")
-
-
-def _write_options() -> Any:  # its types take a property for a method
-    from rocksdict import WriteOptions
-
-    return WriteOptions()
-
-
-def _options() -> Any:
-    from rocksdict import BlockBasedOptions, DBCompressionType, Options
-
-    table = BlockBasedOptions()
-    table.set_format_version(_FORMAT)
-    made = Options(raw_mode=True)
-    made.create_if_missing(True)
-    made.create_missing_column_families(True)
-    made.set_block_based_table_factory(table)
-    made.set_compression_type(DBCompressionType.lz4())
-    return made
 
 
 # -- what has to change ---------------------------------------------------------------------------
@@ -278,5 +226,5 @@ def steps(root: str, made: Made, before: int | None, why: str) -> Planned:
         planned.append(MoveAside(FOLDER))
     planned.append(MakeFolder(FOLDER))
     planned += [Create(os.path.join(FOLDER, name), FileContent(os.path.join(made.folder, name)))
-                for name in sorted(os.listdir(made.folder)) if _NEEDED.fullmatch(name)]
+                for name in made.files]
     return planned, [Action("rebuild", FOLDER, before, made.rows, why, "row")]
