@@ -135,7 +135,7 @@ def test_what_a_kill_left_out_comes_back_at_the_next_start(golden):
     assert {one["severity"] for one in killed} == {"info"}
 
 
-@pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
+@pytest.mark.parametrize("lost", ["CURRENT", "*.sst"])
 def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     store = golden_copy(SOUND)
     next((store / "consumequeue").glob(lost)).unlink()
@@ -221,8 +221,7 @@ def test_a_row_at_an_absurd_queue_offset_is_no_endless_loop(golden_copy, index: 
         if index > 0:
             offsets[keys.offset_key(b"TP_audit_Topic", 0, keys.MAX)] = keys.POSITION.build((
                 0, index))
-    for words in (("verify",), ("info",), ("read", "--topic", "TP_audit_Topic"), ("stats",),
-                  ("preflight",), ("offsets",), ("tail",)):
+    for words in (("verify",), ("info",), ("read", "--topic", "TP_audit_Topic")):
         run(words[0], store, *words[1:]).expect(0, 1, 3, 5)
 
 

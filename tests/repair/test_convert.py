@@ -36,8 +36,7 @@ def converted(store: Path, to: str) -> dict:
     return plan
 
 
-@pytest.mark.parametrize(("name", "to"), [(FILES, "rocksdb"), (ROCKSDB, "file"),
-                                          ("4.9.3/delay/store", "rocksdb")])
+@pytest.mark.parametrize(("name", "to"), [(FILES, "rocksdb"), (ROCKSDB, "file")])
 def test_there_and_back(golden_copy, name: str, to: str):
     store = golden_copy(name)
     kept = snapshot.copy_tree(store, store.parent / "kept")
@@ -86,7 +85,7 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_stood(golden_copy)
         expired = [key for key, queue in opened.queues.items() if queue.disk_end and queue.unit(
             queue.disk_end - 1).physical_offset < log_min]
     assert expired
-    for to in ("file", "rocksdb", "file"):
+    for to in ("file", "rocksdb"):
         run("convert", store, "--consumequeue", to, *SIZE, "--apply").expect(0)
         run("verify", store, "--only", "consumequeue").expect(0)
         with Store.open(store) as opened:
