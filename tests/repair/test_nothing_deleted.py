@@ -19,6 +19,7 @@ OF_A_MODULE = {"remove", "truncate"}
 MODULES = {"os", "shutil"}
 OWN = "a file rmqctl is just making, which nobody else has seen"
 SCRATCH = "below a scratch folder, all of which rmqctl made"
+COPY = f"{SCRATCH}, or of a new store"
 ALLOWED = {
     ("repair/sources/records.py", "LaidOut.__init__", "rmtree"): "its own folder in the scratch",
     ("repair/sources/records.py", "LaidOut._open", "ftruncate"): "a new file in that folder",
@@ -64,11 +65,14 @@ ALLOWED = {
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
-    ("files/sparse.py", "copy_sparse", "O_TRUNC"): SCRATCH,
+    ("files/rocksdb_writer.py", "NewDatabase.__init__", "rmtree"): SCRATCH,
+    ("store/rocksdb/database.py", "_mirror", "open for writing"):
+        "CURRENT in the temporary folder that is opened in the place of a data base",
+    ("files/sparse.py", "copy_sparse", "O_TRUNC"): COPY,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
     ("repair/salvage/copies.py", "Copier._written", "O_TRUNC"): SCRATCH,
     ("repair/salvage/copies.py", "Copier._written", "ftruncate"): SCRATCH,
-    ("files/sparse.py", "copy_sparse", "ftruncate"): SCRATCH,
+    ("files/sparse.py", "copy_sparse", "ftruncate"): COPY,
     ("repair/executor/staging.py", "clear", "rmtree"):
         "what a repair staged that was never committed, or keeps and a user gave up: undo --prune",
     ("tiered/index/compacted_form.py", "write", "unlink"): OWN,

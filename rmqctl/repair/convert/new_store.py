@@ -158,7 +158,7 @@ class WithPlainLog:
         folder = os.path.join(self._root, STAGING)
         make_folders(folder)
         done.mapping = os.path.join(folder, MAPPING)
-        with open(done.mapping, "w", encoding="utf-8", errors="surrogateescape",
+        with open(done.mapping, "x", encoding="utf-8", errors="surrogateescape",
                   newline="") as file:
             offsets = Offsets(file)
             for group in self._groups(begin, offsets):
