@@ -98,8 +98,8 @@ class Lost(_Counted):
         """Their queue offsets in their own queues, by number of the queue."""
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
-                progress: Progress | None = None) -> None:
-        """``look`` sees all batches, too."""
+                progress: Progress | None = None, *, whether: bool = False) -> None:
+        """``look`` sees all batches, too. ``whether``: it is enough to know if there are any."""
         for number, file in enumerate(log.files):
             if file.end <= self._end:
                 continue
@@ -107,6 +107,8 @@ class Lost(_Counted):
                 look(batch)
                 if len(batch):
                     self._add(batch)
+                if whether and self.total:
+                    return
             if progress is not None:
                 progress(file.end - max(file.base, self._end))
 

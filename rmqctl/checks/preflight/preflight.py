@@ -57,9 +57,9 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     whose configuration does all but that.
 
     ``full``: messages without a row are looked for in all of the log, else only in the part
-    which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
-    cannot be predicted, UnsupportedError for a log in a form that is not read, StoreIOError where
-    it cannot be read.
+    which the broker reads; and once messages are known to be lost, nothing else is looked for.
+    ``progress`` is told bytes of the log. UsageError for a version that cannot be predicted,
+    UnsupportedError for a log in a form that is not read, StoreIOError where it cannot be read.
     """
     release = broker_version or default_release(store)
     version = version_of(release)
@@ -153,6 +153,8 @@ class _Start:
                 self._older()
             self._count(predicted)
             predicted.messages = self.intact if self.full else None
+            if not self.full and predicted.messages_lost:
+                return
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
@@ -325,7 +327,7 @@ class _Start:
         predicted = self.made
         self.unreachable.flush()
         lost = Lost(self.queues, predicted.truncate_to or 0)
-        lost.collect(self.log, self._beyond, self.progress)
+        lost.collect(self.log, self._beyond, self.progress, whether=not self.full)
         if self.cut is not None:
             predicted.notes.append(
                 Phrase(
