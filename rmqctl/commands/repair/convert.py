@@ -55,8 +55,8 @@ def command(
 
     A plain log is made of DLedger's in a new store: each intact message is put as it was, with its
     queue offset, so positions of consumer groups hold; its physical offset is another one, and
-    .rmqctl/physical-offsets.csv there says for each message which it was. Exit code 1 where damage
-    was left out.
+    .rmqctl/physical-offsets.csv there says for each message which it was. A filler keeps the place
+    of a damaged one, with exit code 1.
 
         rmqctl convert STORE --consumequeue rocksdb
 
@@ -121,7 +121,8 @@ def _show(page: Human, document: Mapping[str, Any]) -> None:
         "log copied": size_text(document["bytes_copied"]),
         "log written": size_text(document["bytes_written"]),
         **({"left out": f"{count_text(document['left_out'])} damaged, at "
-            f"{', '.join(map(str, places))}"} if places else {}),
+            f"{', '.join(map(str, places))}; fillers for them: {count_text(document['fillers'])}"}
+           if places else {}),
         **({"not renamed": f"{count_text(document['unmapped'])} commits or rollbacks of half "
             "messages that are not in the log"} if document["unmapped"] else {}),
         "physical offsets": document["mapping"],

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-import numpy as np
-
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import LOCK, LOG, create_store, plan_store
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
@@ -33,8 +31,16 @@ from rmqctl.files.durable import STAGING, make_folders, new_file, sync_file
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import names
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import LOST, MARK, NOWHERE
 from rmqctl.formats.local.message import Record, decode
-from rmqctl.formats.local.sysflag import TRANSACTION_MASK, TRANSACTION_PREPARED
+from rmqctl.formats.local.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from rmqctl.formats.local.sysflag import (
+    BORN_HOST_V6,
+    COMPRESSED,
+    COMPRESSION_MASK,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+)
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.convert.queues import keep_ends
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE
@@ -54,9 +60,10 @@ _MOST_PLACES = 20
 
 @dataclass(slots=True)
 class Converted:
-    """What came of it. ``left_out``: messages that are damaged, and places where what lies there is
-    no message; ``places``: the first of them, as physical offsets. ``unmapped``: commits and
-    rollbacks whose half message is not in the log any more: they name the old offset still.
+    """What came of it. ``left_out``: messages that are damaged (a filler keeps the queue offset of
+    each that can be read but for its body), and places where what lies there is no message;
+    ``places``: the first of them, as physical offsets. ``unmapped``: commits and rollbacks whose
+    half message is not in the log any more: they name the old offset still.
     """
 
     store: str
@@ -64,6 +71,7 @@ class Converted:
     bytes_copied: int = 0
     bytes_written: int = 0
     left_out: int = 0
+    fillers: int = 0
     places: list[int] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     unmapped: int = 0
@@ -76,7 +84,7 @@ class Converted:
     def as_dict(self) -> dict[str, Any]:
         return {"store": self.store, "messages": self.messages, "bytes_copied": self.bytes_copied,
                 "bytes_written": self.bytes_written, "left_out": self.left_out,
-                "left_out_at": self.places, "refused": self.refused.total(),
+                "left_out_at": self.places, "fillers": self.fillers, "refused": self.refused.total(),
                 "unmapped": self.unmapped, "mapping": self.mapping}
 
 
@@ -103,6 +111,8 @@ class WithPlainLog:
         self.notes += [f"{name} is not carried over" for name in _NOT_CARRIED
                        if os.path.isfile(store.path(name)) or bytes_below(store.path(name))]
         self.done = Converted(root)
+        self._filled: set[int] = set()
+        """Old places of fillers that are about to be put."""
 
     @property
     def size(self) -> int:
@@ -169,7 +179,11 @@ class WithPlainLog:
                     if result.physical_offset is None:
                         done.refused[result.reason or result.status] += 1
                         continue
-                    done.messages += 1
+                    if old in self._filled:
+                        self._filled.discard(old)
+                        done.fillers += 1
+                    else:
+                        done.messages += 1
                     done.bytes_written += result.wrote_bytes or 0
                     offsets.add(old, result.physical_offset, record)
                     advance(record.total_size)
@@ -193,24 +207,39 @@ class WithPlainLog:
         done = self.done
         for batch in self._store.log.walk(begin):
             whole = batch.crc_ok()
-            for place in batch.offset[~whole].tolist():
-                self._leave_out(place)
             for span in batch.spans:
                 if span.kind == DAMAGED:
                     self._leave_out(span.offset)
             starts = batch.start.tolist()
             ends = (batch.start + batch.column("total_size")).tolist()
-            for number in np.flatnonzero(whole).tolist():
-                try:
-                    yield decode(batch.data[starts[number]:ends[number]].tobytes())
-                except FormatError:
+            for number in range(len(batch)):
+                if not whole[number]:
                     self._leave_out(int(batch.offset[number]))
+                try:
+                    record = decode(batch.data[starts[number]:ends[number]].tobytes())
+                except FormatError:
+                    if whole[number]:
+                        self._leave_out(int(batch.offset[number]))
+                    continue
+                if not whole[number]:
+                    self._filled.add(record.physical_offset)
+                    record = _filler(record)
+                yield record
         done.places.sort()
 
     def _leave_out(self, place: int) -> None:
         self.done.left_out += 1
         if len(self.done.places) < _MOST_PLACES:
             self.done.places.append(place)
+
+
+def _filler(record: Record) -> Record:
+    """What keeps the queue offset of a message with a damaged body: without it those behind would
+    get rows before their own.
+    """
+    flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
+    return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,
+                   properties=f"{MARK}{NAME_VALUE_SEPARATOR}{LOST}{PROPERTY_SEPARATOR}".encode())
 
 
 class Offsets:
