@@ -84,8 +84,9 @@ class Converted:
     def as_dict(self) -> dict[str, Any]:
         return {"store": self.store, "messages": self.messages, "bytes_copied": self.bytes_copied,
                 "bytes_written": self.bytes_written, "left_out": self.left_out,
-                "left_out_at": self.places, "fillers": self.fillers, "refused": self.refused.total(),
-                "unmapped": self.unmapped, "mapping": self.mapping}
+                "left_out_at": self.places, "fillers": self.fillers,
+                "refused": self.refused.total(), "unmapped": self.unmapped,
+                "mapping": self.mapping}
 
 
 class WithPlainLog:
