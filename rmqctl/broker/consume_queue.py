@@ -5,9 +5,10 @@ spec: consumequeue.md §4, §6 and §9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -102,10 +103,20 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
 
 
 class InRocksdb(NamedTuple):
-    """Consumequeues in RocksDB, and how far the log was dispatched into them."""
+    """Consumequeues in RocksDB, and how far the log was dispatched into them; why that cannot be
+    read ("" where it can), and what else of them cannot, in sentences.
+    """
 
     queues: Mapping[QueueKey, RocksQueue]
     checkpoint: int
+    why_no_checkpoint: str = ""
+    damage: Sequence[str] = ()
+
+    @property
+    def trouble(self) -> str:
+        """What of them could not be read until now, the first of it; "" for nothing."""
+        return next(chain(self.damage, filter(None, (
+            queue.why_unread for queue in self.queues.values()))), "")
 
 
 def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
@@ -117,7 +128,8 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
     if store.layout.consumequeue != "rocksdb" or not version.rocksdb_queues:
         return None
     there = store.rocksdb  # None: the broker makes it
-    return InRocksdb({}, 0) if there is None else InRocksdb(there.queues, there.checkpoint)
+    return InRocksdb({}, 0) if there is None else InRocksdb(
+        there.queues, there.checkpoint, there.why_no_checkpoint, there.damage)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
@@ -136,6 +148,10 @@ def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
     if queue.last is not None:
         state.end = state.found_end = queue.last.queue_offset + 1
         state.max_physic = queue.last.physical_offset
+    elif queue.why_unnoted:  # something is noted, and cannot be read
+        unit = queue.unit(queue.disk_end - 1)
+        state.end = state.found_end = queue.disk_end
+        state.max_physic = -1 if unit is None else unit.physical_offset
     return state
 
 

@@ -157,7 +157,8 @@ class Diagnosis:
                               Phrase("what a start would do, file by file")))
         if not self.findings.ok:
             steps.append(Step(f"rmqctl verify {root}", Phrase("every finding, with its place")))
-        if not start.not_judged and start.mendable and not self.lock.held:
+        judged = not start.not_judged or start.unopened  # what does not open is made anew
+        if judged and start.mendable and not self.lock.held:
             del steps[_STEPS - 1:]
             steps.append(Step(f"rmqctl recover {root}", Phrase(
                 "the plan of a repair; changes nothing without --apply")))

@@ -153,7 +153,7 @@ class _Planner:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root, self._options.writes, made_anew=True)
         database = self._store.rocksdb if in_rocksdb else None
-        if database is not None and CONSUMEQUEUE in self._options.only and not database.left_out:
+        if database is not None and CONSUMEQUEUE in self._options.only:
             self._before = self._rows_before()
         self._refuse_sources()
         if not self._logs:
@@ -386,13 +386,14 @@ class _Planner:
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             self._made = made = rocksdb.make(
                 saved.parts, self._known.settings, self._scratch,
-                {} if store.rocksdb is None else {**store.rocksdb.queues,
-                                                  **store.rocksdb.left_out},
+                {} if store.rocksdb is None else store.rocksdb.queues,
                 log_end=saved.log_end if COMMITLOG in self._options.only else None,
                 jobs=self._options.jobs, progress=done)
         if rocksdb.is_right(store.rocksdb, made, store.log.min_offset):
             return
         why = ("consumequeue cannot be read, or is missing" if self._before is None else
+               "a part of consumequeue cannot be read" if store.rocksdb is not None
+               and (store.rocksdb.damage or store.rocksdb.has_unread) else
                "consumequeue lags behind the log" if self._before < made.rows else
                "consumequeue has wrong rows")
         self._take(rocksdb.steps(self._root, made, self._before, why))

@@ -124,6 +124,9 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
                     advance(20 * len(sizes))
             except StoreIOError as error:
                 found.notes.append(f"{error}: the rest of {topic}/{rows.queue_id} is not counted")
+            if rows.why_unread:
+                found.notes.append(f"{rows.why_unread}: rows of {topic}/{rows.queue_id} that cannot"
+                                   " be read are not counted")
     return found
 
 

@@ -391,16 +391,14 @@ class Store(Closing):
                            None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
-        """From here on as if a data base of consumequeues that cannot be opened were not there, or
-        those of its queues of which a part cannot be read: for who makes it anew.
+        """From here on as if a data base of consumequeues that cannot be opened were not there: for
+        who makes it anew.
         """
         damaged = self.layout.damaged
         self.layout = replace(self.layout, damaged=frozenset(), unread={
             name: why for name, why in self.layout.unread.items() if name not in damaged})
         if damaged:
             self.rocksdb = None
-        elif self.rocksdb is not None:
-            self.rocksdb.leave_damaged_out()
 
     def _leads_to_its_message(self, queue: ConsumeQueue, queue_offset: int,
                               unit: UnitRecord) -> bool:

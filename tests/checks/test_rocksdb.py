@@ -147,18 +147,62 @@ def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 239
     refused = run("preflight", store, "-o", "json").expect(1).json()
     assert (refused["starts"], refused["next"]) == (False, f"rmqctl recover {store}")
+    assert run("doctor", store, "-o", "json").expect(1).json()["next"][-1] == (
+        f"rmqctl recover {store}")
 
 
 def test_a_damaged_block_of_rows(golden_copy):
-    store = golden_copy(SOUND)
+    store = golden_copy("5.3.3/rocksdb/store")
     table = max((store / "consumequeue").glob("*.sst"), key=lambda path: path.stat().st_size)
     data = bytearray(table.read_bytes())
-    data[200] ^= 4
+    data[100] ^= 4
     table.write_bytes(data)
-    assert troubles(store)["cq-database"] + troubles(store)["file-unreadable"] > 0
-    assert set(troubles(store)) <= {"cq-database", "file-unreadable", "cq-missing", "cq-behind",
-                                    "cq-missing-entry", "cq-last"}
-    run("read", store, "--topic", "TP_audit_Topic", "-o", "jsonl").expect(0, 1, 5)
+    findings = found(store, code=(1,))
+    assert {(one["category"], one["structure"]) for one in findings} == {
+        ("cq-database", "consumequeue")}
+    # Each row is said to be one or the other, and what a start does is told.
+    unread = Counter()
+    for one in findings:
+        if one["topic"]:
+            unread[one["topic"]] += one["count"]
+    with Store.open(store) as opened:
+        readable = sum(int((rows["size"] > 0).sum()) for queue in opened.queues.values()
+                       for _, rows in queue.pages(queue.first_index, queue.disk_end))
+    assert readable > 100
+    assert unread.total() + readable == 387
+    with assert_unchanged(store):
+        said = run("preflight", store, "-o", "json").expect(1).json()
+        own = {topic: count for topic, count in unread.items() if not topic.startswith("%LMQ%")}
+        assert said["starts"]
+        assert said["unreachable_by_topic"] == own
+        assert "cannot be read" in said["notes"][0]
+        doctor = run("doctor", store, "-o", "json").expect(1).json()
+    assert [one["category"] for one in doctor["damaged"]] == ["cq-database"]
+    assert doctor["would_lose"] == sum(own.values())
+    assert doctor["next"][-1] == f"rmqctl recover {store}"
+    shown = run("read", store, "--topic", max(unread), "-o", "jsonl").expect(1)
+    assert "rows that cannot be read are left out" in shown.err
+    # The log has it all.
+    run("recover", store, "--only", "consumequeue", "--apply").expect(0)
+    assert found(store, code=(0,)) == []
+
+
+def test_a_damaged_block_of_what_is_noted(golden_copy):
+    """A broker asks for the checkpoint when it starts. No last row is said not to be noted."""
+    store = golden_copy("5.3.3/rocksdb/store")
+    table = min((store / "consumequeue").glob("*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[10] ^= 4
+    table.write_bytes(data)
+    [finding] = found(store, code=(1,))
+    assert finding["category"] == "cq-database"
+    assert "column family offset" in finding["detail"]
+    said = run("preflight", store, "-o", "json").expect(1).json()
+    assert not said["starts"]
+    assert "column family offset" in said["refusals"][0]
+    assert run("doctor", store, "-o", "json").expect(1).json()["next"][-1] == (
+        f"rmqctl recover {store}")
+    assert len(run("read", store, "--topic", "TP_mail_Topic", "-o", "jsonl").expect(0).jsonl()) > 9
 
 
 def test_a_lost_write_ahead_log_is_no_loss(golden_copy):

@@ -55,7 +55,10 @@ def load(store: Store, version: BrokerVersion) -> Load:
             loading.refuse(QUEUES, store.layout.unread[QUEUES])
         return loading
     expected = queue_file_size(store)
-    for queue in () if rocksdb_of(store, version) is not None else store.plain_queues.values():
+    in_rocksdb = rocksdb_of(store, version)
+    if in_rocksdb is not None and in_rocksdb.why_no_checkpoint:
+        loading.refuse(QUEUES, in_rocksdb.why_no_checkpoint)
+    for queue in () if in_rocksdb is not None else store.plain_queues.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
     if version.generation >= 5:
         size = queue_size((batch.files for batch in store.batch_queues.values()),

@@ -396,6 +396,11 @@ class _Start:
                 "{count:,} records say another physical offset than theirs, the first at {first}; "
                 "a broker takes such a record, and its row leads to nowhere",
                 count=len(walk.misplaced), first=walk.misplaced[0]))
+        unread = self.queues.rocksdb_trouble
+        if unread:
+            predicted.notes.append(Phrase(
+                "a part of the data base of consumequeues cannot be read: a broker starts on it, "
+                "and does not deliver what needs that part ({why})", why=unread))
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:
             predicted.notes.append(Phrase(

@@ -62,7 +62,7 @@ class Queues:
         self._topics, self._further = text.Dictionary(), text.Dictionary()
         self.states: list[QueueState] = []
         self._numbers: dict[tuple[str, QueueKey], int] = {}
-        rocksdb = rocksdb_of(store, version)
+        self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
         """Whether rows go into a data base: each to its own queue offset, over what is there."""
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
@@ -116,6 +116,11 @@ class Queues:
             return None
         rows = size // UNIT_SIZE
         return state.blanked - state.blanked % rows
+
+    @property
+    def rocksdb_trouble(self) -> str:
+        """What of a data base could not be read, in a sentence; "" for nothing."""
+        return "" if self._rocksdb is None else self._rocksdb.trouble
 
     # -- truncation -----------------------------------------------------------------------------
 

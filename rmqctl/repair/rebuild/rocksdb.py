@@ -190,15 +190,16 @@ class _Writer:
 
 def is_right(present: RocksQueues | None, made: Made, log_min: int) -> bool:
     """Whether the data base of a store has just the rows that were made of its log, and those of
-    expired messages at most. StoreIOError where a part of it cannot be read counts as wrong.
+    expired messages at most. One of which a part cannot be read is wrong.
     """
-    if present is None or present.damage or present.odd_count or present.left_out:
+    if present is None or present.damage or present.odd_count:
         return False
     with RocksQueues(made.folder) as fresh:
         try:
             return {key for key, queue in present.queues.items() if queue.disk_end} <= {
                 *fresh.queues} and all(_same(present.queues.get(key), queue, log_min)
-                                       for key, queue in fresh.queues.items())
+                                       for key, queue in fresh.queues.items()
+                                       ) and not present.has_unread
         except StoreIOError:
             return False
 

@@ -170,7 +170,10 @@ class Selector:
             size = min(size * 2, _CHUNK)
         missing.finish()
         for queue in queues:
-            if queue.unused:
+            if queue.why_unread:
+                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: rows that cannot be "
+                                     f"read are left out: {queue.why_unread}"))
+            elif queue.unused:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
                                      f"rows from {queue.unused[0]} on are zero, though others "
                                      "follow"))

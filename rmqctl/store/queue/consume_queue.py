@@ -32,11 +32,17 @@ class ConsumeQueue:
 
     file_size = 0
     in_rocksdb = False
+    why_unread = ""
+    """Why rows that were asked for read as zeros, although they may not be; "" for none."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble]) -> None:
         self.topic, self.queue_id, self.folder = topic, queue_id, folder
         self.files, self.troubles = files, troubles
+
+    def is_unread(self, queue_offset: int) -> bool:
+        """Whether a row that was asked for is such a one."""
+        return False
 
     @property
     def exists(self) -> bool:

@@ -43,6 +43,11 @@ class QueueRows(Protocol):
     unused: list[int]
     """Queue offsets of rows that are zero although rows follow them, as far as `pages` has come."""
 
+    @property
+    def why_unread(self) -> str:
+        """Why some of these could not be read; "" where they are zero."""
+        ...
+
     def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
         """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``."""
         ...
@@ -69,6 +74,10 @@ class PlainRows:
             self.behind = max(queue.written - bounds.end, 0)
             if not self.behind:  # rows behind a hole are not lost for who looks at the disk
                 self.end = max(self.end, queue.disk_end)
+
+    @property
+    def why_unread(self) -> str:
+        return self._queue.why_unread
 
     def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
         filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
@@ -99,6 +108,8 @@ class PlainRows:
 
 class BatchRows:
     """A batch consumequeue: a row's queue offset is the first it covers."""
+
+    why_unread = ""
 
     def __init__(self, queue: BatchQueue, view: View) -> None:
         self.topic, self.queue_id, self.behind = queue.topic, queue.queue_id, 0

@@ -7,6 +7,7 @@ that back. So rows behind it are left over, and count as rows only where they le
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
@@ -54,6 +55,10 @@ class RocksQueues(Closing):
         self.folder, self.leads, self.stop = folder, leads, stop
         self.database = Database.open(folder)
         self.damage = list(self.database.damage)
+        self.unnoted: dict[QueueKey, str] = {}
+        """Queues of which cannot be read what the offset family says, and why."""
+        self.why_no_checkpoint = ""
+        """Why `checkpoint` cannot be read; a broker does not start then."""
         self.odd: list[str] = []
         """The first keys and values of a shape that no broker writes, in words; `odd_count` all."""
         self.odd_count = 0
@@ -61,32 +66,26 @@ class RocksQueues(Closing):
         """By queue what the offset family says: of `MAX` and `MIN`, if there."""
         self.checkpoint = 0
         """The end of the highest record of the last batch of rows; 0 where none is noted."""
-        self._read_offsets()
+        whole = self._read_offsets()
         found = {*self.positions, *self._with_rows()}
+        if not whole:
+            self._read_singly(found)
         self.queues = {key: RocksQueue(self, *key) for key in sorted(found)}
-        self.left_out: dict[QueueKey, RocksQueue] = {}
-        """Queues that are no longer among them, as a part of them cannot be read."""
 
     def close(self) -> None:
         self.database.close()
 
-    def leave_damaged_out(self) -> None:
-        """Reads all rows; queues of which a part cannot be read are left out from now on."""
-        for key, queue in list(self.queues.items()):
-            try:
-                for _ in queue.pages(queue.first_index, queue.disk_end):
-                    pass
-            except StoreIOError:
-                self.left_out[key] = self.queues.pop(key)
+    @property
+    def has_unread(self) -> bool:
+        """Whether any row that was asked for until now could not be read."""
+        return any(queue.unread for queue in self.queues.values())
 
-    def _read_offsets(self) -> None:
+    def _read_offsets(self) -> bool:
+        """Whether all of the offset family could be read."""
         try:
             for key, value in self.database.items(OFFSETS):
                 if key == keys.CHECKPOINT_KEY:
-                    noted = keys.parse_checkpoint(value)
-                    if noted is None:
-                        self._is_odd("the checkpoint", value)
-                    self.checkpoint = noted or 0
+                    self._take_checkpoint(value)
                     continue
                 place = keys.parse_offset_key(key)
                 if place is None or place[2] < 0 or len(value) != POSITION.size:
@@ -97,21 +96,60 @@ class RocksQueues(Closing):
                     POSITION.decode(value))
         except FormatError as error:
             self.damage.append(str(error))
+            return False
+        return True
+
+    def _take_checkpoint(self, value: bytes) -> None:
+        noted = keys.parse_checkpoint(value)
+        if noted is None:
+            self._is_odd("the checkpoint", value)
+        self.checkpoint = noted or 0
+
+    def _read_singly(self, found: set[QueueKey]) -> None:
+        """What a damaged block of the offset family leaves of it, by look-ups."""
+        try:
+            value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
+            if value is not None and not self.checkpoint:
+                self._take_checkpoint(value)
+        except FormatError as error:
+            self.why_no_checkpoint = str(error)
+        for topic, queue_id in found:
+            noted = self.positions.setdefault((topic, queue_id), {})
+            for which in {MAX, MIN} - noted.keys():
+                try:
+                    value = self.database.get(
+                        OFFSETS, keys.offset_key(os.fsencode(topic), queue_id, which))
+                except FormatError as error:
+                    self.unnoted[topic, queue_id] = str(error)
+                    continue
+                if value is not None and len(value) == POSITION.size:
+                    noted[which] = POSITION.decode(value)
 
     def _with_rows(self) -> Iterator[QueueKey]:
-        """The queues that have rows, found by one look-up each."""
-        start = b""
-        try:
-            while (item := next(self.database.items(ROWS, start), None)) is not None:
-                place = keys.parse_row_key(item[0])
-                if place is None or place[1] < 0:
-                    self._is_odd("a key of a row", item[0])
-                    start = item[0] + b"\0"
-                    continue
-                yield os.fsdecode(place[0]), place[1]
-                start = keys.behind_queue(*place[:2])
-        except FormatError as error:
-            self.damage.append(str(error))
+        """The queues that have rows, found by one look-up each. Behind a damaged block it goes on
+        with the next queue of which the last row is noted.
+        """
+        noted = sorted(keys.queue_prefix(os.fsencode(topic), queue_id)
+                       for topic, queue_id in self.positions)
+        start: bytes | None = b""
+        while start is not None:
+            try:
+                item = next(self.database.items(ROWS, start), None)
+            except FormatError as error:
+                if str(error) not in self.damage[:_NAMED]:
+                    self.damage.append(str(error))
+                number = bisect_right(noted, start)
+                start = noted[number] if number < len(noted) else None
+                continue
+            if item is None:
+                return
+            place = keys.parse_row_key(item[0])
+            if place is None or place[1] < 0:
+                self._is_odd("a key of a row", item[0])
+                start = item[0] + b"\0"
+                continue
+            yield os.fsdecode(place[0]), place[1]
+            start = keys.behind_queue(*place[:2])
 
     def _is_odd(self, what: str, data: bytes) -> None:
         self.odd_count += 1
@@ -120,12 +158,16 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a data base. An index that has no row reads as one never written."""
+    """The rows of one queue in a data base. An index that has no row reads as one never written,
+    and so does one whose row lies in a damaged block: ``unread`` has the queue offsets of those
+    that were asked for as ascending intervals, ``why_unread`` the reason.
+    """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int) -> None:
         super().__init__(topic, queue_id, store.folder, [], [])
         self._store, self._topic = store, os.fsencode(topic)
         self._prefix = keys.queue_prefix(self._topic, queue_id)
+        self.unread: list[tuple[int, int]] = []
 
     in_rocksdb = True
 
@@ -143,6 +185,11 @@ class RocksQueue(ConsumeQueue):
         """The first row as the broker has it ("min"), noted once somebody asked for it."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 
+    @property
+    def why_unnoted(self) -> str:
+        """Why neither can be read; "" where they can."""
+        return self._store.unnoted.get((self.topic, self.queue_id), "")
+
     # -- rows -------------------------------------------------------------------------------------
 
     def units(self, first: int, count: int) -> Array:
@@ -159,8 +206,8 @@ class RocksQueue(ConsumeQueue):
             return np.zeros(0, ROW.dtype())
         try:
             found = self._store.database.page(ROWS, self._key(first), self._key(end))
-        except FormatError as error:
-            raise StoreIOError(str(error)) from None
+        except FormatError:
+            found = list(self._one_by_one(first, end))
         at, count = len(self._prefix), end - first
         if len(found) == count:  # as a rule nothing is missing between them, nor of another shape
             names = b"".join([key for key, _ in found])
@@ -175,6 +222,34 @@ class RocksQueue(ConsumeQueue):
                 out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]
         return out
 
+    def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of a range of which a block is damaged; which cannot be read is noted."""
+        for number in range(first, end):
+            value = self._value(number)
+            if value is not None:
+                yield self._key(number), value
+
+    def _value(self, queue_offset: int) -> bytes | None:
+        try:
+            return self._store.database.get(ROWS, self._key(queue_offset))
+        except FormatError as error:
+            self._cannot_read(queue_offset, queue_offset + 1, error)
+            return None
+
+    def _cannot_read(self, first: int, end: int, error: FormatError) -> None:
+        self.why_unread = self.why_unread or str(error)
+        at = bisect_left(self.unread, (first, end))
+        while at < len(self.unread) and self.unread[at][0] <= end:
+            end = max(end, self.unread.pop(at)[1])
+        if at and self.unread[at - 1][1] >= first:
+            first, end = self.unread[at - 1][0], max(end, self.unread.pop(at - 1)[1])
+            at -= 1
+        self.unread.insert(at, (first, end))
+
+    def is_unread(self, queue_offset: int) -> bool:
+        at = bisect_right(self.unread, queue_offset, key=lambda one: one[0])
+        return at > 0 and queue_offset < self.unread[at - 1][1]
+
     def unit(self, queue_offset: int) -> UnitRecord | None:
         if not self.first_index <= queue_offset < self.disk_end:
             return None
@@ -183,13 +258,12 @@ class RocksQueue(ConsumeQueue):
 
     def noted_time(self, queue_offset: int) -> int | None:
         row = self._row(queue_offset)
+        if row is None and self.is_unread(queue_offset):
+            raise StoreIOError(self.why_unread)
         return None if row is None else row.store_timestamp
 
     def _row(self, queue_offset: int) -> RowRecord | None:
-        try:
-            value = self._store.database.get(ROWS, self._key(queue_offset))
-        except FormatError as error:
-            raise StoreIOError(str(error)) from None
+        value = self._value(queue_offset)
         return None if value is None or len(value) != ROW.size else ROW.decode(value)
 
     def pages(self, first: int, end: int, page: int = _PAGE) -> Iterator[tuple[int, Array]]:
@@ -207,35 +281,58 @@ class RocksQueue(ConsumeQueue):
         return [(self.first_index, self.disk_end)] if self.disk_end else []
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
-        try:
-            number, end = self.first_index, self.disk_end
-            while number < end:
-                yield number, min(page, end - number)
-                number = self.next_row(number + page, end)
-        except StoreIOError:
-            return
-
-    def _items(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        try:
-            yield from self._store.database.items(ROWS, self._key(first), self._key(end))
-        except FormatError as error:
-            raise StoreIOError(str(error)) from None
+        number, end = self.first_index, self.disk_end
+        while number < end:
+            yield number, min(page, end - number)
+            number = self.next_row(number + page, end)
 
     def _key(self, queue_offset: int) -> bytes:
         return keys.row_key(self._topic, self.queue_id, min(max(queue_offset, 0), _MOST))
 
     def next_row(self, first: int, end: int) -> int:
-        found = next(self._items(first, end), None)
+        try:
+            return self._following(first, end)
+        except FormatError as error:
+            found = self._behind_damage(first, end)
+            self._cannot_read(first, found, error)
+            return found
+
+    def _following(self, first: int, end: int) -> int:
+        """`next_row`, FormatError where a damaged block lies before it."""
+        found = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
         return end if found is None else int.from_bytes(found[0][len(self._prefix):][:8], "big")
+
+    def _behind_damage(self, first: int, end: int) -> int:
+        """The first queue offset from which on rows can be read, where that is not ``first``."""
+        low, step = first, 1
+        while low + step < end and not self._is_readable(low + step, end):
+            low, step = low + step, step * 2
+        high = min(low + step, end)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._is_readable(middle, end):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _is_readable(self, first: int, end: int) -> bool:
+        try:
+            self._following(first, end)
+        except FormatError:
+            return False
+        return True
 
     # -- where the rows end and begin -------------------------------------------------------------
 
     @cached_property
     def first_index(self) -> int:
         try:
-            return self.next_row(0, self.disk_end)
-        except StoreIOError:  # whoever reads a row is told
-            return 0 if self.least is None else self.least.queue_offset
+            return self._following(0, self.disk_end)
+        except FormatError as error:
+            first = 0 if self.least is None else max(self.least.queue_offset, 0)
+            self._cannot_read(first, first + 1, error)
+            return first
 
     @property
     def written(self) -> int:
@@ -246,8 +343,10 @@ class RocksQueue(ConsumeQueue):
         """The queue offset behind the last row, left over or not."""
         try:
             last = self._store.database.last(ROWS, self._key(0), self._key(_MOST))
-        except FormatError as error:
-            raise StoreIOError(str(error)) from None
+        except FormatError as error:  # what was noted is all that tells
+            end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
+            self._cannot_read(max(end - 1, 0), end, error)
+            return end
         if last is None:
             return 0
         end = int.from_bytes(last[0][len(self._prefix):][:8], "big") + 1
@@ -312,7 +411,11 @@ class RocksQueue(ConsumeQueue):
         if self.last is not None and self.last.physical_offset < log_min:
             return end
         low = 0 if self.least is None else max(self.least.queue_offset, 0)
-        return first_from(self._search, max(low, self.first_index), end, log_min)
+        low = max(low, self.first_index)
+        found = first_from(self._search, low, end, log_min)
+        # What cannot be read before it is not known to have expired.
+        return low if found > low and self._row(found - 1) is None and (
+            self.is_unread(found - 1)) else found
 
 
 class _Units:

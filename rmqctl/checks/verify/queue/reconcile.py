@@ -260,9 +260,19 @@ class QueueReconciler(LeftOver):
                     "message-fields", f"the message says queue offset {claim.queue_offset}, where "
                     f"its queue ends at {self.end}", claim.queue_offset, structure="commitlog",
                     offset=claim.physical_offset)
+        unread = [claim for claim in missing if self.queue.is_unread(claim.queue_offset)]
+        if unread:
+            missing = [claim for claim in missing if not self.queue.is_unread(claim.queue_offset)]
+            yield self._unread(sorted(unread))
         yield from self._runs("cq-missing-entry", missing)
         if still or self.tally.unlisted:
             yield self._behind(still)
+
+    def _unread(self, claims: list[Claim]) -> Finding:
+        rows = _ranges([claim.queue_offset for claim in claims])
+        return self.finding(
+            "cq-database", f"the rows of {plural(len(claims), 'message')} cannot be read, queue "
+            f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
         """Whether a message has a right to a row in a light queue besides this one."""

@@ -100,6 +100,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
         return Finding("cq-last", STRUCTURE, detail, file=database.folder, topic=queue.topic,
                        queue_id=queue.queue_id, queue_offset=row, count=count)
 
+    if last is None and queue.why_unnoted:
+        return  # said of the data base
     if last is None:
         yield tell(f"no last row is noted, but there are rows up to {end - 1}: a broker sees no "
                    "message here", end - 1)
@@ -111,7 +113,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
             "messages: a broker does not deliver these, and gives their queue offsets away again",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
-        if last.physical_offset >= context.store.log.min_offset:  # else it has expired
+        expired = last.physical_offset < context.store.log.min_offset
+        if not expired and not queue.is_unread(last.queue_offset):
             yield tell(f"row {last.queue_offset} is noted as the last, and is not there",
                        last.queue_offset)
     elif unit.physical_offset != last.physical_offset:
