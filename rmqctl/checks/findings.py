@@ -202,6 +202,8 @@ CATEGORIES: dict[str, Category] = {
     "dledger-checkpoint": Category(WARNING, "DLedger's checkpoint cannot be read", _preflight),
     "dledger-uncommitted": Category(
         INFO, "entries that DLedger had not noted as committed yet"),
+    "dledger-left-over": Category(
+        INFO, "entries of an older time behind the end of a DLedger log that was cut"),
     "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
     "not-judged": Category(
         INFO, "a structure lies in a form that is not read, or twice; or what belongs there "

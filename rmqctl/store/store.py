@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from rmqctl.scan.queue_reach import Leads, LightQueues
     from rmqctl.store.config.rocksdb import Part
+    from rmqctl.store.log.chain import LeftOver
     from rmqctl.store.log.dledger import Node
     from rmqctl.store.rocksdb.queues import RocksQueues
 
@@ -288,7 +289,24 @@ class Store(Closing):
             size = self.remembered.get("commitlog_file_size")
         if self.snapshot is not None:
             files = live.log_files(files, self.snapshot.log_end)
+        elif self.left_over is not None:
+            files = live.log_files(files, self.left_over.end)
         return CommitLog(files, size)
+
+    @cached_property
+    def left_over(self) -> LeftOver | None:
+        """Entries of an older time behind the end of a DLedger log, which are no part of it; None
+        where there are none, where somebody writes to the store, or a file cannot be read.
+        """
+        if self.snapshot is not None or len(self.nodes) != 1:
+            return None
+        from rmqctl.store.log.chain import left_over
+
+        with suppress(StoreIOError):
+            return left_over(sorted((file for listed in self._log_listings
+                                     for file in listed.files), key=lambda file: file.name),
+                             self.nodes[0])
+        return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
         """What rows and keys tell of the log, read when it is first asked; ``current``: as they

@@ -6,7 +6,7 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.shared.options import Out, StoreOptions, View, Zone
-from rmqctl.commands.shared.store_warnings import warn_of_cut
+from rmqctl.commands.shared.store_warnings import tell_left_over, warn_of_cut
 from rmqctl.output.units import (
     count_text,
     counted,
@@ -45,6 +45,7 @@ def command(
         facts = collect(opened, seen)
         facts["cut"] = warn_of_cut(out, seen)
         readable = opened.layout.reads("commitlog")
+        tell_left_over(out, opened)
         facts["fillers"] = fillers_left(opened) if readable else None
     out.document(facts, lambda page: _Screen(page, facts, tz, out.verbose > 0).show())
 

@@ -10,6 +10,7 @@ import typer
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
+from rmqctl.commands.shared.store_warnings import tell_left_over
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def command(
     faults = Faults(out, show)
     with store.open() as opened:
         bounds = view_of(opened, view)
+        tell_left_over(out, opened)
         # Where a group goes on.
         if group is not None:
             opened.layout.require(store.root, "consumequeue")

@@ -17,6 +17,14 @@ def warn_of_log(out: Output, store: Store) -> None:
     """Names what of the commitlog could not be taken for a file of it."""
     for trouble in store.log_troubles:
         out.warn(f"{trouble.path}: {trouble.reason}")
+    tell_left_over(out, store)
+
+
+def tell_left_over(out: Output, store: Store) -> None:
+    """Says what lies behind the end of a DLedger log and is no part of it."""
+    left = store.left_over
+    if left is not None:
+        out.note(left.said)
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:

@@ -20,6 +20,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, gather
+from rmqctl.store.log.chain import Link
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
@@ -27,15 +28,6 @@ from rmqctl.store.store import Store
 KEEP = 1000
 _DTYPE = dledger.ENTRY_HEAD.dtype()
 _FIELDS = ("magic", "size", "pos", "body_length")
-
-
-class Link(NamedTuple):
-    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` behind it."""
-
-    number: int
-    term: int
-    pos: int
-    end: int
 
 
 class Fault(NamedTuple):
@@ -169,6 +161,10 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
     if tally.unlisted:
         yield Finding("dledger-entry", "commitlog", f"{tally.unlisted} more entries that do not "
                       "fit (only counted)", count=tally.unlisted)
+    left = store.left_over
+    if left is not None:
+        yield Finding("dledger-left-over", "commitlog", left.said, count=left.entries,
+                      **_place(store, left.end))
     for node in store.nodes:
         yield from _index_files(node)
         if not node.index_listing.files and tally.last is not None:

@@ -1,0 +1,332 @@
+"""The entries of a DLedger log as the chain they are: each has the next index, and a term that is
+not less (spec: dledger.md §2). Of several members of a group all have the same entries at the same
+byte offsets, up to where they part.
+
+Behind damage the chain goes on with the first entry that can follow. A member that was cut keeps
+the bytes behind its end: entries of an older time, with which the chain does not go on
+(`left_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from rmqctl.formats import dledger
+from rmqctl.formats.local.message import CRC_MASK, MIN_SIZE
+from rmqctl.phrases import Phrase, counted
+from rmqctl.scan.damage.entries import whole_entry
+from rmqctl.scan.frames import BLANK, Array, Batch, Span, gather
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.dledger import PAGE, Node, UnitReader
+from rmqctl.store.log.end import used_size
+
+_DTYPE = dledger.ENTRY_HEAD.dtype()
+_LEAST = dledger.HEAD_SIZE + MIN_SIZE
+
+
+class File(Protocol):
+    """A file of the log: as it is, or as it would be."""
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    def open(self) -> AbstractContextManager[Source]: ...
+
+
+class Link(NamedTuple):
+    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` behind it."""
+
+    number: int
+    term: int
+    pos: int
+    end: int
+
+
+class Entries(NamedTuple):
+    """Entries in their order. ``crc`` is the CRC-32 of all bytes of one, less its top bit;
+    ``whole`` (bool): its head, and the message in it with its CRC, are intact. All else is int64.
+    """
+
+    number: Array
+    term: Array
+    pos: Array
+    size: Array
+    crc: Array
+    whole: Array
+
+    @property
+    def end(self) -> Array:
+        behind: Array = self.pos + self.size
+        return behind
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def link(self, row: int) -> Link:
+        return Link(int(self.number[row]), int(self.term[row]), int(self.pos[row]),
+                    int(self.pos[row] + self.size[row]))
+
+    def select(self, rows: Array | slice) -> Entries:
+        return Entries(*(column[rows] for column in self))
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, int, int, int, bool]]) -> Entries:
+        columns = list(zip(*rows, strict=True)) or [()] * 6
+        kinds = (*(np.int64,) * 5, np.bool_)
+        return cls(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+
+    def plus(self, other: Entries) -> Entries:
+        return Entries(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+NONE = Entries.of(())
+
+
+class Chain:
+    """Iterates over the entries of a log, page by page, whatever is damaged.
+
+    ``units``: DLedger's index of it, which tells a damaged head from an entry of an older time.
+    ``last``: the last entry, once it has run. ``marks``: where the end marks of files lie, each
+    with its end. ``left``: how many entries lie behind the last one that are none of the chain, and
+    ``left_from``, at which byte offset.
+    """
+
+    def __init__(self, files: Iterable[File], units: UnitReader | None = None,
+                 progress: Callable[[int], None] | None = None) -> None:
+        self._files = [file for file in files if file.head]
+        self._units = units or UnitReader(None)
+        self._progress = progress or (lambda _: None)
+        self.first: Link | None = None
+        self.last: Link | None = None
+        self.marks: dict[int, int] = {}
+        self.left, self.left_from = 0, 0
+
+    def __iter__(self) -> Iterator[Entries]:
+        held = NONE
+        for file in self._files:
+            with file.open() as source:
+                walk, before = Walk(source), 0
+                for batch in walk:
+                    found = held.plus(_heads(batch)) if len(batch) else held
+                    found = found.plus(self._beyond(source, batch.spans))
+                    # The last one waits for the next: only that tells whether its term is damaged.
+                    taken = self._taken(found.select(slice(0, -1)), found.select(slice(-1, None)))
+                    held = found.select(slice(-1, None))
+                    if len(taken):
+                        yield taken
+                    self._progress(walk.position - before)
+                    before = walk.position
+        taken = self._taken(held, NONE)
+        if len(taken):
+            yield taken
+
+    def _beyond(self, source: Source, spans: list[Span]) -> Entries:
+        """Entries without a message, or with a damaged one, among what is no message."""
+        rows = []
+        for span in spans:
+            at, end = span.offset - source.base, span.end - source.base
+            while at < end:
+                head = whole_entry(source, at)
+                if head is None:
+                    if span.kind == BLANK:
+                        self.marks[source.base + at] = span.end
+                    break
+                raw = source.read(at, head.size)
+                rows.append((head.entry_index, head.term, head.pos, head.size,
+                             crc32(raw) & CRC_MASK, head.magic in dledger.CONTROL))
+                at += head.size
+        return Entries.of(rows)
+
+    # -- which entries are of the chain -----------------------------------------------------------
+
+    def _taken(self, found: Entries, following: Entries) -> Entries:
+        """Those of the chain; ``following``: the one behind them, if there is one."""
+        if not len(found):
+            return found
+        every = found.plus(following)
+        fine = (np.diff(every.number) == 1) & (np.diff(every.term) >= 0) & (
+            every.pos[1:] == every.end[:-1])
+        if len(following) and not fine[-1:].all():
+            across = self.marks.get(int(found.end[-1])) == int(following.pos[0])
+            fine[-1] = across and following.number[0] == found.number[-1] + 1 and (
+                following.term[0] >= found.term[-1])
+        if fine.all() and (self.last is None or self._follows(found.link(0))):
+            return self._with(found)
+        rows, out = len(found), []
+        for row in range(rows):
+            here = every.link(row)
+            behind = every.link(row + 1) if row + 1 < len(every) else None
+            last = self.last
+            whole = bool(found.whole[row])
+            if self._is_next(here, behind) and (last is not None or self._begins(every, row)):
+                kept = here
+            elif last is not None and (unit := self._unit(last, here)) is not None:
+                kept, whole = unit, False
+            else:
+                if not self.left:
+                    self.left_from = here.pos
+                self.left += 1
+                continue
+            self.last, self.first = kept, self.first or kept
+            self.left = 0
+            out.append((kept.number, kept.term, kept.pos, kept.end - kept.pos,
+                        int(found.crc[row]), whole))
+        return Entries.of(out)
+
+    def _with(self, found: Entries) -> Entries:
+        self.first = self.first or found.link(0)
+        self.last, self.left = found.link(len(found) - 1), 0
+        return found
+
+    def _follows(self, link: Link, last: Link | None = None) -> bool:
+        last = last or self.last
+        if last is None:
+            return True
+        gap, step = link.pos - last.end, link.number - last.number
+        if link.term < last.term or gap < 0:
+            return False
+        if not gap or self.marks.get(last.end) == link.pos:
+            return step == 1
+        return 1 <= step <= 1 + gap // _LEAST  # as many as can have been in between
+
+    def _is_next(self, here: Link, behind: Link | None) -> bool:
+        """Whether an entry follows the last one, and is not itself what does not fit."""
+        if not self._follows(here):
+            return False
+        if behind is None or self._follows(behind, here):
+            return True
+        return self.last is None or self._agrees(here) or behind.number != here.number + 1 or (
+            behind.term < self.last.term)
+
+    def _begins(self, every: Entries, row: int) -> bool:
+        """Whether the first entry is right: those behind it do not follow each other without it."""
+        if row + 2 >= len(every):
+            return True
+        here, second, third = (every.link(row + more) for more in range(3))
+        return self._follows(second, here) or not self._follows(third, second) or (
+            self._agrees(here))
+
+    def _agrees(self, link: Link) -> bool:
+        """Whether DLedger's index has an entry as it is."""
+        unit = self._units.of(np.array([link.number], np.int64))[0]
+        return (int(unit["magic"]), int(unit["pos"]), int(unit["size"]), int(unit["term"])) == (
+            dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
+
+    def _unit(self, last: Link, here: Link) -> Link | None:
+        """The next entry as the index has it, where it lies here and only its head is damaged."""
+        unit = self._units.of(np.array([last.number + 1], np.int64))[0]
+        term = int(unit["term"])
+        if unit["magic"] == dledger.MAGIC_ENTRY and term >= last.term and (
+                int(unit["pos"]), int(unit["size"]), int(unit["entry_index"])) == (
+                    here.pos, here.end - here.pos, last.number + 1) and (
+                        here.pos in (last.end, self.marks.get(last.end))):
+            return Link(last.number + 1, term, here.pos, here.end)
+        return None
+
+
+def _heads(batch: Batch) -> Entries:
+    heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
+    pos, size = batch.offset - batch.head, batch.frame_size
+    whole = batch.crc_ok()
+    for name, should in (("magic", dledger.MAGIC_ENTRY), ("pos", pos), ("size", size),
+                         ("body_length", size - batch.head)):
+        whole = whole & (heads[name] == should)
+    crc = batch.crc(batch.start - batch.head, size)
+    return Entries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64), pos,
+                   size, crc, whole)
+
+
+# -- what lies behind the end ---------------------------------------------------------------------
+
+
+class LeftOver(NamedTuple):
+    """Entries behind the end of the log, where the member was cut: the byte offset ``end`` behind
+    the last entry (its index ``number`` and ``term``), and how many entries follow there.
+    """
+
+    end: int
+    number: int
+    term: int
+    entries: int
+
+    @property
+    def said(self) -> Phrase:
+        return Phrase("DLedger's log ends at {end}, behind entry {number} of term {term}; {count} "
+                      "of an older time behind it, left where this member was cut, are no part of "
+                      "it",
+                      end=self.end, number=self.number, term=self.term,
+                      count=counted(self.entries, "entry", "entries"))
+
+
+def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
+    """What was left behind the end of a log, of which only the last file can have some; None where
+    nothing is. StoreIOError.
+
+    As long as DLedger's index leads from entry to entry up to the last byte, no entry is read.
+    """
+    files = [file for file in files if file.head]
+    while files:
+        with files[-1].open() as source:
+            used = used_size(source)
+        if used:
+            break
+        files.pop()
+    if not files:
+        return None
+    with closing(UnitReader(node)) as units:
+        if _is_led_to(files, files[-1].base + used, units):
+            return None
+        chain = Chain(files[-2:], units)
+        for _ in chain:
+            pass
+        last = chain.last
+        if not chain.left or last is None:
+            return None
+        end = chain.marks.get(last.end, last.end)
+        unit = units.of(np.array([last.number + 1], np.int64))[0]
+        if unit["magic"] == dledger.MAGIC_ENTRY and int(unit["pos"]) in (last.end, end) and (
+                int(unit["entry_index"]) == last.number + 1 and int(unit["term"]) >= last.term):
+            return None  # the index leads on: there is damage, and no entry that nobody wants
+    return LeftOver(end, last.number, last.term, chain.left)
+
+
+def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
+    """Whether the index leads from the entry before the last file up to byte ``used``."""
+    with files[-1].open() as source:
+        first = whole_entry(source, 0)
+    if first is None:
+        return False
+    number, end, term = first.entry_index, first.pos, 0
+    if len(files) > 1:
+        unit = units.of(np.array([number - 1], np.int64))[0]
+        before, closed = files[-2], int(unit["pos"]) + int(unit["size"])
+        if unit["magic"] != dledger.MAGIC_ENTRY or not (
+                before.base <= int(unit["pos"]) < closed < before.end):
+            return False
+        with before.open() as source:
+            mark = source.read(closed - before.base, dledger.END.size)
+            entry = whole_entry(source, int(unit["pos"]) - before.base)
+        if mark != dledger.build_end(before.end - closed) or entry is None or (
+                entry.entry_index, entry.term) != (number - 1, int(unit["term"])):
+            return False
+        term = entry.term
+    while end < used:
+        rows = units.of(np.arange(number, number + PAGE, dtype=np.int64))
+        behind = np.concatenate([[end], (rows["pos"] + rows["size"]).astype(np.int64)])
+        good = (rows["magic"] == dledger.MAGIC_ENTRY) & (rows["pos"] == behind[:-1]) & (
+            rows["size"] > dledger.HEAD_SIZE) & (
+            rows["entry_index"] == np.arange(number, number + PAGE))
+        good &= np.diff(np.concatenate([[term], rows["term"].astype(np.int64)])) >= 0
+        count = len(good) if good.all() else int(good.argmin())
+        if not count or (count < PAGE and behind[count] < used):
+            return False
+        number, end, term = number + count, int(behind[count]), int(rows["term"][count - 1])
+    return True
