@@ -93,6 +93,8 @@ class Diagnosis:
     def verdict(self) -> Phrase:
         """The sentence."""
         start = self.start
+        if self.sound and self.untold is not None:
+            return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
             parts = [Phrase("no damage, and nothing is lost")]
             if not start.not_judged:
@@ -144,6 +146,11 @@ class Diagnosis:
         return {**self.findings.not_judged, **self.start.not_judged}
 
     @property
+    def untold(self) -> str | None:
+        """Why nothing can be said of the messages, where the log cannot be read; else None."""
+        return self.not_judged.get("commitlog")
+
+    @property
     def next(self) -> list[Step]:
         """At most three, the safest first; none where nothing is to be done."""
         if self.sound:
@@ -170,7 +177,8 @@ class Diagnosis:
         fields = ({"groups_affected": None, "consumers": None} if start.consumers is None
                   else start.consumers.as_fields())
         return {
-            "verdict": self.verdict, "sound": self.sound,
+            "verdict": self.verdict,
+            "sound": None if self.sound and self.untold is not None else self.sound,
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             "already_lost": start.messages_already_lost,
@@ -178,7 +186,8 @@ class Diagnosis:
             "would_lose": self.would_lose,
             "would_lose_by_topic": dict(Counter(start.lost_by_topic)
                                         + Counter(start.unreachable_by_topic)),
-            "starts": start.starts, "broker_version": start.broker_version,
+            "starts": None if self.untold is not None else start.starts,
+            "broker_version": start.broker_version,
             **fields,
             "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
             "impact": None if impact is None else impact.as_dict(),

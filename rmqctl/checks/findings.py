@@ -255,6 +255,8 @@ CATEGORIES: dict[str, Category] = {
     "cq-ahead": Category(ERROR, "rows lead beyond the end of the log", _recover),
     "cq-wrong-offset": Category(ERROR, "a row leads to a place where its message is not", _rebuild),
     "cq-wrong-size": Category(ERROR, "a row has not its message's size", _rebuild),
+    "cq-wrong-time": Category(
+        WARNING, "a row in RocksDB has not its message's store time", _rebuild),
     "cq-wrong-tag": Category(ERROR, "a row has not its message's tags code", _rebuild),
     "cq-duplicate": Category(ERROR, "a row repeats another row's message", _rebuild),
     "cq-out-of-order": Category(ERROR, "a row holds the message of another queue offset", _rebuild),

@@ -416,6 +416,11 @@ def test_of_several_nodes_none_is_guessed(tmp_path: Path) -> None:
         result = run(*words).expect(3)
         assert "--commitlog-dir dledger-n0/data" in result.err
         assert result.out == ""
+    told = run("doctor", store, "-o", "json").expect(3).json()
+    assert "--commitlog-dir dledger-n0/data" in told["verdict"]
+    assert (told["sound"], told["starts"], told["messages"]) == (None, None, None)
+    assert {one["structure"] for one in told["not_judged"]} >= {"commitlog", "consumequeue"}
+    assert "lost" not in run("doctor", store).expect(3).out
     nothing_is_planned(store)
     for number in range(2):
         rows = run("read", store, "--commitlog-dir", f"dledger-n{number}/data",

@@ -226,7 +226,25 @@ def test_rows_that_contradict_the_log(golden_copy):
         table[b"no key of a row"] = b""
         table[keys.row_key(b"TP_audit_Topic", 0, 20)] = b"short"
     assert troubles(store) == {"cq-wrong-size": 1, "cq-wrong-tag": 1, "cq-missing-entry": 2,
-                               "cq-database": 1}
+                               "cq-database": 1, "cq-wrong-time": 1}
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_rows_with_other_store_times_than_their_messages(golden_copy, jobs: str):
+    store = golden_copy(SOUND)
+    with Changing(store) as (table, _):
+        for number in (2, 5):
+            key = keys.row_key(b"TP_audit_Topic", 0, number)
+            row = keys.ROW.decode(table[key])
+            table[key] = keys.ROW.build(row._replace(store_timestamp=row.store_timestamp + 1))
+            if number == 2:
+                first = row.store_timestamp
+    [wrong] = found(store, "--jobs", jobs, code=(1,))
+    assert (wrong["category"], wrong["severity"], wrong["queue_offset"], wrong["count"]) == (
+        "cq-wrong-time", "warning", 2, 2)
+    assert f"the first {first + 1}, not {first}" in wrong["detail"]
+    run("recover", store, "--only", "consumequeue", "--apply").expect(0)
+    assert found(store, code=(0,)) == []
 
 
 def test_what_is_noted_as_the_last_row(golden_copy):
@@ -329,3 +347,15 @@ def test_rows_as_a_table(golden):
     joined = run("sql", store, "SELECT count(*) AS n FROM consumequeue c JOIN messages m ON "
                  "c.physical_offset = m.physical_offset AND c.size = m.total_size", "-o", "jsonl")
     assert joined.jsonl() == [{"n": 387}]
+
+
+def test_queues_of_topics_that_are_not_configured(golden):
+    """A broker deletes them, though not when it starts."""
+    store = golden("5.3.3/rocksdb/store")
+    said = run("preflight", store, "-o", "json").expect(0).json()
+    [note] = [note for note in said["notes"] if "10 minutes after its start" in note]
+    assert note == ("TP_fraud_Event4, TP_mail_Topic, TP_队列_login are not configured: 10 minutes "
+                    "after its start a broker deletes the queues of these topics from "
+                    "consumequeue/")
+    whole = run("preflight", golden("5.3.3/rocksdb-config-v1/store"), "-o", "json").json()
+    assert not any("10 minutes" in note for note in whole["notes"])

@@ -25,6 +25,7 @@ from rmqctl.scan.headers import undecodable
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
+LOG = "commitlog"
 QUEUES = "consumequeue"
 CONFIG = "config"
 

@@ -32,13 +32,14 @@ from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.by_queue import by_queue
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
-from rmqctl.checks.preflight.log_only import CONFIG, QUEUES, judge_log
+from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.checks.verify.context import deleted, known_topics
-from rmqctl.phrases import Joined, Phrase
+from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.controller import read_epochs
 from rmqctl.store.log.commit_log import CommitLog
@@ -46,6 +47,8 @@ from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
+_TOPICS = 3
+"""How many are named."""
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
@@ -54,12 +57,12 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 
     None: the version the store was made for, else that of its generation. Of a store whose
     consumequeues lie in a form that is not read only the log is judged (``not_judged``), of one
-    whose configuration does all but that.
+    whose configuration does all but that, of one whose log cannot be told nothing.
 
     ``full``: messages without a row are looked for in all of the log, else only in the part
     which the broker reads; and once messages are known to be lost, nothing else is looked for.
     ``progress`` is told bytes of the log. UsageError for a version that cannot be predicted,
-    UnsupportedError for a log in a form that is not read, StoreIOError where it cannot be read.
+    StoreIOError where the log cannot be read.
     """
     release = broker_version or default_release(store)
     version = version_of(release)
@@ -71,7 +74,10 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         predicted.notes.append(Phrase(
             "a broker runs on this store now: this is what one would do that starts on the files "
             "as they are at this moment"))
-    store.layout.require(store.root, "commitlog")
+    if not store.layout.reads(LOG):  # which of several it is cannot be told
+        predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
+        predicted.unreachable = None
+        return predicted
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False
@@ -401,6 +407,13 @@ class _Start:
             predicted.notes.append(Phrase(
                 "a part of the data base of consumequeues cannot be read: a broker starts on it, "
                 "and does not deliver what needs that part ({why})", why=unread))
+        cleaned = topics_cleaned(self.store)[2] if self.queues.in_rocksdb else []
+        if cleaned:
+            predicted.notes.append(Phrase(
+                "{topics} is not configured: 10 minutes after its start a broker deletes the "
+                "queues of that topic from consumequeue/", "{topics} are not configured: 10 minutes"
+                " after its start a broker deletes the queues of these topics from consumequeue/",
+                count=len(cleaned), topics=some_of(cleaned, _TOPICS)))
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:
             predicted.notes.append(Phrase(

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,20 +91,25 @@ def _without_topic(store: Store) -> Iterator[Finding]:
     """Queues of topics that are not configured, which a broker deletes from its data base of
     consumequeues, the first time 10 minutes after it started.
     """
-    if store.layout.consumequeue != "rocksdb":
-        return
+    file, known, topics = topics_cleaned(store)
+    if topics:
+        yield Finding(
+            "config-topic", "config", f"{plural(len(topics), 'topic has', 'topics have')} queues "
+            f"and no configuration ({some_of(topics, _NAMED)}): 10 minutes after its start a "
+            "broker deletes their queues from consumequeue/", file=store.path(file.main.path),
+            count=len(topics), severity="" if known or file.main.database else INFO)
+
+
+def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
+    """(the configuration of topics, those in it, topics with queues in RocksDB that are not).
+
+    None of the last where that configuration cannot be read.
+    """
     file = load_one(store, "topics.json")
-    value = file.value
-    if value is None and file.main.state != MISSING:
-        return
-    table = (value or {}).get("topicConfigTable")
+    table = (file.value or {}).get("topicConfigTable")
     known = frozenset(table) if isinstance(table, dict) else frozenset()
-    queues = Counter(topic for topic, _ in store.known_queues
-                     if deleted(topic, known) and not topic.startswith(LMQ_PREFIX))
-    if not queues:
-        return
-    yield Finding(
-        "config-topic", "config", f"{plural(len(queues), 'topic has', 'topics have')} queues and "
-        f"no configuration ({some_of(sorted(queues), _NAMED)}): 10 minutes after its start a "
-        "broker deletes their queues from consumequeue/", file=store.path(file.main.path),
-        count=len(queues), severity="" if known or file.main.database else INFO)
+    if store.layout.consumequeue != "rocksdb" or (
+            file.value is None and file.main.state != MISSING):
+        return file, known, []
+    return file, known, sorted({topic for topic, _ in store.known_queues if deleted(topic, known)
+                                and not topic.startswith(LMQ_PREFIX)})

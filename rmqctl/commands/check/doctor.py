@@ -64,7 +64,7 @@ def command(
 
 def _show(page: Human, found: Diagnosis, root: str) -> None:
     page.text(Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
-              "good" if found.sound else "bad")
+              "bad" if not found.sound else "good" if found.untold is None else "warn")
     page.blank()
     page.pairs(_facts(found))
     rows = found.damaged
@@ -84,6 +84,19 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
 
 
 def _facts(found: Diagnosis) -> dict[str, str]:
+    facts = {} if found.untold is not None else _of_messages(found)
+    facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
+                           total=size_text(found.disk.total))
+    facts["in use"] = Phrase("no") if not found.lock.held else (
+        Phrase("by process {pid}", pid=found.lock.pid) if found.lock.pid else
+        Phrase("by another process"))
+    for name, reason in found.not_judged.items():
+        if found.untold != reason:  # the verdict says it
+            facts[Phrase("not judged: {name}", name=name)] = reason
+    return facts
+
+
+def _of_messages(found: Diagnosis) -> dict[str, str]:
     start, covered = found.start, found.findings.coverage
     facts: dict[str, str] = {"messages": Phrase(
         "{some:,} intact, in {size} of log", some=covered.messages,
@@ -104,13 +117,6 @@ def _facts(found: Diagnosis) -> dict[str, str]:
         facts["concerned"] = start.impact.concerned
     if start.consumers is not None:
         facts["consumers"] = start.consumers.affects
-    facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
-                           total=size_text(found.disk.total))
-    facts["in use"] = Phrase("no") if not found.lock.held else (
-        Phrase("by process {pid}", pid=found.lock.pid) if found.lock.pid else
-        Phrase("by another process"))
-    for name, reason in found.not_judged.items():
-        facts[Phrase("not judged: {name}", name=name)] = reason
     return facts
 
 

@@ -153,6 +153,15 @@ class Selector:
         return start, end
 
     def _queue_pages(self, queues: list[QueueRows]) -> Iterator[Page]:
+        try:
+            yield from self._pages_of(queues)
+        finally:  # who has enough before the end is told of these too
+            for queue in queues:
+                if queue.why_unread:
+                    self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: rows that cannot "
+                                         f"be read are left out: {queue.why_unread}"))
+
+    def _pages_of(self, queues: list[QueueRows]) -> Iterator[Page]:
         missing = MissingRows(self.store.log, queues, self._report)
         rows = self._merged(queues)
         size = _FIRST_CHUNK
@@ -170,10 +179,7 @@ class Selector:
             size = min(size * 2, _CHUNK)
         missing.finish()
         for queue in queues:
-            if queue.why_unread:
-                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: rows that cannot be "
-                                     f"read are left out: {queue.why_unread}"))
-            elif queue.unused:
+            if queue.unused and not queue.why_unread:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
                                      f"rows from {queue.unused[0]} on are zero, though others "
                                      "follow"))

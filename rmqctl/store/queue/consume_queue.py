@@ -54,6 +54,12 @@ class ConsumeQueue:
         """
         raise NotImplementedError
 
+    def timed_units(self, first: int, count: int) -> Array:
+        """The same, with the store times (ms, ``store_timestamp``) behind them where rows note
+        these, as in RocksDB.
+        """
+        return self.units(first, count)
+
     def close(self) -> None:
         """Lets go of what is open; the queue can be read again all the same."""
 
@@ -279,6 +285,13 @@ class FileQueue(ConsumeQueue):
             if len(inside):
                 return number + int(inside[0])
         return first
+
+
+def plain_units(rows: Array) -> Array:
+    """The units in rows that begin with one each, as those of `ConsumeQueue.timed_units` do."""
+    raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, rows.itemsize)
+    units: Array = np.ascontiguousarray(raw[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
+    return units
 
 
 def valid(rows: Array) -> Array:

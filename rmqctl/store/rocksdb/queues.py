@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local import consume_queue as layout
-from rmqctl.formats.local.consume_queue import UNIT_SIZE, ZERO, UnitRecord
+from rmqctl.formats.local.consume_queue import ZERO, UnitRecord
 from rmqctl.formats.rocksdb import consume_queue as keys
 from rmqctl.formats.rocksdb.consume_queue import (
     MAX,
@@ -29,7 +28,7 @@ from rmqctl.formats.rocksdb.consume_queue import (
 )
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Closing
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.rocksdb.database import Database
 
@@ -193,9 +192,10 @@ class RocksQueue(ConsumeQueue):
     # -- rows -------------------------------------------------------------------------------------
 
     def units(self, first: int, count: int) -> Array:
-        rows = self.rows(first, count).view(np.uint8).reshape(-1, ROW.size)
-        units: Array = np.ascontiguousarray(rows[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
-        return units
+        return plain_units(self.rows(first, count))
+
+    def timed_units(self, first: int, count: int) -> Array:
+        return self.rows(first, count)
 
     def rows(self, first: int, count: int) -> Array:
         """As `units`, with the store times that are noted (``store_timestamp``, ms)."""

@@ -170,6 +170,13 @@ class QueueReconciler(LeftOver):
         yield from self._explain_claims()
         yield from self._loose_rows_left()
         yield from self._tags()
+        if self.tally.first_wrong_time is not None:
+            row, noted, real = self.tally.first_wrong_time
+            count = self.tally.wrong_times
+            yield self.finding(
+                "cq-wrong-time", f"{plural(count, 'row')} {'notes' if count == 1 else 'note'} "
+                f"another store time than the message has, the first {noted}, not {real}", row,
+                count=count)
         for first, end in self._ahead:
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end

@@ -19,12 +19,14 @@ from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
 KEEP = 100_000
 """Differences kept singly for one run; the rest is only counted."""
+_TIME = "store_timestamp"
+"""The field of rows that note one."""
 _BLOCK = 1 << 17
 """Messages gathered before queues are compared: many rows a queue, few reads."""
 _BACK, _FARTHEST = 1 << 12, 1 << 21
@@ -54,6 +56,10 @@ class QueueTally:
     claims: list[Claim] = field(default_factory=list)
     wrong_tags: list[Claim] = field(default_factory=list)
     odd_tags: list[Claim] = field(default_factory=list)
+    wrong_times: int = 0
+    """Rows in RocksDB that note another store time than their message's."""
+    first_wrong_time: tuple[int, int, int] | None = None
+    """The first of them: queue offset, the time (ms) in the row, that of the message."""
     agreeing: int = 0
     unlisted: int = 0
     first_phy: int = 1 << 62
@@ -74,6 +80,8 @@ class QueueTally:
             self.cover(start, end)
         self.claims += other.claims
         self.wrong_tags += other.wrong_tags
+        self.wrong_times += other.wrong_times
+        self.first_wrong_time = self.first_wrong_time or other.first_wrong_time
         self.odd_tags += other.odd_tags
         self.agreeing += other.agreeing
         self.unlisted += other.unlisted
@@ -191,6 +199,7 @@ class QueueRows:
         begin: Array = np.zeros((2, len(self.keys)), np.int64)
         odd: Array = np.ones(len(self.keys), bool)
         parts: list[Array] = []
+        times: list[Array] = []
         total = 0
         for queue, key in enumerate(self.keys):
             if number[queue]:
@@ -198,6 +207,9 @@ class QueueRows:
                 if units is not None:
                     begin[:, queue] = total, len(units)
                     odd[queue] = False
+                    if _TIME in units.dtype.fields:
+                        times.append(units[_TIME])
+                        units = plain_units(units)
                     parts.append(units.view(np.uint8))
                     total += len(units)
         if not parts:
@@ -205,6 +217,11 @@ class QueueRows:
         kernel.rows_agree(rows.queue, rows.offset, rows.physical, rows.size, rows.tags,
                           rows.damaged.view(np.uint8), reach[1], *begin,
                           np.concatenate(parts), odd.view(np.uint8))
+        if times:  # those of a data base: all of them have one
+            place = begin[0][rows.queue] + rows.offset - reach[1][rows.queue]
+            held = np.flatnonzero(~odd[rows.queue])
+            noted = np.concatenate(times)[place[held]]
+            odd[rows.queue[held[noted != rows.store_time[held]]]] = True
         for queue in np.flatnonzero(~odd).tolist():
             if number[queue]:
                 tally = self._tally(self.keys[queue])
@@ -217,7 +234,9 @@ class QueueRows:
         return rows.take(which) if which.any() else rows.take(slice(0, 0))
 
     def _units(self, key: QueueKey, least: int, most: int, number: int) -> Array | None:
-        """The units of a queue for messages that follow each other; None for any other."""
+        """The units of a queue for messages that follow each other, with their store times where
+        it notes these; None for any other.
+        """
         queue = self.store.queue(*key)
         if queue is None or not queue.exists or most - least + 1 != number:
             return None
@@ -225,7 +244,7 @@ class QueueRows:
         if least < queue.first_index or most >= (queue.disk_end if end is None else end):
             return None
         try:
-            units = queue.units(least, number)
+            units = queue.timed_units(least, number)
         except StoreIOError:
             return None
         return units if len(units) == number else None
@@ -258,7 +277,7 @@ class QueueRows:
         # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
         first = int(rows.offset.min())
         try:
-            units = queue.units(first, int(rows.offset.max()) + 1 - first)
+            units = queue.timed_units(first, int(rows.offset.max()) + 1 - first)
         except StoreIOError:
             units = queue.units(0, 0)
 
@@ -276,6 +295,8 @@ class QueueRows:
             self._keep(queue, tally, rows, units, ~leads_here)
             rows, units = rows.take(leads_here), units[leads_here]
         _cover(tally, rows.offset)
+        if _TIME in units.dtype.fields:
+            _compare_times(tally, rows, units[_TIME])
 
         # Of these the tags code may still differ.
         differs = units["tags_code"] != rows.tags
@@ -379,6 +400,15 @@ def _spread(rows: Rows) -> list[Rows]:
     rows = rows.take(np.argsort(rows.offset, kind="stable"))
     cuts = np.flatnonzero(np.diff(rows.offset) > 4096) + 1
     return [rows.take(part) for part in np.split(np.arange(len(rows)), cuts)]
+
+
+def _compare_times(tally: QueueTally, rows: Rows, noted: Array) -> None:
+    wrong = np.flatnonzero((noted != rows.store_time) & ~rows.damaged)
+    if len(wrong):
+        at = int(wrong[0])
+        tally.wrong_times += len(wrong)
+        tally.first_wrong_time = tally.first_wrong_time or (
+            int(rows.offset[at]), int(noted[at]), int(rows.store_time[at]))
 
 
 class Shift(NamedTuple):
