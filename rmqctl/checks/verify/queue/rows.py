@@ -207,7 +207,7 @@ class QueueRows:
                 if units is not None:
                     begin[:, queue] = total, len(units)
                     odd[queue] = False
-                    if _TIME in units.dtype.fields:
+                    if _TIME in (units.dtype.names or ()):
                         times.append(units[_TIME])
                         units = plain_units(units)
                     parts.append(units.view(np.uint8))
@@ -295,7 +295,7 @@ class QueueRows:
             self._keep(queue, tally, rows, units, ~leads_here)
             rows, units = rows.take(leads_here), units[leads_here]
         _cover(tally, rows.offset)
-        if _TIME in units.dtype.fields:
+        if _TIME in (units.dtype.names or ()):
             _compare_times(tally, rows, units[_TIME])
 
         # Of these the tags code may still differ.
