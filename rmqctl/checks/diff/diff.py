@@ -1,6 +1,7 @@
 """Two stores compared: which messages one lacks, which are not the same, what lies around (queue
 bounds, configuration files, checkpoints, epochs).
 
+Of members of a DLedger group the entries are held against each other as well, of up to three.
 Compared are messages, not files: what a broker preallocated, how files are cut and what lies
 beyond the end of the log make no difference. ``a`` and ``b`` are treated alike.
 """
@@ -18,11 +19,12 @@ from typing import Any, Literal
 
 from rmqctl.broker.view import view_of
 from rmqctl.checks.diff.differences import MISSING, Difference, Differences, Side
+from rmqctl.checks.diff.members import Members, are_members
 from rmqctl.checks.diff.physical import PhysicalPass
 from rmqctl.checks.diff.queue import QueuePass
 from rmqctl.checks.impact import Impact, span
 from rmqctl.checks.verify.common import plural
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import BACKUP, FOLDER
@@ -56,12 +58,15 @@ class DiffOptions:
 
 @dataclass(slots=True)
 class Diff:
-    """One comparison: `run` it, then read the results."""
+    """One comparison: `run` it, then read the results. With ``c``, a third member of a DLedger
+    group, the entries of all three are compared, and nothing else.
+    """
 
     a: Store
     b: Store
     options: DiffOptions = field(default_factory=DiffOptions)
     progress: Callable[[int], None] | None = None
+    c: Store | None = None
     differences: Differences = field(init=False)
     summary: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -82,6 +87,8 @@ class Diff:
     def impact(self) -> Impact | None:
         """What the differences are to messages, once it has run; None where none differs."""
         said = self.summary
+        if self.c is not None:
+            return None
         messages = said["different"] + said["missing_in_a"] + said["missing_in_b"]
         if not messages:
             return None
@@ -93,8 +100,17 @@ class Diff:
                       len(listed) == messages)
 
     def prepare(self) -> int:
-        """Decides what pairs messages; the bytes that `run` is going to read of the logs."""
+        """Decides what pairs messages; the bytes that `run` is going to read of the logs.
+
+        UsageError for a third store where not all are members of a DLedger group.
+        """
         by = self.options.by
+        if self.c is not None:
+            if not are_members(self._stores):
+                raise UsageError(f"{self.c.root}: a third store is compared where all are members "
+                                 "of a DLedger group, each with its own store")
+            self.summary["by"] = "entry"
+            return sum(store.log.size for store in self._stores)
         if by == "auto":
             by = "physical" if shares_offsets(self._a, self._b) else "queue"
             if by == "queue":
@@ -110,6 +126,11 @@ class Diff:
         """Compares. StoreIOError when a file of a log cannot be read."""
         if not self.summary:
             self.prepare()
+        self.summary["entries"] = self._members()
+        if self.c is not None:
+            self.summary |= {name: {"store": store.root}
+                             for name, store in zip("abc", self._stores, strict=True)}
+            return
         compare = self._physical if self.summary["by"] == "physical" else self._queues
         compared = compare(self._a, self._b)
         if compared["damaged_alike"]:
@@ -127,6 +148,22 @@ class Diff:
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
             "config": asdict(config), "checkpoint": checkpoints(self.a, self.b),
             "epochs": self._epochs()}
+
+    @property
+    def _stores(self) -> list[Store]:
+        return [self.a, self.b, *([] if self.c is None else [self.c])]
+
+    def _members(self) -> dict[str, Any] | None:
+        """The entries of members of a DLedger group; None unless all stores are such."""
+        if not are_members(self._stores):
+            return None
+        found = Members(self._stores, self.options.most, self.progress if self.c else None)
+        found.run()
+        for difference in found.differences():
+            self.differences.add(difference)
+        self.differences.count("entry", found.runs_total - len(found.runs))
+        self.remarks += found.remarks()
+        return found.as_dict()
 
     def _epochs(self) -> dict[str, Any] | None:
         """Epochs of the controller mode; None unless both stores have some."""

@@ -25,7 +25,7 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.objects import text
 
 Kind = Literal["different", "missing-in-a", "missing-in-b", "damaged-in-a", "damaged-in-b",
-               "queue", "config", "epoch"]
+               "queue", "config", "epoch", "entry"]
 PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset", "magic",
                    "total_size"})
 """Fields that follow from where a message is stored; another store has others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rmqctl.store import Store as OpenedStore
 
 _TOPICS = 3
+_TERMS = 4
+_OF_A_MEMBER = ("member", "store", "entries", "terms", "committed", "lacks", "damaged")
 _BRIEF = ("kind", "where", "queue", "fields", "detail")
 _STYLES = {"different": "warn", "queue": "warn", "config": "dim"}
 
@@ -36,6 +39,9 @@ def command(
     b: Annotated[str, typer.Argument(
         metavar="B", autocompletion=complete_folders, show_default=False,
         help="The other store.")],
+    c: Annotated[str | None, typer.Argument(
+        metavar="C", autocompletion=complete_folders, show_default=False,
+        help="A third member of a DLedger group: then entries are compared, nothing else.")] = None,
     by: Annotated[Literal["auto", "physical", "queue"], typer.Option(
         "--by", help="What pairs two messages: the same physical offset (a slave, a backup, before "
         "and after), or the same topic, queue and queue offset (a rebuilt or migrated store); auto "
@@ -69,8 +75,12 @@ def command(
     goes on beyond it. The bounds of the consumequeues are compared too; configuration files and
     checkpoints that differ are named in the summary. Exit code 1 when anything differs.
 
+    Of members of a DLedger group the entries are compared, too: up to where they are the same,
+    where they part and in which terms, what each has committed, lacks, or has damaged.
+
         rmqctl diff /data/master/store /data/slave/store
         rmqctl diff /backup/store /data/store --by queue -o json
+        rmqctl diff /data/n0/store /data/n1/store /data/n2/store
     """
     from rmqctl.checks.diff.diff import Diff, DiffOptions
     from rmqctl.store import Store as OpenedStore
@@ -78,15 +88,18 @@ def command(
     show_times_in(tz)
     if strict and by == "physical":
         raise UsageError("--strict is for --by queue: by physical offset every byte counts anyway")
-    with (
-        OpenedStore.open(a, layout.folders, sizes.sizes) as left,
-        OpenedStore.open(b, commitlog_dirs_b or layout.folders, sizes.sizes) as right,
-    ):
-        _warn(out, left, "a")
-        _warn(out, right, "b")
+    with ExitStack() as stack:
+        left = stack.enter_context(OpenedStore.open(a, layout.folders, sizes.sizes))
+        folders = commitlog_dirs_b or layout.folders
+        right = stack.enter_context(OpenedStore.open(b, folders, sizes.sizes))
+        third = None if c is None else stack.enter_context(
+            OpenedStore.open(c, folders, sizes.sizes))
+        for store, name in ((left, "a"), (right, "b"), (third, "c")):
+            if store is not None:
+                _warn(out, store, name)
         with out.progress("diff") as progress:
             options = DiffOptions(by, whole, strict, max_differences, view)
-            run = Diff(left, right, options, progress.advance)
+            run = Diff(left, right, options, progress.advance, third)
             progress.total(run.prepare())
             run.run()
     _show(out, run)
@@ -136,8 +149,42 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
         page.blank()
         page.table(map(_brief, runs(run.differences.listed)), _BRIEF,
                    styles={"kind": lambda value: _STYLES.get(value, "bad")})
-    page.heading("Summary")
     said = run.summary
+    if said["entries"] is not None:
+        page.heading("Members")
+        page.table(map(_member, *zip(*said["entries"]["members"].items(), strict=True)),
+                   _OF_A_MEMBER)
+    page.heading("Summary")
+    if run.c is not None:
+        page.pairs({"entries": _entries(said["entries"])})
+    else:
+        page.pairs(_summary(said))
+    following = _next(run)
+    if following is not None:
+        page.heading("What next")
+        page.text(following)
+
+
+def _member(name: str, has: dict[str, Any]) -> dict[str, Any]:
+    terms = [f"{term['term']} from {term['first_index']}" for term in has["terms"][-_TERMS:]]
+    return {"member": name, "store": f"{has['store']} ({has['node']})",
+            "entries": "none" if has["last_index"] is None else
+            f"{has['first_index']} to {has['last_index']}",
+            "terms": ", ".join([*(["..."] if len(has["terms"]) > _TERMS else []), *terms]),
+            "committed": "not known" if has["committed_index"] is None else
+            f"to {has['committed_index']}", "lacks": has["behind"] or "",
+            "damaged": has["damaged"] or ""}
+
+
+def _entries(found: dict[str, Any]) -> str:
+    same = f"{count_text(found['equal'])} the same in all, {count_text(found['different'])} not"
+    common = found["common"]
+    return same if common is None else (
+        f"{same}; the last common one: {common['index']} of term {common['term']}, at "
+        f"{common['offset']}")
+
+
+def _summary(said: dict[str, Any]) -> dict[str, str]:
     pairs = {}
     for name in ("a", "b"):
         store = said[name]
@@ -162,11 +209,9 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     pairs["configuration"] = _config(said["config"])
     pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
     pairs["epochs"] = _epochs(said["epochs"])
-    page.pairs({name: text for name, text in pairs.items() if text})
-    following = _next(run)
-    if following is not None:
-        page.heading("What next")
-        page.text(following)
+    if said["entries"] is not None:
+        pairs["entries"] = _entries(said["entries"])
+    return {name: text for name, text in pairs.items() if text}
 
 
 def _next(run: Diff) -> str | None:
@@ -176,9 +221,18 @@ def _next(run: Diff) -> str | None:
     if run.equal:
         return None
     said = run.summary
+    if run.c is not None:
+        return _next_of_three(said["entries"]["members"])
     suspect = max(("b", "a"), key=lambda name: (
         said[name]["damaged_spans"], said[f"missing_in_{name}"]))
     return typed.other("verify", said[suspect]["store"], second=suspect == "b")
+
+
+def _next_of_three(members: dict[str, Any]) -> str:
+    """The same: what is damaged of a member comes from another; else its log is looked at."""
+    name, worst = max(members.items(), key=lambda item: (
+        item[1]["damaged"], item[1]["behind"], item[0]))
+    return typed.other("verify", worst["store"], second=name != "a")
 
 
 def _config(counts: dict[str, Any]) -> str:

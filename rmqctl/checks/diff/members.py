@@ -1,0 +1,371 @@
+"""Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
+
+An entry is the same where index, term, byte offset and all bytes are. Two members with an entry of
+one index and one term have the same log up to it, so of two that differ in bytes one is damaged.
+Where the terms differ the logs part: two leaders wrote there, and the group keeps what most of its
+members have. Which of them that is only shows where an entry is noted as committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.diff.differences import Difference
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.scan.frames import Array
+from rmqctl.store.log.chain import NONE, Chain, Entries
+from rmqctl.store.log.dledger import Node, UnitReader
+from rmqctl.store.store import Store
+
+NAMES = "abc"
+_MOST_TERMS = 10_000
+_BEFORE, _BEYOND, _HOLE, _WHOLE, _DAMAGED = range(5)
+"""What a member has of an index: nothing any more, nothing yet, damage, an entry, a damaged one."""
+
+
+class Term(NamedTuple):
+    """Entries of one term that follow each other. ``start_offset``: byte offset of the first."""
+
+    term: int
+    first_index: int
+    last_index: int
+    start_offset: int
+
+
+@dataclass(slots=True)
+class Member:
+    """What one has. ``end_offset``: byte offset behind its last entry; ``damaged``: entries that
+    others have and it has damaged or not, before its end; ``behind``: those it lacks at its end.
+    """
+
+    name: str
+    store: Store
+    node: Node
+    chain: Chain
+    terms: list[Term] = field(default_factory=list)
+    damaged: int = 0
+    behind: int = 0
+
+    @property
+    def last(self) -> int:
+        return -1 if self.chain.last is None else self.chain.last.number
+
+    @property
+    def last_term(self) -> int:
+        return -1 if self.chain.last is None else self.chain.last.term
+
+    @property
+    def committed(self) -> int | None:
+        """The index up to which its checkpoint says that entries are committed, if it does."""
+        try:
+            saved = self.node.checkpoint
+        except FormatError:
+            return None
+        return None if saved is None else saved["committed_index"]
+
+    def as_dict(self) -> dict[str, Any]:
+        first, last = self.chain.first, self.chain.last
+        left = self.store.left_over
+        return {
+            "store": self.store.root, "node": self.node.name,
+            "first_index": None if first is None else first.number,
+            "last_index": None if last is None else last.number,
+            "end_offset": None if last is None else last.end,
+            "terms": [term._asdict() for term in self.terms],
+            "committed_index": self.committed, "behind": self.behind, "damaged": self.damaged,
+            "left_over": 0 if left is None else left.entries}
+
+    def note_terms(self, entries: Entries) -> None:
+        starts = np.flatnonzero(np.diff(entries.term, prepend=entries.term[0] - 1)).tolist()
+        for low, high in zip(starts, [*starts[1:], len(entries)], strict=True):
+            term, last = int(entries.term[low]), int(entries.number[high - 1])
+            if self.terms and self.terms[-1].term == term:
+                self.terms[-1] = self.terms[-1]._replace(last_index=last)
+            elif len(self.terms) < _MOST_TERMS:
+                self.terms.append(Term(term, int(entries.number[low]), last, int(entries.pos[low])))
+
+
+class Run(NamedTuple):
+    """Indexes ``first`` to ``last`` that the members do not have alike. By member: ``kinds``, the
+    ``groups`` of those that are the same, their ``terms``; ``pos`` and ``end``: byte offsets.
+    """
+
+    first: int
+    last: int
+    kinds: tuple[int, ...]
+    groups: tuple[int, ...]
+    terms: tuple[int, ...]
+    pos: int
+    end: int
+
+    @property
+    def parted(self) -> bool:
+        """Whether two have entries of different terms."""
+        return len({term for kind, term in zip(self.kinds, self.terms, strict=True)
+                    if kind == _WHOLE}) > 1
+
+    def words(self) -> str:
+        said = []
+        for number, (kind, term) in enumerate(zip(self.kinds, self.terms, strict=True)):
+            alike = [NAMES[other] for other in range(len(self.kinds))
+                     if other < number and kind == self.kinds[other] == _WHOLE
+                     and self.groups[other] == self.groups[number]]
+            said.append(f"{NAMES[number]}: " + (
+                "expired" if kind == _BEFORE else "not there" if kind == _BEYOND else
+                "damaged" if kind in (_HOLE, _DAMAGED) else
+                f"as {alike[0]}" if alike else f"term {term}"))
+        count = self.last - self.first + 1
+        which = f"entry {self.first}" if count == 1 else f"entries {self.first} to {self.last}"
+        whole = [group for kind, group in zip(self.kinds, self.groups, strict=True)
+                 if kind == _WHOLE]
+        more = "" if self.parted or len(set(whole)) < 2 else (
+            "; their bytes are not the same, and no CRC tells which is damaged")
+        return f"{which}: {', '.join(said)}{more}"
+
+
+@dataclass(slots=True)
+class Members:
+    """The comparison: `run` it, then read the results. ``common``: index, term and byte offset of
+    the last entry that all have, before they part; ``parted``: where they do; ``runs``: the first
+    ``most`` of what is not alike, and ``count`` of how many entries that is.
+    """
+
+    stores: Sequence[Store]
+    most: int = 1000
+    progress: Callable[[int], None] | None = None
+    members: list[Member] = field(default_factory=list)
+    equal: int = 0
+    count: int = 0
+    expired: int = 0
+    runs: list[Run] = field(default_factory=list)
+    runs_total: int = 0
+    common: tuple[int, int, int] | None = None
+    parted: Run | None = None
+
+    def run(self) -> None:
+        """Walks all logs. StoreIOError."""
+        readers = [UnitReader(store.nodes[0]) for store in self.stores]
+        self.members = [
+            Member(NAMES[number], store, store.nodes[0],
+                   Chain(store.log.files, reader, self.progress))
+            for number, (store, reader) in enumerate(zip(self.stores, readers, strict=True))]
+        try:
+            open_run: Run | None = None
+            for run in self._pieces():
+                if open_run is not None and _goes_on(open_run, run):
+                    open_run = open_run._replace(last=run.last, end=run.end)
+                    continue
+                if open_run is not None:
+                    self._add(open_run)
+                open_run = run
+            if open_run is not None:
+                self._add(open_run)
+        finally:
+            for reader in readers:
+                reader.close()
+
+    def _add(self, run: Run) -> None:
+        count = run.last - run.first + 1
+        for member, kind in zip(self.members, run.kinds, strict=True):
+            member.damaged += count * (kind in (_HOLE, _DAMAGED))
+            member.behind += count * (kind == _BEYOND)
+        if all(kind in (_BEFORE, _WHOLE) for kind in run.kinds) and len(
+                {group for kind, group in zip(run.kinds, run.groups, strict=True)
+                 if kind == _WHOLE}) == 1:
+            self.expired += count
+            return
+        self.count += count
+        if run.parted and self.parted is None:
+            self.parted = run
+        self.runs_total += 1
+        if len(self.runs) < self.most:
+            self.runs.append(run)
+
+    def _pieces(self) -> Iterator[Run]:
+        """What is not alike, in the order of the indexes."""
+        pages = [iter(member.chain) for member in self.members]
+        held: list[Entries] = [NONE for _ in pages]
+        done = [False for _ in pages]
+        while True:
+            for number, page in enumerate(pages):
+                while not done[number] and not len(held[number]):
+                    more = next(page, None)
+                    if more is None:
+                        done[number] = True
+                    else:
+                        self.members[number].note_terms(more)
+                        held[number] = more
+            if not any(len(some) for some in held):
+                return
+            upto = min(int(some.number[-1]) for some in held if len(some))
+            now = [some.select(slice(0, int(np.searchsorted(some.number, upto, "right"))))
+                   for some in held]
+            held = [some.select(slice(len(part), None))
+                    for some, part in zip(held, now, strict=True)]
+            yield from self._compared(now)
+
+    def _compared(self, parts: Sequence[Entries]) -> Iterator[Run]:
+        numbers = np.unique(np.concatenate([part.number for part in parts]))
+        rows = [np.searchsorted(part.number, numbers) for part in parts]
+        kinds, groups, terms = (np.zeros((len(parts), len(numbers)), np.int64) for _ in range(3))
+        pos, end = (np.full(len(numbers), -1, np.int64) for _ in range(2))
+        columns: list[tuple[Array, ...]] = []
+        for one, (part, row) in enumerate(zip(parts, rows, strict=True)):
+            there = row < len(part)
+            there[there] = part.number[row[there]] == numbers[there]
+            at = row[there]
+            first, member = self.members[one].chain.first, self.members[one]
+            kinds[one] = _HOLE
+            if first is not None:
+                kinds[one, numbers < first.number] = _BEFORE
+            kinds[one, numbers > member.last] = _BEYOND
+            kinds[one, there] = np.where(part.whole[at], _WHOLE, _DAMAGED)
+            identity = []
+            for column in (part.term, part.pos, part.size, part.crc):
+                full = np.full(len(numbers), -1, np.int64)
+                full[there] = column[at]
+                identity.append(full)
+            terms[one] = identity[0]
+            columns.append(tuple(identity))
+            new = (pos < 0) & there
+            pos[new], end[new] = identity[1][new], (identity[1] + identity[2])[new]
+            groups[one] = one
+            for other in range(one - 1, -1, -1):
+                same = np.logical_and.reduce([left == right for left, right in zip(
+                    columns[other], columns[one], strict=True)]) & there
+                groups[one, same] = groups[other, same]
+        terms[kinds != _WHOLE] = -1
+        alike = (kinds == _WHOLE).all(axis=0) & (groups == groups[0]).all(axis=0)
+        self.equal += int(alike.sum())
+        last = np.flatnonzero(alike)
+        if len(last) and self.parted is None:
+            parting = self._first_parting(kinds, terms)
+            last = last[last < parting]
+            if len(last):
+                self.common = (int(numbers[last[-1]]), int(terms[0, last[-1]]), int(pos[last[-1]]))
+        odd = np.flatnonzero(~alike)
+        if not len(odd):
+            return
+        cut = np.ones(len(odd), bool)
+        cut[1:] = np.diff(numbers[odd]) != 1
+        for table in (kinds, groups, terms):
+            cut[1:] |= (np.diff(table[:, odd], axis=1) != 0).any(axis=0)
+        starts = np.flatnonzero(cut).tolist()
+        for low, high in zip(starts, [*starts[1:], len(odd)], strict=True):
+            here, until = int(odd[low]), int(odd[high - 1])
+            kind, group, term = (tuple(table[:, here].tolist())
+                                 for table in (kinds, groups, terms))
+            yield Run(int(numbers[here]), int(numbers[until]), kind, group, term, int(pos[here]),
+                      int(end[until]))
+
+    @staticmethod
+    def _first_parting(kinds: Array, terms: Array) -> int:
+        """The first row in which two have whole entries of different terms; else beyond all."""
+        low = np.where(kinds == _WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
+        high = np.where(kinds == _WHOLE, terms, -1).max(axis=0)
+        found = np.flatnonzero((high >= 0) & (low < high))
+        return int(found[0]) if len(found) else kinds.shape[1]
+
+    # -- what it means ----------------------------------------------------------------------------
+
+    @property
+    def same(self) -> bool:
+        return not self.count
+
+    @property
+    def newest(self) -> list[Member]:
+        """Those whose last entry is the newest: only such a one is elected, of these members."""
+        top = max((member.last_term, member.last) for member in self.members)
+        return [member for member in self.members if (member.last_term, member.last) == top]
+
+    @property
+    def electable(self) -> list[str] | None:
+        """Of a whole group of three: who has a log that is no older than another's, whose vote
+        makes it leader. None of two, which may be some of any number.
+        """
+        if len(self.members) < 3:
+            return None
+        logs = sorted((member.last_term, member.last) for member in self.members)
+        return [member.name for member in self.members
+                if (member.last_term, member.last) >= logs[1]]
+
+    @property
+    def committed(self) -> int | None:
+        """The greatest index that one of them notes as committed."""
+        known = [member.committed for member in self.members if member.committed is not None]
+        return max(known, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        parted = self.parted
+        return {
+            "members": {member.name: member.as_dict() for member in self.members},
+            "equal": self.equal, "different": self.count,
+            "common": None if self.common is None else dict(zip(
+                ("index", "term", "offset"), self.common, strict=True)),
+            "divergence": None if parted is None else {
+                "index": parted.first, "offset": parted.pos, "terms": {
+                    member.name: term for member, kind, term in zip(
+                        self.members, parted.kinds, parted.terms, strict=True) if kind == _WHOLE}},
+            "committed_index": self.committed,
+            "newest": [member.name for member in self.newest], "electable": self.electable}
+
+    def remarks(self) -> Iterator[str]:
+        """What is to be said of it to people."""
+        committed, newest, parted = self.committed, self.newest, self.parted
+        top = newest[0]
+        if self.common is None:
+            yield "no entry is the same in all: these are hardly members of one group"
+        elif parted is not None:
+            terms = ", ".join(f"{member.name} has term {term}" for member, kind, term in zip(
+                self.members, parted.kinds, parted.terms, strict=True) if kind == _WHOLE)
+            yield f"the logs part at entry {parted.first}, at {parted.pos}: {terms}"
+            names = " and ".join(member.name for member in newest)
+            yield (f"the newest log is that of {names} (entry {top.last} of term {top.last_term}); "
+                   "the group keeps what most of its members have, and cuts the others where they "
+                   "part from it")
+            if self.electable is not None:
+                names = " and ".join(self.electable)
+                yield f"of these three {names} can be elected leader by the others' logs"
+            if committed is not None and committed >= parted.first:
+                who = " and ".join(member.name for member in self.members
+                                   if (member.committed or -1) >= parted.first)
+                yield (f"entries from {parted.first} on are noted as committed in {who}: a group "
+                       "does not part there, so one of these is of another group, or was restored "
+                       "from a copy")
+        elif self.count:
+            yield f"the logs do not part; the last entry that all have is {self.common[0]}"
+        for member in self.members:
+            if member.behind:
+                short = max(0, min(committed or -1, top.last) - member.last)
+                yield (f"{member.name} ends with entry {member.last}: it lacks "
+                       f"{plural(member.behind, 'entry', 'entries')}, {short} of them noted as "
+                       "committed; a running leader sends them")
+            if member.damaged:
+                yield (f"{member.name} has {plural(member.damaged, 'entry', 'entries')} damaged "
+                       "that another has")
+        if committed is not None and committed < top.last and top.last_term > 0:
+            yield (f"{plural(top.last - committed, 'entry', 'entries')} behind {committed} in "
+                   f"{top.name} are not noted as committed in any of them")
+
+    def differences(self) -> Iterator[Difference]:
+        """One for each run."""
+        for run in self.runs:
+            yield Difference("entry", physical_offset=run.pos + dledger.HEAD_SIZE,
+                             length=run.end - run.pos - dledger.HEAD_SIZE,
+                             fields=("term",) if run.parted else (), detail=run.words())
+
+
+def _goes_on(run: Run, other: Run) -> bool:
+    return run.last + 1 == other.first and (run.kinds, run.groups, run.terms) == (
+        other.kinds, other.groups, other.terms)
+
+
+def are_members(stores: Sequence[Store]) -> bool:
+    """Whether each is the store of one DLedger node."""
+    return all(store.layout.is_dledger and len(store.nodes) == 1 for store in stores)
