@@ -112,6 +112,9 @@ class Ranges:
             yield self.items[number]
             number += 1
 
+    def has_any(self, start: int, end: int) -> bool:
+        return next(self.within(start, end), None) is not None
+
 
 @dataclass(slots=True)
 class Stretch:

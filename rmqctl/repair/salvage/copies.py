@@ -2,8 +2,7 @@
 
 A log only grows at its end, and a slave's follows it byte for byte. So what lies between two
 records that both logs have at the same places is the same in both, as far as it is intact in
-either. Where only one such record is near (a lost head, a torn tail, a source that ends or begins
-there) our consumequeues and our index tell how far the logs are one.
+either (`rmqctl.repair.salvage.proven`).
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from rmqctl.repair.salvage.comparison import (
     ENDLESS,
     Comparison,
     Range,
-    Ranges,
     Stretch,
     compare,
     stretches,
 )
-from rmqctl.repair.salvage.heads import same_message
 from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
-from rmqctl.repair.salvage.mend import misplaced
+from rmqctl.repair.salvage.proven import Proven, by_part, has_parted, proven_part
 from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source
@@ -45,8 +42,6 @@ _BLOCK = 1 << 20
 _MOST_IN_MEMORY = 32 << 20
 """Bytes that are laid over a file; of more a copy of the file is made."""
 _MOST_TOPICS = 3
-_MOST_HEADS = 10_000
-_NEAR = 64 << 10
 
 
 @dataclass(slots=True)
@@ -66,22 +61,15 @@ class Copied:
     messages: int = 0
     conflicts: int = 0
 
+    def has(self, place: int) -> bool:
+        """Whether a byte was copied."""
+        return any(start <= place < end for start, end in self.places)
+
     @property
     def void_from(self) -> int | None:
         """From where on all of ours gave way: rows that lead there are of no message."""
         end = self.parts[-1].end
         return min((low for low, high in self.yielded if high >= end), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Proven:
-    """A part ``[start, end)`` of a stretch in which the source's log is ours, and why."""
-
-    start: int
-    end: int
-    before: int | None
-    after: int | None
-    words: str
 
 
 class Copier:
@@ -118,9 +106,14 @@ class Copier:
                 if source.preferred:
                     survey = self._give_way(result, spans)
                     gone, found = self._compared(result, source, survey)
+            parted = next((one for one in gone if has_parted(source, found, one, survey.runs)),
+                          None) if source.preferred else None
+            if parted is not None:
+                survey = self._give_way(result, [self._other_way(result, source, parted)])
+                gone, found = self._compared(result, source, survey)
             before = len(result.places)
             for stretch in gone:
-                if _any(found.offered, stretch.start, stretch.end):
+                if found.offered.has_any(stretch.start, stretch.end):
                     self._stretch(result, source, found, stretch)
             # What an earlier repair put there stays, where nothing better has come.
             new = [*result.places[before:], *((place, place + 1) for place in given_up)]
@@ -183,12 +176,25 @@ class Copier:
                 f"{source.name} takes what that has instead")
         return list(spans)
 
+    def _other_way(self, result: Copied, source: Source, stretch: Stretch) -> tuple[int, int]:
+        """Tells of what follows a stretch in which both logs part; where it lies."""
+        start, end = stretch.end, result.parts[-1].end
+        part = next(part for part in result.parts if part.base <= start < part.end)
+        result.actions.append(Action(
+            "conflict", part_target(self._store, part), None, None,
+            f"ours from there on is of another way: queue offsets of messages in {source.name} "
+            f"before it are other messages' in ours: {source.name} is preferred",
+            offset=start, length=end - start,
+            proof={"source": source.name, "messages": 0, "topics": {}, "fields": [],
+                   "neighbours": {"before": None, "after": None}, "decided": True}))
+        return stretch.start, ENDLESS
+
     def _give_way(self, result: Copied, spans: Sequence[tuple[int, int]]) -> Survey:
         """Takes what is ours out of conflicts."""
         result.yielded += spans
         pieces: dict[int, list[Piece]] = {}
         for low, high in spans:
-            for number, start, end in _by_part(result.parts, low, high):
+            for number, start, end in by_part(result.parts, low, high):
                 pieces.setdefault(number, []).append(
                     Piece(start - result.parts[number].base, end - start))
         result.parts = laid_over(result.parts, pieces)
@@ -198,12 +204,12 @@ class Copier:
 
     def _stretch(self, result: Copied, source: Source, found: Comparison,
                  stretch: Stretch) -> None:
-        proven = self._proven(result, source, found, stretch)
+        proven = proven_part(result.parts, source, found, stretch)
         is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
         why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
             stretch.start, stretch.end) else "not all of it is proven"
         if source.preferred and not is_head and why:
-            proven = _Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
+            proven = Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
             result.yielded.append((stretch.start, stretch.end))
         if isinstance(proven, str):
             items = list(found.offered.within(stretch.start, stretch.end))
@@ -232,131 +238,6 @@ class Copier:
             if here:
                 self._copy(result, source, number, here, proven, stretch)
 
-    def _proven(self, result: Copied, source: Source, found: Comparison,
-                stretch: Stretch) -> _Proven | str:
-        """How much of a stretch is proven; why none is."""
-        left = found.equal.before(stretch.start) if stretch.start else None
-        right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
-        parted_left = left is not None and _any(found.conflicts, left.end, stretch.start)
-        parted_right = right is not None and _any(found.conflicts, stretch.end, right.start)
-        before = None if left is None or parted_left else left.last
-        after = None if right is None or parted_right else right.first
-        start, end = stretch.start, stretch.end
-        against = stretch.against
-        told = _told(stretch)
-        if before is not None and after is not None:
-            if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
-                return (f"what is left of ours contradicts {plural(len(against), 'message')}, the "
-                        f"first at {against[0][0]}")
-            return _Proven(start, end, before, after,
-                           f"the messages at {before} and {after} are equal{told}")
-        self._displaced(result.parts, source, stretch)
-        told = _told(stretch)
-        # Only one side: the logs may part behind the last of ours that agrees.
-        if before is not None:
-            contradicted = [place for place, _ in against if place >= stretch.agreed_end]
-            end = self._far(result.parts, source, found, stretch)
-            if end <= start:
-                return _one_sided(source, contradicted, "may go another way there: what is left of "
-                                  "ours fits messages of another log, too")
-            return _Proven(start, end, before, None,
-                           f"the messages up to {before} are equal{told}")
-        if after is not None:
-            contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
-                            or stretch.agreed_first < 0]
-            if contradicted:
-                start = stretch.agreed_first if stretch.agreed_first >= 0 else end
-            elif not start:
-                start = self._head(result.parts)
-            if start >= end:
-                return _one_sided(
-                    source, contradicted, "begins or comes another way there" if stretch.start
-                    else "begins before ours, and nothing of ours tells of it: it has expired")
-            return _Proven(start, end, None, after,
-                           f"the messages from {after} on are equal{told}")
-        if stretch.keys and not against and not found.conflicts.items:
-            if found.bare:
-                end = self._far(result.parts, source, found, stretch)
-                return _Proven(start or self._head(result.parts), end, None, None,
-                               f"no message of ours is left{told}")
-            return _Proven(stretch.agreed_first, stretch.agreed_end, None, None,
-                           f"no message of ours is in it{told}")
-        return "no equal message on either side of it"
-
-    def _far(self, parts: Sequence[LogPart], source: Source, found: Comparison,
-             stretch: Stretch) -> int:
-        """How far the source's log is proven to be ours, from the start of a stretch on.
-
-        Where it ends with our log, and ours tells of nothing that it has lost, the source is
-        followed as a slave follows its master.
-        """
-        self._begun(parts, source, found, stretch)
-        end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
-        if stretch.end < ENDLESS or any(place >= end for place, _ in stretch.against):
-            return end
-        low, witness = max(end, stretch.start), parts[0].witness
-        if witness is None or not len(witness.rows(low - _NEAR, low)[0]):
-            return end  # nobody would tell
-        if len(witness.rows(low, ENDLESS)[0]) or len(witness.keys(low, ENDLESS)[0]):
-            return end
-        return end if _holds_anything(parts, low) else ENDLESS
-
-    def _begun(self, parts: Sequence[LogPart], source: Source, found: Comparison,
-               stretch: Stretch) -> None:
-        """What the heads of torn or damaged records of ours say, in their places."""
-        for number, low, high in _by_part(parts, stretch.start, stretch.end):
-            with parts[number].open() as opened:
-                for item in found.offered.within(low, high):
-                    for place, size in _records_of(source, max(item.start, low),
-                                                   min(item.end, high)):
-                        ours = opened.read(place - opened.base, size)
-                        theirs = source.log.locate(place)
-                        if theirs is None or not any(ours):
-                            continue
-                        same = same_message(ours, theirs[0].read(theirs[1], size))
-                        if same:
-                            stretch.alike += 1
-                            stretch.agree(place, place + size)
-                        elif same is not None:
-                            stretch.against.append((place, place + size))
-        stretch.against.sort()
-
-    def _displaced(self, parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
-        """What records of ours that lie at a wrong place (pages) say of the stretch."""
-        for number, low, high in _by_part(parts, stretch.start, stretch.end):
-            part = parts[number]
-            if part.path is None and not part.pieces:
-                continue
-            with part.open() as opened:
-                for position, record in misplaced(opened, low - part.base, high - part.base):
-                    place = -1 if isinstance(record, int) else record.physical_offset
-                    there = source.log.locate(place) if (
-                        not isinstance(record, int) and stretch.start <= place < stretch.end
-                    ) else None
-                    if isinstance(record, int) or there is None:
-                        continue
-                    raw = there[0].read(there[1], record.total_size)
-                    if raw == opened.read(position, record.total_size):
-                        stretch.alike += 1
-                        stretch.agree(place, place + len(raw))
-                    elif any(raw):  # else the source ends before it
-                        stretch.against.append((place, place + len(raw)))
-        stretch.against.sort()
-
-    def _head(self, parts: Sequence[LogPart]) -> int:
-        """From where on our log has a head that it lost; what expired is not fetched back."""
-        base, witness = parts[0].base, parts[0].witness
-        if witness is None:
-            return 0
-        rows, _ = witness.rows(0, base)
-        keys, _ = witness.keys(0, base)
-        told = [int(places[0]) for places in (rows, keys) if len(places)]
-        if told:
-            size = parts[0].size
-            return max(0, base - -(-(base - min(told)) // size) * size)
-        anything = len(witness.rows(base, ENDLESS)[0]) or len(witness.keys(base, ENDLESS)[0])
-        return base if anything else 0
-
     # -- the bytes --------------------------------------------------------------------------------
 
     def _widen(self, result: Copied, start: int, end: int) -> None:
@@ -369,7 +250,7 @@ class Copier:
             parts.append(LogPart(parts[-1].end, size, None, witness=witness))
 
     def _copy(self, result: Copied, source: Source, number: int, ranges: Sequence[Range],
-              proven: _Proven, stretch: Stretch) -> None:
+              proven: Proven, stretch: Stretch) -> None:
         part = result.parts[number]
         total = sum(item.end - item.start for item in ranges)
         whole = part.path is None and not part.pieces and self._whole_file(source, part, ranges)
@@ -393,7 +274,7 @@ class Copier:
                 f"from {source.name}: {proven.words}", "message", item.start,
                 item.end - item.start, self._proof(source, proven, stretch)))
 
-    def _proof(self, source: Source, proven: _Proven, stretch: Stretch) -> dict[str, Any]:
+    def _proof(self, source: Source, proven: Proven, stretch: Stretch) -> dict[str, Any]:
         return {"source": source.name, "neighbours": {"before": proven.before,
                                                       "after": proven.after},
                 "crc": "right of every message", "rows_agreeing": stretch.rows,
@@ -457,33 +338,6 @@ def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
         position += count
 
 
-def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(place, size) of the first records of a source in ``[start, end)``, its frames' borders."""
-    position, left = start, _MOST_HEADS
-    while position < end and left > 0 and (
-            place := source.log.locate(position)) is not None:
-        walk = Walk(place[0], place[1], min(place[0].size, end - place[0].base))
-        for batch in walk:
-            sizes = batch.column("total_size")[:left]
-            yield from zip(batch.offset[:left].tolist(), sizes.tolist(), strict=True)
-            left -= len(sizes)
-            if left <= 0:
-                return
-        position = place[0].base + max(walk.position, place[1] + 1)
-
-
-def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
-    """Whether any byte from a physical offset on is not zero."""
-    for number, low, high in _by_part(parts, start, ENDLESS):
-        with parts[number].open() as opened:
-            position = opened.next_data(low - opened.base)
-            while position < high - opened.base:
-                if any(opened.read(position, _BLOCK)):
-                    return True
-                position = opened.next_data(position + _BLOCK)
-    return False
-
-
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
     """The part of a range between two places, which are borders of its frames."""
     low, high = max(item.start, start), min(item.end, end)
@@ -541,32 +395,3 @@ def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> 
         low, high = min(low, item.start), max(high, item.end)
         near.append(item)
     return sorted(near, key=lambda item: item.start), why
-
-
-def _by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(number of the part, start, end) of physical bytes."""
-    for number, part in enumerate(parts):
-        low, high = max(part.base, start), min(part.end, end)
-        if low < high:
-            yield number, low, high
-
-
-def _any(ranges: Ranges, start: int, end: int) -> bool:
-    return next(ranges.within(start, end), None) is not None
-
-
-def _told(stretch: Stretch) -> str:
-    """What our own structures say of it, in words."""
-    said = [plural(count, name) for count, name in (
-        (stretch.rows, "row"), (stretch.keys, "key"), (stretch.alike, "unproven record"))
-        if count]
-    if not said:
-        return ""
-    one = stretch.rows + stretch.keys + stretch.alike == 1
-    return f"; {' and '.join(said)} agree{'s' if one else ''}"
-
-
-def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
-    if contradicted:
-        return f"what is left of ours contradicts it at {contradicted[0]}"
-    return f"{source.name} {words}"

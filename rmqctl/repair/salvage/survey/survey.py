@@ -60,6 +60,9 @@ class Runs:
         self._numbers = numbers
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
+        self.breaks: set[int] = set()
+        """Physical offsets of messages behind which, or with which, a queue's offsets do not go on
+        (of the first `MOST_ODD` places)."""
 
     @property
     def keys(self) -> list[QueueKey]:
@@ -73,6 +76,10 @@ class Runs:
         if number >= self._open.shape[1] or self._open[1, number] < 0:
             return []
         return [*self._closed.get(number, ()), Run(*self._open[:, number].tolist())]
+
+    def has(self, key: QueueKey, offset: int, *, twice: bool = False) -> bool:
+        """Whether a message has this queue offset; ``twice``: whether more than one has."""
+        return sum(run.first <= offset < run.end for run in self.of(key)) > twice
 
     def add(self, rows: Array) -> None:
         """Takes what `joined` gives, of messages behind those that are here."""
@@ -89,6 +96,8 @@ class Runs:
         for row in np.flatnonzero(~goes_on).tolist():
             number = int(queue[row])
             if self._open[1, number] >= 0:
+                if len(self.breaks) < MOST_ODD:
+                    self.breaks |= {int(self._open[3, number]), int(rows[3, row])}
                 self._closed.setdefault(number, []).append(Run(*self._open[:, number].tolist()))
             self._open[:, number] = rows[1:, row]
 

@@ -1,0 +1,244 @@
+"""How much of what a source has in a damaged stretch of our log is proven to be ours.
+
+What lies between two records that both logs have at the same places is the same in both. Where
+only one such record is near (a lost head, a torn tail, a source that ends or begins there) our
+consumequeues and our index tell how far the logs are one, and so does what is left of the damaged
+records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import decode
+from rmqctl.repair.salvage.comparison import ENDLESS, Comparison, Stretch
+from rmqctl.repair.salvage.heads import same_message
+from rmqctl.repair.salvage.mend import misplaced
+from rmqctl.repair.salvage.survey.survey import Runs
+from rmqctl.repair.sources.opening import Source
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.walk import Walk
+
+_BLOCK = 1 << 20
+_MOST_HEADS = 10_000
+_NEAR = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """A part ``[start, end)`` of a stretch in which the source's log is ours, and why."""
+
+    start: int
+    end: int
+    before: int | None
+    after: int | None
+    words: str
+
+
+def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
+                stretch: Stretch) -> Proven | str:
+    """How much of a stretch is proven; why none is."""
+    left = found.equal.before(stretch.start) if stretch.start else None
+    right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
+    parted_left = left is not None and found.conflicts.has_any(left.end, stretch.start)
+    parted_right = right is not None and found.conflicts.has_any(stretch.end, right.start)
+    before = None if left is None or parted_left else left.last
+    after = None if right is None or parted_right else right.first
+    start, end = stretch.start, stretch.end
+    against = stretch.against
+    told = _told(stretch)
+    if before is not None and after is not None:
+        if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
+            return (f"what is left of ours contradicts {plural(len(against), 'message')}, the "
+                    f"first at {against[0][0]}")
+        return Proven(start, end, before, after,
+                      f"the messages at {before} and {after} are equal{told}")
+    _displaced(parts, source, stretch)
+    told = _told(stretch)
+    # Only one side: the logs may part behind the last of ours that agrees.
+    if before is not None:
+        contradicted = [place for place, _ in against if place >= stretch.agreed_end]
+        end = _far(parts, source, found, stretch, left.end if left else start)
+        if end <= start:
+            return _one_sided(source, contradicted, "may go another way there: what is left of "
+                              "ours fits messages of another log, too")
+        return Proven(start, end, before, None,
+                      f"the messages up to {before} are equal{told}")
+    if after is not None:
+        contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
+                        or stretch.agreed_first < 0]
+        if contradicted:
+            start = stretch.agreed_first if stretch.agreed_first >= 0 else end
+        elif not start:
+            start = _head(parts)
+        if start >= end:
+            return _one_sided(
+                source, contradicted, "begins or comes another way there" if stretch.start
+                else "begins before ours, and nothing of ours tells of it: it has expired")
+        return Proven(start, end, None, after,
+                      f"the messages from {after} on are equal{told}")
+    if stretch.keys and not against and not found.conflicts.items:
+        if found.bare:
+            end = _far(parts, source, found, stretch, start)
+            return Proven(start or _head(parts), end, None, None,
+                          f"no message of ours is left{told}")
+        return Proven(stretch.agreed_first, stretch.agreed_end, None, None,
+                      f"no message of ours is in it{told}")
+    return "no equal message on either side of it"
+
+
+def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) -> bool:
+    """Whether ours behind a stretch is of another way than the source's in it: no equal message
+    follows, and queue offsets of these are other messages' in ours (``runs``). One alone may be a
+    turned bit, unless what is left of ours contradicts the source there as well.
+    """
+    if stretch.end == ENDLESS or found.equal.behind(stretch.end) is not None:
+        return False
+    enough = 1 if stretch.against else 2
+    for item in found.offered.within(stretch.start, stretch.end):
+        for place, size in _records_of(source, max(item.start, stretch.start),
+                                       min(item.end, stretch.end)):
+            there = source.log.locate(place)
+            record = None if there is None else decode(there[0].read(there[1], size))
+            if record is not None and sysflag.has_consume_queue_row(record.sys_flag):
+                enough -= runs.has((os.fsdecode(record.topic), record.queue_id),
+                                   record.queue_offset)
+                if not enough:
+                    return True
+    return False
+
+
+def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
+         stretch: Stretch, equal_end: int) -> int:
+    """How far the source's log is proven to be ours, from the start of a stretch on.
+
+    Where it ends with our log, and ours tells of nothing that it has lost, the source is
+    followed as a slave follows its master: if it has the last of ours, too (what is equal
+    before the stretch ends at ``equal_end``), and so did not part from it before.
+    """
+    _begun(parts, source, found, stretch)
+    end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
+    if stretch.end < ENDLESS or max(end, equal_end) < stretch.start or any(
+            place >= end for place, _ in stretch.against):
+        return end
+    low, witness = max(end, stretch.start), parts[0].witness
+    if witness is None or not len(witness.rows(low - _NEAR, low)[0]):
+        return end  # nobody would tell
+    if len(witness.rows(low, ENDLESS)[0]) or len(witness.keys(low, ENDLESS)[0]):
+        return end
+    return end if _holds_anything(parts, low) else ENDLESS
+
+
+def _begun(parts: Sequence[LogPart], source: Source, found: Comparison,
+           stretch: Stretch) -> None:
+    """What the heads of torn or damaged records of ours say, in their places."""
+    for number, low, high in by_part(parts, stretch.start, stretch.end):
+        with parts[number].open() as opened:
+            for item in found.offered.within(low, high):
+                for place, size in _records_of(source, max(item.start, low),
+                                               min(item.end, high)):
+                    ours = opened.read(place - opened.base, size)
+                    theirs = source.log.locate(place)
+                    if theirs is None or not any(ours):
+                        continue
+                    same = same_message(ours, theirs[0].read(theirs[1], size))
+                    if same:
+                        stretch.alike += 1
+                        stretch.agree(place, place + size)
+                    elif same is not None:
+                        stretch.against.append((place, place + size))
+    stretch.against.sort()
+
+
+def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
+    """What records of ours that lie at a wrong place (pages) say of the stretch."""
+    for number, low, high in by_part(parts, stretch.start, stretch.end):
+        part = parts[number]
+        if part.path is None and not part.pieces:
+            continue
+        with part.open() as opened:
+            for position, record in misplaced(opened, low - part.base, high - part.base):
+                place = -1 if isinstance(record, int) else record.physical_offset
+                there = source.log.locate(place) if (
+                    not isinstance(record, int) and stretch.start <= place < stretch.end
+                ) else None
+                if isinstance(record, int) or there is None:
+                    continue
+                raw = there[0].read(there[1], record.total_size)
+                if raw == opened.read(position, record.total_size):
+                    stretch.alike += 1
+                    stretch.agree(place, place + len(raw))
+                elif any(raw):  # else the source ends before it
+                    stretch.against.append((place, place + len(raw)))
+    stretch.against.sort()
+
+
+def _head(parts: Sequence[LogPart]) -> int:
+    """From where on our log has a head that it lost; what expired is not fetched back."""
+    base, witness = parts[0].base, parts[0].witness
+    if witness is None:
+        return 0
+    rows, _ = witness.rows(0, base)
+    keys, _ = witness.keys(0, base)
+    told = [int(places[0]) for places in (rows, keys) if len(places)]
+    if told:
+        size = parts[0].size
+        return max(0, base - -(-(base - min(told)) // size) * size)
+    anything = len(witness.rows(base, ENDLESS)[0]) or len(witness.keys(base, ENDLESS)[0])
+    return base if anything else 0
+
+
+def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(place, size) of the first records of a source in ``[start, end)``, its frames' borders."""
+    position, left = start, _MOST_HEADS
+    while position < end and left > 0 and (
+            place := source.log.locate(position)) is not None:
+        walk = Walk(place[0], place[1], min(place[0].size, end - place[0].base))
+        for batch in walk:
+            sizes = batch.column("total_size")[:left]
+            yield from zip(batch.offset[:left].tolist(), sizes.tolist(), strict=True)
+            left -= len(sizes)
+            if left <= 0:
+                return
+        position = place[0].base + max(walk.position, place[1] + 1)
+
+
+def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
+    """Whether any byte from a physical offset on is not zero."""
+    for number, low, high in by_part(parts, start, ENDLESS):
+        with parts[number].open() as opened:
+            position = opened.next_data(low - opened.base)
+            while position < high - opened.base:
+                if any(opened.read(position, _BLOCK)):
+                    return True
+                position = opened.next_data(position + _BLOCK)
+    return False
+
+
+def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(number of the part, start, end) of physical bytes."""
+    for number, part in enumerate(parts):
+        low, high = max(part.base, start), min(part.end, end)
+        if low < high:
+            yield number, low, high
+
+
+def _told(stretch: Stretch) -> str:
+    """What our own structures say of it, in words."""
+    said = [plural(count, name) for count, name in (
+        (stretch.rows, "row"), (stretch.keys, "key"), (stretch.alike, "unproven record"))
+        if count]
+    if not said:
+        return ""
+    one = stretch.rows + stretch.keys + stretch.alike == 1
+    return f"; {' and '.join(said)} agree{'s' if one else ''}"
+
+
+def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
+    if contradicted:
+        return f"what is left of ours contradicts it at {contradicted[0]}"
+    return f"{source.name} {words}"
