@@ -57,6 +57,13 @@ def earlier_life(count: int, first: int) -> str:
             "tells")
 
 
+def contradicted(count: int, first: int) -> str:
+    """What is said of records that `rmqctl.store.log.contradicted` finds."""
+    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, amid "
+            "undamaged bytes, to which nothing leads: rows and index know other messages there, so "
+            "an earlier life of the file has left them, or the structures are wrong")
+
+
 def unread(base: int, lost: Unread) -> Problem:
     """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
     offset, length = base + lost.start, lost.end - lost.start

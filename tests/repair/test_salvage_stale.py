@@ -228,6 +228,114 @@ def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmq
         at <= put.physical and put.end <= at + 4096 for put in older.puts) > 0
 
 
+# -- amid undamaged bytes -------------------------------------------------------------------------
+
+
+SMALL = ("--consumequeue-file-size", "2000", "--index-slots", "100", "--index-max", "400",
+         "--commitlog-file-size", "8192")
+
+
+def way(topic: str, body: int) -> Writer:
+    """Messages in files of 8 KiB, from the 22nd on those of this way."""
+    writer = Writer(Layout(log_file_size=8 << 10, queue_file_units=100, index_slots=100,
+                           index_entries=400))
+    for number in range(90):
+        other = number >= 22
+        writer.put(topic if other else "new", bytes([number]) * (body if other else 150),
+                   queue_id=number % 3, keys=f"{topic if other else 'new'}{number}")
+    return writer
+
+
+def with_old_page(folder: Path, topic: str = "old") -> tuple[Path, Path, list[int]]:
+    """(store, the store as it was, places of the records of its page of an earlier life)."""
+    older, parted = way(topic, 90), 22
+    way("new", 210).write(folder / "store")
+    shutil.copytree(folder / "store", folder / "whole")
+    older.write(folder / "older")
+    path = Path("commitlog", f"{0:020d}")
+    raw = (folder / "store" / path).read_bytes()
+    page = (folder / "older" / path).read_bytes()[4096:]
+    (folder / "store" / path).write_bytes(raw[:4096] + page)
+    first = older.puts[parted].physical
+    return folder / "store", folder / "whole", [
+        put.physical for put in older.puts if first <= put.physical < 8192]
+
+
+def told(root: Path) -> list[tuple[int, int]]:
+    found = run("verify", root, *SMALL, "-o", "json").json()["findings"]
+    return [(one["offset"], one["count"]) for one in found if one["category"] == "ambiguous"]
+
+
+def test_a_page_that_leaves_no_damage_is_not_believed(tmp_path: Path, rmqctl) -> None:
+    """Rows and index know other messages there: nothing is made anew of what the page holds."""
+    root, whole, stale = with_old_page(tmp_path)
+    assert told(root) == [(stale[0], len(stale))]
+    assert told(whole) == []
+    recover = ("recover", root, *SMALL, "-o", "json")
+    plan = rmqctl(*recover).expect(1).json()
+    assert plan["ambiguous"] == len(stale)
+    assert any(f"{len(stale)} whole records from physical offset {stale[0]} on, amid undamaged"
+               in note for note in plan["notes"])
+    lost = {one["physical_offset"] for one in plan["messages_lost"]}
+    assert lost == {put.physical for put in way("new", 210).puts if stale[0] <= put.physical < 8192}
+    rmqctl(*recover, "--apply").recovered()
+    left = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+    assert {one["topic"] for one in left} <= {"new", "RMQCTL_FILLER"}
+    rmqctl("verify", root, *SMALL).expect(0)
+
+
+def test_a_page_that_leaves_no_damage_comes_from_a_replica(tmp_path: Path, rmqctl) -> None:
+    root, whole, _ = with_old_page(tmp_path)
+    plan = rmqctl("recover", root, "--from", whole, *SMALL, "--apply", "-o", "json").recovered()
+    assert "ambiguous" not in plan
+    for part in ("commitlog", "consumequeue", "index"):
+        for path in (whole / part).rglob("*"):
+            if path.is_file():
+                assert path.read_bytes() == (root / path.relative_to(whole)).read_bytes()
+
+
+def test_the_user_may_believe_the_page(tmp_path: Path, rmqctl) -> None:
+    root, _, stale = with_old_page(tmp_path)
+    rmqctl("recover", root, *SMALL, "--ambiguous", "keep", "--apply", "-o", "json").recovered()
+    left = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+    assert {one["physical_offset"] for one in left if one["topic"] == "old"} >= {*stale[1:]}
+
+
+@pytest.mark.parametrize(("gone", "is_told"), [("index", True), ("consumequeue", False)])
+def test_two_structures_have_to_contradict(tmp_path: Path, rmqctl, gone: str,
+                                           is_told: bool) -> None:
+    """Rows of several queues do without the index, but not the index without rows."""
+    root, _, stale = with_old_page(tmp_path, "new")
+    shutil.rmtree(root / gone)
+    assert told(root) == [(stale[0], len(stale))] * is_told
+    plan = rmqctl("recover", root, *SMALL, "-o", "json").json()
+    assert plan.get("ambiguous", 0) == len(stale) * is_told
+
+
+def test_a_log_that_parts_from_its_rows_up_to_its_end_is_believed(tmp_path: Path, rmqctl) -> None:
+    """As where somebody has put another log, or an older one, beside these rows."""
+    way("old", 90).write(tmp_path / "store")
+    way("new", 210).write(tmp_path / "other")
+    for part in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / "store" / part)
+        shutil.copytree(tmp_path / "other" / part, tmp_path / "store" / part)
+    assert told(tmp_path / "store") == []
+    plan = rmqctl("recover", tmp_path / "store", *SMALL, "-o", "json").json()
+    assert "ambiguous" not in plan
+
+
+def test_damaged_rows_of_one_queue_are_no_earlier_life(tmp_path: Path, rmqctl) -> None:
+    root = way("new", 210).write(tmp_path / "store")
+    path, = (root / "consumequeue" / "new" / "1").iterdir()
+    rows = bytearray(path.read_bytes())
+    for number in range(8, 12):
+        rows[20 * number:20 * number + 8] = (40_000 + 8 * number).to_bytes(8, "big")
+    path.write_bytes(rows)
+    assert told(root) == []
+    plan = rmqctl("recover", root, *SMALL, "-o", "json").json()
+    assert "ambiguous" not in plan
+
+
 @pytest.mark.parametrize("step", [0, 400_000])
 def test_a_clock_that_was_set_back_and_passes_is_no_earlier_life(step: int, tmp_path: Path,
                                                                  rmqctl) -> None:

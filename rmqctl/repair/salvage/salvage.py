@@ -29,13 +29,13 @@ from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
-from rmqctl.repair.salvage.stale import stale_records, unclear_places
+from rmqctl.repair.salvage.stale import contradicted_places, stale_records, unclear_places
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece
-from rmqctl.store.problems import ambiguity, earlier_life
+from rmqctl.store.problems import ambiguity, contradicted, earlier_life
 from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
@@ -141,6 +141,8 @@ class _Job:
     """Places of records that are of an earlier life of their file."""
     aged: set[int] = field(default_factory=set)
     """Places of those that may be, and are left out."""
+    contradicted: set[int] = field(default_factory=set)
+    """Those of them that rows and index contradict."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     copied: Copied = field(default_factory=lambda: Copied([]))
@@ -171,8 +173,10 @@ class _Job:
         if self.stale:
             self.rejected |= self.stale
             survey = self._survey(parts)
-        if self.ambiguous != "keep" and not self.sources:
-            self.aged = unclear_places(parts, survey)
+        if self.ambiguous != "keep":
+            self.contradicted = contradicted_places(self.store, parts, survey)
+            self.aged = self.contradicted | (
+                set() if self.sources else unclear_places(parts, survey))
         if self.aged:
             self.rejected |= self.aged
             survey = self._survey(parts)
@@ -225,11 +229,12 @@ class _Job:
                 survey = self._survey(parts)
             restored += mending.messages
             self.actions += mending.actions
-        if self.aged:
-            self.left_out = len(self.aged)
-            self.notes.append(
-                f"{earlier_life(len(self.aged), min(self.aged))}. They are left out, unless "
-                "--ambiguous keep is given")
+        for places, words in ((self.contradicted, contradicted),
+                              (self.aged - self.contradicted, earlier_life)):
+            if left := {place for place in places if not self.copied.has(place)}:
+                self.left_out += len(left)
+                self.notes.append(f"{words(len(left), min(left))}. They are left out, unless "
+                                  "--ambiguous keep is given")
         if self.ambiguous != "keep" and (unclear := survey.unclear):
             self.left_out += len(unclear)
             self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "

@@ -8,6 +8,7 @@ They count as damaged where no row and no entry of the index leads to any of the
 every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it,
 or the index knows another key for its place.
 Only a few records right before or behind damage, or at the border of a file, can be of one page.
+Amid undamaged bytes more is asked for (`rmqctl.store.log.contradicted`).
 
 Where no row and no entry is left to tell, their times are (`rmqctl.store.log.earlier_life`).
 """
@@ -16,38 +17,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import groupby
 
-from rmqctl.errors import FormatError
-from rmqctl.formats.local.message import MIN_SIZE, Record, decode
-from rmqctl.repair.salvage.records import MOST_BODY
+from rmqctl.formats.local.message import Record
 from rmqctl.repair.salvage.survey.survey import Region, Survey
-from rmqctl.scan.damage.extents import key_hashes
 from rmqctl.scan.overlay import LogPart
-from rmqctl.scan.source import Witness
-from rmqctl.store.log.earlier_life import (
-    MOST,
-    Damaged,
-    Leads,
-    of_unclear_age,
-    records_between,
-)
+from rmqctl.store.log.contradicted import Known, contradicted
+from rmqctl.store.log.earlier_life import MOST, Damaged, of_unclear_age, records_between
 from rmqctl.store.store import Store
 
 
 def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Physical offsets of records that are of an earlier life. StoreIOError."""
+    def taken(record: Record) -> bool:
+        return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
+                               twice=True)
+
     found: set[int] = set()
     for part, regions in _damaged(parts, survey):
         assert part.witness is not None
         with part.open() as source:
-            for start, end in _between(part, regions):
+            for start, end, before in _between(part, regions):
                 records = records_between(source, start, end)
-                known = _Known(store, part.witness, records)
+                known = Known(store, part.witness, records, taken)
                 for some in known.at_borders():
-                    if some and len(some) <= MOST and known.contradicts(some):
+                    is_older = before is not None and records[:1] == some[:1] and all(
+                        record.store_timestamp < before for record in some)
+                    if some and len(some) <= MOST and known.contradicts(some, is_older=is_older):
                         found.update(record.physical_offset for record in some)
+    return found
+
+
+def contradicted_places(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
+    """Physical offsets of records amid undamaged bytes that rows and index contradict: near where
+    queue offsets do not go on. StoreIOError.
+    """
+    found: set[int] = set()
+    odd = sorted(survey.runs.breaks)
+    for part in parts if odd else ():
+        with part.open() as source:
+            for records in contradicted(source, store, (
+                    place for place in odd if part.base <= place < part.end)):
+                found.update(record.physical_offset for record in records)
     return found
 
 
@@ -71,60 +82,12 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
             yield part, list(regions)
 
 
-def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
-    """What lies before, between and behind the damaged regions of a file."""
-    start = part.base
+def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
+    """What lies before, between and behind the damaged regions of a file: (start, end, store time
+    of the last message before the region before it).
+    """
+    start, before = part.base, None
     for region in regions:
-        yield start, region.start
-        start = region.end
-    yield start, part.end
-
-
-class _Known(Leads):
-    """What rows and index know of records that follow each other."""
-
-    def __init__(self, store: Store, witness: Witness, records: Sequence[Record]) -> None:
-        super().__init__(witness, records)
-        self._store = store
-        self._places = {*self.keys, *(place for place, _ in self.rows)}
-
-    def contradicts(self, records: Sequence[Record]) -> bool:
-        """Whether enough speaks against records to which nothing leads: one damaged row does not,
-        nor one record whose keys were hit; nor do any number of rows that lead elsewhere, which a
-        damaged page of a consumequeue holds, as long as nothing knows of what else is here.
-        """
-        against = [self._against(record) for record in records]
-        return (sum(map(sum, against)) > 1 and any(here for _, here in against)
-                and 4 * sum(map(any, against)) >= len(records))
-
-    def _against(self, record: Record) -> tuple[int, int]:
-        """How much: (its queue offset's row leads elsewhere; another record has its queue offset,
-        begins here or within it).
-        """
-        place, size = record.physical_offset, record.total_size
-        sizes = [other for start, other in self.rows if start == place]
-        alike = any((other ^ size).bit_count() <= 1 for other in sizes)
-        own = key_hashes(record)
-        elsewhere = not alike and self.witness.confirms(record) is False
-        return int(elsewhere), (
-            (elsewhere and self._has_twin(record)) + (bool(sizes) and not alike)
-            + any(place < one < place + size for one in self._places)
-            + bool(own and place in self.keys))
-
-    def _has_twin(self, record: Record) -> bool:
-        """Whether its queue offset's row leads to a record that says itself to be there."""
-        queue = self._store.queues.get((os.fsdecode(record.topic), record.queue_id))
-        if queue is None:
-            return False
-        with closing(queue):
-            unit = queue.unit(record.queue_offset)
-        there = None if unit is None else self._store.log.locate(unit.physical_offset)
-        if unit is None or there is None or unit.size < MIN_SIZE:
-            return False
-        try:
-            other = decode(there[0].read(there[1], min(unit.size, MOST_BODY)))
-        except FormatError:
-            return False
-        return other.crc_ok and (
-            other.topic, other.queue_id, other.queue_offset, other.physical_offset) == (
-            record.topic, record.queue_id, record.queue_offset, unit.physical_offset)
+        yield start, region.start, before
+        start, before = region.end, region.before
+    yield start, part.end, before

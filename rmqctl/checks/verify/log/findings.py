@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from rmqctl.checks.findings import WARNING, Finding
@@ -18,8 +19,10 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
+from rmqctl.store.log.contradicted import contradicted
 from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.problems import ambiguity, earlier_life
+from rmqctl.store.problems import contradicted as words_of
 
 _NAMED = 3
 _EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
@@ -34,7 +37,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
-                *_fillers(context), *_earlier_life(context, log_end)]
+                *_fillers(context), *_earlier_life(context, log_end), *_contradicted(context)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
@@ -148,6 +151,26 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
             yield Finding("ambiguous", "commitlog", earlier_life(len(records), first),
                           length=sum(record.total_size for record in records),
                           count=len(records), **_place(context, first))
+
+
+def _contradicted(context: Context) -> Iterator[Finding]:
+    """Whole records that rows and index contradict: near messages whose row leads elsewhere, and
+    where rows lead to no message of theirs.
+    """
+    store = context.store
+    odd = sorted({*context.loose_rows, *(
+        claim.physical_offset for tally in context.result.queues.values()
+        for claim in tally.claims if claim.row is not None and any(claim.row))})
+    for file, places in groupby(odd, store.log.file_of):
+        located = None if file is None else store.log.locate(file.base)
+        if located is None:
+            continue
+        with suppress(StoreIOError):  # said already of that file
+            for records in contradicted(located[0], store, places):
+                first = records[0].physical_offset
+                yield Finding("ambiguous", "commitlog", words_of(len(records), first),
+                              length=sum(record.total_size for record in records),
+                              count=len(records), **_place(context, first))
 
 
 def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
