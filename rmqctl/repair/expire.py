@@ -26,7 +26,7 @@ from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_log import TAIL, UNIT_SIZE
 from rmqctl.repair.plan import Action, MoveAside, Plan, Step
 from rmqctl.repair.targets import target
-from rmqctl.repair.truncate.truncate import refuse_overlaps
+from rmqctl.repair.truncate.truncate import WRITES, refuse_overlaps
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -81,7 +81,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     broker does when it starts. Writes nothing. RefusedError where files of the log overlap,
     StoreIOError.
     """
-    store.layout.require_writable(store.root)
+    store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
     log = store.log
     before = log.min_offset
@@ -104,6 +104,9 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         actions += [Action("move aside", target(store, file.path), file.size, None,
                            "all its messages have expired", "byte") for file in follow]
         notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
+        if gone and store.layout.consumequeue == "rocksdb":
+            notes.append("rows of expired messages stay in the data base of consumequeues until a "
+                         "broker compacts it, and are of no effect")
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:

@@ -1,4 +1,5 @@
-"""``offsets reset``: a consumer group's positions set anew, in the file a broker reads them from.
+"""``offsets reset``: a consumer group's positions set anew, in the file a broker reads them from,
+or in the data base that stands in for it.
 
 Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
 as it is, in its order. What consumers keep themselves (broadcasting) is not here.
@@ -16,7 +17,9 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX
 from rmqctl.parse_values import time_text
-from rmqctl.repair.plan import Action, Create, Plan, Replace
+from rmqctl.repair.config.convert import replaced
+from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
+from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import named
@@ -70,13 +73,15 @@ class Offsets:
     queues: tuple[Moved, ...]
 
 
-def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]) -> Offsets:
+def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
+               scratch: Scratch) -> Offsets:
     """The plan for an opened store; ``view`` says where queues begin and end. ``clock``: epoch ms.
+    Positions in RocksDB are those of a new data base, made in ``scratch``.
 
     RefusedError for a group or a queue that is not known, or a file that cannot be changed without
-    loss; UnsupportedError for a layout that is not written; StoreIOError.
+    loss; UnsupportedError where the configuration cannot be read; MissingExtraError, StoreIOError.
     """
-    store.layout.require_writable(store.root)
+    store.layout.require(store.root, "config")
     file = _file_of(store, wanted.group)
     _refuse_damage(store, file)
     before = _positions(file, wanted.group)
@@ -101,13 +106,19 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     if changed:
         notes.append("consumers that run on know their own positions, and commit these again: stop "
                      f"those of {wanted.group} until the broker is up")
-    target = f"{FOLDER}/{file.name}"
+    in_rocksdb = file.main.database
+    target = file.main.path if in_rocksdb else f"{FOLDER}/{file.name}"
     if not changed:
         return Offsets(Plan(COMMAND, store.root, notes=tuple(notes)), queues)
-    data = fastjson.build(_changed(file, wanted.group, changed, store.generation, clock))
-    step = (Create if file.main.state == MISSING else Replace)(target, data)
+    value = _changed(file, wanted.group, changed, store.generation, clock)
+    steps: tuple[Step, ...]
+    if in_rocksdb:
+        steps = tuple(replaced(store, file.name, value, scratch))
+    else:
+        steps = ((Create if file.main.state == MISSING else Replace)(
+            target, fastjson.build(value)),)
     actions = tuple(_action(target, wanted, queue, cut=cut is not None) for queue in changed)
-    return Offsets(Plan(COMMAND, store.root, actions, (step,), notes=tuple(notes)), queues)
+    return Offsets(Plan(COMMAND, store.root, actions, steps, notes=tuple(notes)), queues)
 
 
 # -- whose, and which queues ----------------------------------------------------------------------

@@ -32,6 +32,7 @@ from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
 from rmqctl.repair.rebuild import rocksdb
+from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -476,10 +477,3 @@ def index_is_right(store: Store) -> bool:
         return False
     found = Verification(store, VerifyOptions(only=frozenset({INDEX}))).findings()
     return next(found, None) is None
-
-
-def log_as_it_is(store: Store) -> list[LogPart]:
-    """The files of the log without any change."""
-    return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit,
-                    head=file.head)
-            for file in store.log.files if file.size]

@@ -84,15 +84,15 @@ def rocksdb_store(folder: Path) -> Path:
 
 
 def nothing_is_planned(store: Path, but: Sequence[tuple[str, ...]] = ()) -> None:
-    """But `recover`, which makes a data base of consumequeues anew, and leaves one of configuration
-    alone; and what is in ``but``.
+    """But `recover`, `truncate` and `expire`, which make a data base of consumequeues anew, and
+    leave one of configuration alone; and what is in ``but``.
     """
     layout = layout_of(store)
     mended = layout["consumequeue"] == "rocksdb" or (
         layout["consumequeue"] == "file" and layout["config"] != "json")
     with assert_unchanged(store):
         for command, *rest in (words for words in WRITING if words not in but):
-            if mended and command == "recover" and "broker" not in rest:
+            if mended and command in ("recover", "truncate", "expire") and "broker" not in rest:
                 continue
             more = ["-"] if command == "append" else []
             applied = ["--apply"] if command in ("recover", "truncate", "expire") else []

@@ -101,8 +101,6 @@ def test_what_is_refused(golden_copy):
     assert "recover" in run("convert", store, "--consumequeue", "file").expect(6).err
     batches = golden_copy("5.3.3/batchcq/store")
     assert "batch" in run("convert", batches, "--consumequeue", "rocksdb").expect(6).err
-    double = golden_copy("5.3.3/rocksdb-double/store")
-    assert "twice" in run("convert", double, "--consumequeue", "file").expect(3).err
 
 
 # -- a new store ----------------------------------------------------------------------------------
@@ -215,3 +213,18 @@ def test_a_new_store_that_is_refused(golden_copy, tmp_path: Path):
     plain = golden_copy(FILES)
     run("convert", plain, "--commitlog", "plain", "--out", tmp_path / "new").expect(2)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("to", ["file", "rocksdb"])
+def test_of_queues_that_are_written_twice_one_form_is_left(golden_copy, to: str):
+    store = golden_copy("5.3.3/rocksdb-double/store")
+    kept = snapshot.copy_tree(store, store.parent / "kept")
+    before = rows(store)
+    converted(store, to)
+    assert rows(store) == before
+    is_there = {path.is_dir() for path in (store / "consumequeue").iterdir()}
+    assert is_there == {to == "file"}
+    run("undo", store, "--yes").expect(0)
+    shutil.rmtree(store / ".rmqctl")
+    differences = snapshot.take(kept, inodes=False).differences(snapshot.take(store, inodes=False))
+    assert [line for line in differences if not line.startswith("changed: . ")] == []

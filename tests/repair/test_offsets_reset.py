@@ -13,6 +13,7 @@ import pytest
 from rmqctl.formats.config import config_json
 from tests.adversary.test_lost import SIZES, filled
 from tests.adversary.writer import Writer
+from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support.cli import Result, run
 from tests.support.holder import held
@@ -214,3 +215,34 @@ def test_beside_a_broker_nothing_is_changed(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     with held(store), snapshot.assert_unchanged(store):
         reset(store, "--to", "latest", "--apply", *JSON).expect(4)
+
+
+@pytest.mark.parametrize(("form", "folder"), [
+    ("v1", "config/consumerOffsets"), ("v2", "config/rdb")])
+@pytest.mark.parametrize("kill", ["", "-kill"])
+def test_positions_in_rocksdb(golden_copy: GoldenFolder, form: str, folder: str,
+                              kill: str) -> None:
+    """All else of the data base stays, what lies in its write-ahead log too."""
+    store = golden_copy(f"5.3.3/rocksdb-config-{form}{kill}/store")
+    kept = snapshot.copy_tree(store, store.parent / "kept")
+
+    def config() -> dict[str, Any]:
+        return {name: sorted(map(json.dumps, run("config", store, name, "-o", "json").json()))
+                for name in ("topics", "groups", "offsets")}
+
+    before = config()
+    rows = [json.loads(row) for row in before["offsets"]]
+    group, topic = next((row["group"], row["topic"]) for row in rows if row["offset"])
+    moved = [row for row in rows if (row["group"], row["topic"]) == (group, topic)]
+    plan = run("offsets", "reset", store, "--group", group, "--topic", topic, "--to",
+               "earliest", "--apply", "-o", "json").expect(0).json()
+    assert {action["target"] for action in plan["actions"]} == {folder}
+    after = config()
+    assert (after["topics"], after["groups"]) == (before["topics"], before["groups"])
+    others = {row for row in before["offsets"] if json.loads(row) not in moved}
+    assert others < {*after["offsets"]}
+    assert {json.loads(row)["offset"] for row in {*after["offsets"]} - others} == {0}
+    run("undo", store, "--yes").expect(0)
+    shutil.rmtree(store / ".rmqctl")
+    differences = snapshot.take(kept, inodes=False).differences(snapshot.take(store, inodes=False))
+    assert [line for line in differences if not line.startswith("changed: . ")] == []

@@ -109,3 +109,58 @@ def test_one_topic_alone_is_refused(golden):
 def test_without_the_library(golden, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     assert "rmqctl[rocksdb]" in run("recover", golden(SOUND)).expect(3).err
+
+
+def rows_below(store: Path, to: int) -> dict:
+    """By queue the rows that lead before a physical offset, and where the queue stands then."""
+    found = {}
+    with Store.open(store) as opened:
+        for key, queue in opened.queues.items():
+            rows = queue.rows(queue.first_index, queue.disk_end - queue.first_index)
+            rows = rows[rows["physical_offset"] < to]
+            found[key] = queue.first_index + len(rows), rows.tolist()
+    return found
+
+
+@pytest.mark.parametrize("number", [1, 120, 333])
+def test_a_log_that_is_cut(golden_copy, number: int):
+    store = golden_copy(EVERYTHING)
+    kept = snapshot.copy_tree(store, store.parent / "kept")
+    with Store.open(store) as opened:
+        to = int(sorted(at for batch in opened.log.walk() for at in batch.offset)[number])
+    before = rows_below(store, to)
+    plan = run("truncate", store, "--to-phy", str(to), "--apply", "-o", "json").expect(0).json()
+    [action] = [one for one in plan["actions"] if one["target"] == "consumequeue"]
+    assert action["to"] == sum(len(rows) for _, rows in before.values())
+    assert run("verify", store, "-o", "json").expect(0).json()["ok"]
+    assert {key: value for key, value in rows_below(store, to).items() if value[0]} == {
+        key: value for key, value in before.items() if value[0]}
+    started = run("preflight", store, "-o", "json").expect(0).json()
+    assert (started["truncate_to"], started["rows_added"]) == (to, 0)
+    run("undo", store, "--yes").expect(0)
+    shutil.rmtree(store / ".rmqctl")
+    differences = snapshot.take(kept, inodes=False).differences(snapshot.take(store, inodes=False))
+    assert [line for line in differences if not line.startswith("changed: . ")] == []
+
+
+def test_what_has_expired(golden_copy):
+    """Only files of the log and the index go; a queue goes on where it stood, cut or not."""
+    store = golden_copy(EVERYTHING)
+    data = contents(store)
+    with Store.open(store) as opened:
+        ends = {key: queue.disk_end for key, queue in opened.queues.items()}
+    said = run("expire", store, "--keep-bytes", "100KiB", "--apply", "-o", "json").expect(0)
+    assert contents(store) == data
+    assert "stay in the data base" in said.err
+    first = said.json()["min_phy_offset"]
+    assert first == 98304
+    with Store.open(store) as opened:
+        assert {key: queue.disk_end for key, queue in opened.queues.items()} == ends
+        expired = {key: sum(row[0] < first for row in queue.rows(0, queue.disk_end).tolist())
+                   for key, queue in opened.queues.items()}
+    assert sum(expired.values()) > 150
+    run("truncate", store, "--to-phy", str(first), "--apply").expect(0)
+    with Store.open(store) as opened:
+        assert {key: queue.disk_end for key, queue in opened.queues.items()} == {
+            key: count for key, count in expired.items() if count}
+    assert run("verify", store, "-o", "json").expect(0).json()["ok"]

@@ -76,7 +76,7 @@ def command(
     if consumequeue is None:
         raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain")
     from rmqctl.commands.shared import applying
-    from rmqctl.repair.convert.queues import ConvertOptions, plan_convert
+    from rmqctl.repair.convert.queues import WRITES, ConvertOptions, plan_convert
 
     require("rocksdict")
     options = ConvertOptions(consumequeue, worker_count(jobs), store.folders, store.sizes, given)
@@ -86,14 +86,14 @@ def command(
 
         with store.open() as opened, DeferredSignals() as signals, out.progress(
                 "copying", opened.log.size) as progress:
-            opened.layout.require_writable(root, made_anew=True)
+            opened.layout.require_writable(root, WRITES)
             copy_store(opened, target, progress.advance, signals.check)
         root, apply = target, replace(apply, apply=True, yes=True)
 
     def propose(scratch: Scratch) -> applying.Proposal:
         return applying.Proposal(plan_convert(root, scratch, options, out.watch))
 
-    applying.run(out, root, "convert", propose, apply, made_anew=True)
+    applying.run(out, root, "convert", propose, apply, writes=WRITES)
 
 
 def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ def command(
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying
     from rmqctl.repair.expire import Limits, expire
+    from rmqctl.repair.truncate.truncate import WRITES
 
     show_times_in(tz)
     if older_than is None and keep_bytes is None and free is None:
@@ -68,4 +69,5 @@ def command(
              "files": f"{count_text(len(expiry.plan.actions))} ({size_text(expiry.bytes)})"},
             impact=Impact(count, topics=expiry.rows) if count else None)
 
-    applying.run(out, store.root, "expire", propose, apply, folders=store.folders)
+    applying.run(out, store.root, "expire", propose, apply, folders=store.folders,
+                 writes=WRITES, made_anew=True)

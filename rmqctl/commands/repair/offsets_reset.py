@@ -59,11 +59,11 @@ def command(
     wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None else to or "latest",
                           topic, queue)
 
-    def propose(_: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> applying.Proposal:
         with store.open() as opened:
             kind = view if view == "disk" or not opened.layout.reads("consumequeue") else "broker"
-            made = plan_reset(opened, wanted, view_of(opened, kind), now_ms)
+            made = plan_reset(opened, wanted, view_of(opened, kind), now_ms, scratch)
         return applying.Proposal(made.plan, {
             "group": group, "queues": [moved.as_dict() for moved in made.queues]})
 
-    applying.run(out, store.root, "offsets-reset", propose, apply)
+    applying.run(out, store.root, "offsets-reset", propose, apply, writes=())

@@ -35,7 +35,8 @@ def command(
     """Cut the log at a physical offset, and with it everything derived from it.
 
     Consumequeues, index, timer and checkpoint become those of a broker that never got the
-    messages beyond OFFSET, byte for byte. These are listed; delayed messages and transactions
+    messages beyond OFFSET, byte for byte; a RocksDB data base of consumequeues is made anew from
+    what is left of the log. These messages are listed; delayed messages and transactions
     among them, and consumers that are ahead of what is left, are warned about. config/ is not
     changed. Nothing is deleted: what is cut is kept, and `rmqctl undo` brings it back.
 
@@ -45,16 +46,16 @@ def command(
     """
     from rmqctl.broker.versions import version_of
     from rmqctl.commands.shared import applying
-    from rmqctl.repair.truncate.truncate import truncate
+    from rmqctl.repair.truncate.truncate import WRITES, truncate
 
     show_times_in(tz)
 
-    def propose(_: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> applying.Proposal:
         with store.open() as opened:
             generation = (version_of(engine.version).generation if engine.version
                           else opened.generation)
             with out.progress("reading what is cut", max(opened.log.end - to_phy, 0)) as progress:
-                cut = truncate(opened, to_phy, generation, progress.advance)
+                cut = truncate(opened, to_phy, generation, progress.advance, scratch)
         by_topic = [f"{topic} {count_text(count)}"
                     for topic, count in list(cut.lost_by_topic.items())[:_TOPICS]]
         more = len(cut.lost_by_topic) - _TOPICS
@@ -66,4 +67,5 @@ def command(
              **({"of": ", ".join(by_topic) + (f" and {more} more topics" if more > 0 else "")}
                 if by_topic else {})}, impact=cut.impact)
 
-    applying.run(out, store.root, "truncate", propose, apply, folders=store.folders)
+    applying.run(out, store.root, "truncate", propose, apply, folders=store.folders,
+                 writes=WRITES, made_anew=True)

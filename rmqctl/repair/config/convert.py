@@ -16,7 +16,15 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.rocksdb_writer import write_database
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.rocksdb import config as layout
-from rmqctl.repair.plan import Changes, Create, FileContent, Plan
+from rmqctl.repair.plan import (
+    Changes,
+    Create,
+    FileContent,
+    MakeFolder,
+    MoveAside,
+    Plan,
+    Step,
+)
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import BACKUP, FOLDER, MISSING, ConfigFile, load_one
 from rmqctl.store.config.rocksdb import PULL_TABLE, TABLES
@@ -107,23 +115,49 @@ def _to_files(store: Store, files: Mapping[str, ConfigFile], changes: Changes) -
 
 def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Changes,
                  scratch: Scratch) -> None:
-    inside: dict[str, list[str]] = {}
-    for name, folder in CONFIG_DATABASES[to].items():
-        inside.setdefault(folder, []).append(name)
-    os.makedirs(scratch.path(FOLDER), exist_ok=True)
-    for folder, names in inside.items():
-        values = {name: files[name].value or {} for name in names}
-        families = _second(values) if to == "rocksdb-v2" else _first(*values.items())
+    for folder, names in _databases(to).items():
         entries = sum(files[name].entries or 0 for name in names)
         source = ", ".join(files[name].main.path for name in names)
-        made = write_database(scratch.path(folder), families)
-        for file in made:
-            path = scratch.path(folder, file)
-            if file == made[-1]:  # that without which it is none tells what it holds
-                changes.act(Create(f"{folder}/{file}", FileContent(path)), "restore", None,
-                            entries, f"a data base with what is in {source}", "entry")
-            else:
-                changes.steps.append(Create(f"{folder}/{file}", FileContent(path)))
+        made = new_database(to, folder, {name: files[name].value or {} for name in names}, scratch)
+        changes.steps += made[:-1]
+        # That without which it is none tells what it holds.
+        changes.act(made[-1], "restore", None, entries, f"a data base with what is in {source}",
+                    "entry")
+
+
+def _databases(form: ConfigLayout) -> dict[str, list[str]]:
+    """Which files each data base stands in for."""
+    inside: dict[str, list[str]] = {}
+    for name, folder in CONFIG_DATABASES[form].items():
+        inside.setdefault(folder, []).append(name)
+    return inside
+
+
+def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str, Any]],
+                 scratch: Scratch) -> list[Create]:
+    """The files of a data base with ``values``, by the names of the JSON files, to be created in
+    ``folder`` (relative to the root), made in ``scratch``; that without which it is none is the
+    last. MissingExtraError, StoreIOError.
+    """
+    os.makedirs(scratch.path(FOLDER), exist_ok=True)
+    families = _second(values) if form == "rocksdb-v2" else _first(*values.items())
+    return [Create(f"{folder}/{name}", FileContent(scratch.path(folder, name)))
+            for name in write_database(scratch.path(folder), families)]
+
+
+def replaced(store: Store, name: str, value: dict[str, Any],
+             scratch: Scratch) -> list[Step]:
+    """The steps that put a data base with ``value`` for the file ``name`` in the place of the one
+    that stands in for it, which is kept aside; what else that holds stays. RefusedError where not
+    all of it can be read, MissingExtraError, StoreIOError.
+    """
+    form = store.layout.config
+    folder = CONFIG_DATABASES[form][name]
+    files = {other: load_one(store, other) for other in _databases(form)[folder]}
+    for file in files.values():
+        _refuse_damage(store, file)
+    values = {other: file.value or {} for other, file in files.items()} | {name: value}
+    return [MoveAside(folder), MakeFolder(folder), *new_database(form, folder, values, scratch)]
 
 
 def _json(value: object) -> bytes:

@@ -1,4 +1,5 @@
-"""``convert``: consumequeues from files into RocksDB and back, made anew from the log.
+"""``convert``: consumequeues from files into RocksDB and back, made anew from the log; from both,
+as a broker that writes them twice has them, to one of the two.
 
 Both forms follow from the log, so nothing is translated but where queues stand whose messages have
 all expired. The old form is moved aside as a whole; broker and configuration have to go with the
@@ -34,14 +35,17 @@ from rmqctl.repair.plan import (
     Watch,
 )
 from rmqctl.repair.rebuild import rocksdb
+from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, log_size, rebuild
-from rmqctl.repair.recover import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey, is_queue_name
+from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Sizes, Store
 
 COMMAND = "convert"
+WRITES = ("commitlog",)
+"""What must be in a form that is written: consumequeues are made as a whole."""
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
 _TO_ROCKSDB = (
@@ -49,6 +53,7 @@ _TO_ROCKSDB = (
     "keeps topics, groups and positions in RocksDB, too: at its first start it takes them from the "
     "JSON files whose dataVersion counts more than its own, which consumerOffset.json often does "
     "not: then groups begin anew")
+_TWICE = "a broker with rocksdbCQDoubleWriteEnable begins a new data base beside the files"
 _TO_FILES = ("a broker reads these consumequeues with storeType=default, and topics, groups and "
              "positions from the JSON files of config/: make sure that these are up to date")
 
@@ -72,10 +77,12 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
     damaged, or queues are of a kind that the other form has not), StoreIOError.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
-        store.layout.require_writable(root, made_anew=True)
+        store.layout.require_writable(root, WRITES)
         if store.layout.consumequeue == options.to:
             return Plan(COMMAND, root, notes=(
                 f"the consumequeues are in the form {options.to} already",))
+        if store.layout.consumequeue == "double" and options.to == "file":
+            return _without_copy(store)
         _refuse(store, options.to)
         known = configured(store, options.given)
         parts = log_as_it_is(store)
@@ -111,6 +118,19 @@ def _refuse(store: Store, to: Form) -> None:
     if trouble is not None:
         raise RefusedError(f"{store.root}: the log is damaged ({trouble.detail}): `rmqctl recover` "
                            "makes it whole first")
+
+
+def _without_copy(store: Store) -> Plan:
+    """The plan that leaves a broker's files, and takes the copy in RocksDB away."""
+    store.layout.require(store.root, CONSUMEQUEUE)
+    names = sorted(name for name in os.listdir(store.path(CONSUMEQUEUE))
+                   if DATABASE_FILE.fullmatch(name))
+    size = sum(os.path.getsize(store.path(CONSUMEQUEUE, name)) for name in names)
+    action = Action("move aside", CONSUMEQUEUE, size, None, f"the copy in RocksDB "
+                    f"({plural(len(names), 'file')}); the queues in files stay", "byte")
+    return Plan(COMMAND, store.root, (action,),
+                tuple(MoveAside(os.path.join(CONSUMEQUEUE, name)) for name in names),
+                notes=(_TWICE,))
 
 
 def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> Planned:

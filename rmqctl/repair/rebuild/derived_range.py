@@ -14,12 +14,20 @@ from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.tolerant import Unread
 from rmqctl.store.log.ranges import Range
+from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
 """Bytes of log whose rows are made at a time. A quarter of it takes an eighth more CPU or so."""
 MOST_SPANS = 100
 """Damaged spans that are kept one by one; of the others only number and length."""
 _BAD_BODY = "the body does not match its CRC"
+
+
+def log_as_it_is(store: Store) -> list[LogPart]:
+    """The files of the log without any change."""
+    return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit,
+                    head=file.head)
+            for file in store.log.files if file.size]
 
 
 @dataclass(slots=True)

@@ -31,16 +31,19 @@ from rmqctl.formats.rocksdb.consume_queue import (
     ROWS,
     PositionRecord,
 )
+from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Action, Create, FileContent, MakeFolder, MoveAside, Planned, Step
 from rmqctl.repair.rebuild import derived_range
-from rmqctl.repair.rebuild.derived_range import derive
+from rmqctl.repair.rebuild.derived_range import derive, log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log import ranges
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import first_from
 from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
+from rmqctl.store.store import Store
 
 FOLDER = "consumequeue"
 _MADE = "rocksdb"
@@ -83,19 +86,29 @@ def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
         log_min = parts[0].base if parts else 0
         for key, queue in present.items():
             if key not in writer.last:
-                writer.keep(key, stands_at(queue, log_min))
+                writer.keep(key, stands_at(queue, log_min, log_end))
     finally:
         made = writer.finish()
     return made
 
 
-def stands_at(queue: ConsumeQueue, log_min: int) -> PositionRecord | None:
-    """The last row of a queue whose messages have all expired; None for any other."""
+def stands_at(queue: ConsumeQueue, log_min: int,
+              log_end: int | None = None) -> PositionRecord | None:
+    """The last row of a queue whose messages have all expired; None for any other.
+
+    ``log_end``: rows that lead there or behind are cut off; where others have expired the queue
+    goes on at the first of these.
+    """
     last = queue.last if isinstance(queue, RocksQueue) else None
     if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:
         unit = queue.unit(queue.disk_end - 1)
         last = None if unit is None else PositionRecord(unit.physical_offset, queue.disk_end - 1)
-    return last if last is not None and 0 <= last.physical_offset < log_min else None
+    if last is not None and 0 <= last.physical_offset < log_min:
+        return last
+    if last is None or log_end is None:
+        return None
+    first = first_from(queue, queue.first_index, queue.disk_end, log_end)
+    return PositionRecord(max(log_min - 1, 0), first - 1) if first > 0 else None
 
 
 class _Writer:
@@ -183,6 +196,20 @@ class _Writer:
         self._made.files = self._database.finish()
         self._made.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}
         return self._made
+
+
+def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey, int]]:
+    """((steps, actions), the next queue offset of every queue) of a data base whose log ends at the
+    physical offset ``to``. StoreIOError, MissingExtraError.
+    """
+    present, parts = store.rocksdb, log_as_it_is(store)
+    queues = {} if present is None else present.queues
+    made = make(parts, configured(store, {}).settings, scratch, queues, log_end=to)
+    ends = {key: made.ends.get(key, 0) for key in {**queues, **made.ends}}
+    if is_right(present, made, store.log.min_offset):
+        return ([], []), ends
+    before = sum(queue.disk_end - queue.first_index for queue in queues.values())
+    return steps(store.root, made, before, "rows of messages that are cut"), ends
 
 
 # -- what has to change ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
 from rmqctl.repair.plan import Action, Changes
+from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import cut_files
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -42,14 +43,21 @@ class QueuesCut(Changes):
     restarted: list[QueueKey] = field(default_factory=list)
 
 
-def cut_queues(store: Store, to: int) -> QueuesCut:
+def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesCut:
     """Cuts the rows of records at or behind physical offset ``to`` off every queue. StoreIOError.
 
-    Rows are taken away from a queue's end on. A damaged row that leads behind ``to`` from among
-    good ones stays: what follows it would be lost with it.
+    Rows in files are taken away from a queue's end on. A damaged row that leads behind ``to`` from
+    among good ones stays: what follows it would be lost with it. A data base is made anew, in
+    ``scratch``, which must stay until the plan is carried out.
     """
     cut = QueuesCut()
-    for key, queue in store.queues.items():
+    in_rocksdb = store.layout.consumequeue == "rocksdb"
+    if in_rocksdb:
+        from rmqctl.repair.rebuild import rocksdb
+
+        assert scratch is not None
+        (cut.steps, cut.actions), cut.next_offsets = rocksdb.cut(store, to, scratch)
+    for key, queue in () if in_rocksdb else store.queues.items():
         tail = _tail(queue.files, consume_queue.UNIT, to)
         if tail is None:
             with closing(queue):

@@ -22,6 +22,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
+from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.epochs import cut_epochs
 from rmqctl.repair.truncate.index import cut_index
@@ -38,6 +39,7 @@ from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
+WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
 """Files at the end of a log which recovery after a clean end walks, at most."""
 MOST_LISTED = 100_000
@@ -67,19 +69,22 @@ class Truncation:
 
 
 def truncate(store: Store, to: int, generation: int,
-             step: Callable[[int], None] | None = None) -> Truncation:
-    """The plan that ends the log of ``store`` at physical offset ``to``.
+             step: Callable[[int], None] | None = None,
+             scratch: Scratch | None = None) -> Truncation:
+    """The plan that ends the log of ``store`` at physical offset ``to``. A data base of
+    consumequeues is made anew in ``scratch``.
 
     ``to`` must be where a record, a blank, or an unused or damaged part begins: RefusedError names
     the nearest such offsets. ``generation`` (4 or 5) is the broker's. ``step`` hears of the bytes
     read behind the cut. Writes nothing. StoreIOError.
     """
-    store.layout.require_writable(store.root)
+    store.layout.require_writable(store.root, WRITES, made_anew=True)
+    store.layout.require(store.root, "consumequeue")
     cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
     behind = messages_behind(store, to, progress, step)
     log_steps, log_actions = cut_log(store, to)
-    queues = cut_queues(store, to)
+    queues = cut_queues(store, to, scratch)
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
     index = cut_index(store, to, generation)
     epochs = cut_epochs(store, to)
