@@ -1,0 +1,365 @@
+"""SQL92 filters, compiled and judged as a broker does (spec: remoting.md §3.1).
+
+Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 has them without CONTAINS,
+STARTSWITH and ENDSWITH. What would surprise elsewhere is a broker's: a property is text until it is
+compared with a number, whose kind (32 bits, 64 bits, double) it must then have; what cannot be
+compared ends the whole evaluation, also within NOT and OR, and the message does not match; text
+behind a whole condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
+
+Bounded for text and properties of strangers: compiling takes time in proportion to the text, a
+match in proportion to its conditions, and nothing recurses but for parentheses, up to a limit.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from rmqctl.broker import sql92_values as values
+from rmqctl.broker.sql92_values import ORDERS, TEXT_TESTS, IncomparableError, Value
+from rmqctl.errors import UsageError
+
+MAX_TEXT = 64 << 10
+"""Characters of a filter."""
+MAX_DEPTH = 100
+"""Parentheses within each other; also signs and NOT in a row."""
+
+class Filter:
+    """A filter that compiled. `compile_filter` makes it."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: list[tuple[_Step, Any]]) -> None:
+        self._steps = steps
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Whether a broker delivers a message with these properties; False where it fails."""
+        try:
+            return self._value(properties) is True
+        except IncomparableError:
+            return False
+
+    def _value(self, properties: Mapping[str, str]) -> Value:
+        stack: list[Value] = []
+        steps, at = self._steps, 0
+        while at < len(steps):
+            step, operand = steps[at]
+            at += 1
+            if step == "property":
+                stack.append(properties.get(operand))
+            elif step == "constant":
+                stack.append(operand)
+            elif step == "one":
+                stack[-1] = operand(stack[-1])
+            elif step == "two":
+                second = stack.pop()
+                stack[-1] = operand(stack[-1], second)
+            elif step == "again":
+                stack.append(stack[-operand])
+            else:
+                decided, skipped = operand
+                if stack[-1] is decided:
+                    at += skipped
+        return stack[0]
+
+
+_Step = Literal["property", "constant", "one", "two", "again", "decided"]
+"""Pushes a property or a constant; replaces the last value or the last two by what a function of
+them gives; pushes an earlier value again; skips so many steps where the last value is such that
+they need not be done."""
+
+
+def compile_filter(text: str) -> Filter:
+    """A filter out of what a subscription says. UsageError, with the place, where a broker's
+    parser refuses it, and where it is longer or deeper than `MAX_TEXT`, `MAX_DEPTH`.
+    """
+    if len(text) > MAX_TEXT:
+        raise UsageError(f"a filter of {len(text)} characters: {MAX_TEXT} are allowed")
+    return _Compiler(text).compiled()
+
+
+_KEYWORDS = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS",
+                       *TEXT_TESTS})
+_LITERALS: dict[str, Value] = {"TRUE": True, "FALSE": False, "NULL": None}
+_OPERANDS = frozenset({"(", "name", "text", "whole", "double", *_LITERALS})
+_TOKEN = re.compile(r"""
+    (?P<blank> [ \t\n\r\f]++ | /\*.*?\*/ )
+  | (?P<double> [0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)? | \.[0-9]++(?:[eE][+-]?[0-9]++)?
+              | [0-9]++[eE][+-]?[0-9]++ )
+  | (?P<whole> 0 | [1-9][0-9]*+[lL]? )
+  | (?P<text> '[^']*+(?:''[^']*+)*' )  # of '''x the first two, where no quote follows
+  | (?P<name> [A-Za-z_$][A-Za-z0-9_$]*+ )
+  | (?P<sign> <= | <> | >= | [<>=(),+-] )
+""", re.VERBOSE | re.DOTALL)
+_LINE_END = re.compile(r"[\n\r]")
+
+
+class _Token(NamedTuple):
+    """``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: where it stands."""
+
+    kind: str
+    text: str
+    at: int
+
+
+class _Term(NamedTuple):
+    """What the parser knows of a part: a constant has its ``value``."""
+
+    kind: Literal["constant", "property", "negative", "condition"]
+    at: int
+    value: Value = None
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.value, int | float) and not isinstance(self.value, bool)
+
+
+_OR, _AND, _EQUALITY, _COMPARISON = range(4)
+"""How tightly operators bind."""
+
+
+class _Compiler:
+    """The parser: it writes the steps of a filter while it reads, each part behind its operands."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._last_line_end = max(text.rfind("\n"), text.rfind("\r"))
+        self._steps: list[tuple[_Step, Any]] = []
+        self._depth = 0
+        self._token = self._read()
+
+    def compiled(self) -> Filter:
+        self._as_condition(self._expression(_OR))
+        return Filter(self._steps)
+
+    def _refuse(self, at: int, why: str) -> NoReturn:
+        raise UsageError(f"the filter does not compile, at character {at + 1}: {why}")
+
+    # Tokens, one ahead
+
+    def _read(self) -> _Token:
+        while True:
+            at = self._position
+            if at == len(self._text):
+                return _Token("end", "", at)
+            if at < self._last_line_end and self._text.startswith("--", at):
+                found = _LINE_END.search(self._text, at)  # without a line end it is two signs
+            else:
+                found = _TOKEN.match(self._text, at)
+            if found is None:
+                self._refuse(at, f"nothing begins with {self._text[at]!r}"
+                             if self._text[at] != "'" else "a text without an end")
+            self._position = found.end()
+            kind, word = found.lastgroup, found[0]
+            if kind == "name" and word.upper() in _KEYWORDS:
+                return _Token(word.upper(), word, at)
+            if kind not in (None, "blank"):
+                return _Token(word if kind == "sign" else str(kind), word, at)
+
+    def _take(self, *kinds: str) -> _Token:
+        """The next token, which must be of one of these kinds."""
+        token = self._token
+        if kinds and token.kind not in kinds:
+            wanted = " or ".join("a text in quotes" if kind == "text" else kind for kind in kinds)
+            self._refuse(token.at, f"{wanted} is expected, not {_shown(token)}")
+        self._token = self._read()
+        return token
+
+    def _took(self, kind: str) -> bool:
+        if self._token.kind != kind:
+            return False
+        self._take()
+        return True
+
+    def _take_text(self) -> str:
+        return _unquoted(self._take("text"))
+
+    # Grammar
+
+    def _expression(self, loosest: int) -> _Term:
+        """An operand, and all operators behind it that bind at least as tightly."""
+        start = len(self._steps)
+        left = self._operand()
+        tightest = _COMPARISON  # what binds tighter than the last operator has been read by it
+        while True:
+            sign = self._token.kind
+            if sign in ("OR", "AND"):
+                binding = _OR if sign == "OR" else _AND
+            elif sign in ("=", "<>", "IS"):
+                binding = _EQUALITY
+            elif sign in ORDERS or sign in TEXT_TESTS or sign in ("NOT", "BETWEEN", "IN"):
+                binding = _COMPARISON
+            else:
+                return left
+            if not loosest <= binding <= tightest:
+                return left
+            tightest = binding
+            if binding == _COMPARISON:
+                left = self._comparison(left, start)
+            elif binding == _EQUALITY:
+                left = self._equality(left)
+            else:
+                left = self._logic(left, self._take().kind == "OR", binding + 1)
+
+    def _logic(self, left: _Term, is_or: bool, binding: int) -> _Term:
+        self._as_condition(left)
+        place = self._unless()
+        self._as_condition(self._expression(binding))
+        self._join(place, is_or, values.either if is_or else values.both)
+        return _Term("condition", left.at)
+
+    def _unless(self) -> int:
+        """Where a second operand begins, which is not evaluated if the first one decides."""
+        self._steps.append(("decided", None))
+        return len(self._steps) - 1
+
+    def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
+        """Both operands are written, the second from ``place`` on: what ``holds`` of them."""
+        self._steps.append(("two", holds))
+        self._steps[place] = "decided", (decided, len(self._steps) - place - 1)
+
+    def _equality(self, left: _Term) -> _Term:
+        token = self._take("=", "<>", "IS")
+        if token.kind == "IS":
+            negated = self._took("NOT")
+            self._take("NULL")
+            self._steps.append(("one", partial(operator.is_not if negated else operator.is_, None)))
+            return _Term("condition", left.at)
+        right = self._expression(_COMPARISON)
+        for each in left, right:
+            if each.kind == "constant" and each.value is None:
+                self._refuse(each.at, "NULL cannot be compared: IS NULL asks for it")
+        if (left.kind == right.kind == "constant" and isinstance(left.value, bool)
+                and not isinstance(right.value, bool)):
+            self._refuse(left.at, "TRUE and FALSE cannot be compared with a number or a text")
+        self._steps.append(("two", values.equal if token.kind == "=" else values.not_equal))
+        return _Term("condition", left.at)
+
+    def _comparison(self, left: _Term, start: int) -> _Term:
+        """``start`` is the first step of ``left``."""
+        negated = self._took("NOT")
+        kinds = ("BETWEEN", "IN", *TEXT_TESTS)
+        token = self._take(*kinds) if negated else self._take()
+        if token.kind in ORDERS:
+            self._check_ordered(left)
+            self._ordered(token.kind)
+        elif token.kind == "BETWEEN":
+            self._between(left, negated)
+        elif token.kind == "IN":
+            if left.kind != "property":
+                self._refuse(token.at, "a property is expected before IN")
+            self._steps.append(("one", partial(values.is_in, self._list(), negated)))
+        else:
+            text = self._take_text()
+            if not text:  # with NOT, too, and whatever it is asked of
+                self._steps[start:] = [("constant", False)]
+            else:
+                test = partial(values.passes, TEXT_TESTS[token.kind], text, negated)
+                self._steps.append(("one", test))
+        return _Term("condition", left.at)
+
+    def _ordered(self, sign: str) -> _Term:
+        place = self._unless()
+        right = self._operand()
+        self._check_ordered(right)
+        self._join(place, None, ORDERS[sign])
+        return right
+
+    def _list(self) -> frozenset[str]:
+        self._take("(")
+        texts = {self._take_text()}
+        while self._take(",", ")").kind == ",":
+            texts.add(self._take_text())
+        return frozenset(texts)
+
+    def _between(self, value: _Term, negated: bool) -> None:
+        self._check_ordered(value)
+        self._steps.append(("again", 1))
+        low = self._ordered("<" if negated else ">=")
+        self._take("AND")
+        place = self._unless()
+        self._steps.append(("again", 2))
+        high = self._ordered(">" if negated else "<=")
+        self._join(place, negated, values.either if negated else values.both)
+        self._steps.append(("two", values.second))
+        if (not negated and low.kind == high.kind == "constant"
+                and values.ordered(operator.gt, low.value, high.value)):
+            self._refuse(low.at, "BETWEEN from a number to a smaller one")
+
+    def _operand(self) -> _Term:
+        """A constant, a property, or what stands in parentheses, with the signs before it."""
+        signs = []
+        while self._token.kind in ("+", "-", "NOT"):
+            signs.append(self._take())
+            self._check_depth(signs[-1], len(signs))
+        if self._token.kind not in _OPERANDS:
+            self._refuse(self._token.at, "a property, a number, a text in quotes or a parenthesis "
+                         f"is expected, not {_shown(self._token)}")
+        token = self._take()
+        if token.kind == "(":
+            self._depth += 1
+            self._check_depth(token, 0)
+            term = self._expression(_OR)
+            self._take(")")
+            self._depth -= 1
+        elif token.kind == "name":
+            self._steps.append(("property", token.text))
+            term = _Term("property", token.at)
+        else:
+            term = _Term("constant", token.at, self._constant(token))
+            self._steps.append(("constant", term.value))
+        for sign in reversed(signs):
+            if sign.kind == "-":
+                self._steps.append(("one", values.negative))
+                term = _Term("negative", sign.at)
+            elif sign.kind == "NOT":
+                self._as_condition(term)
+                self._steps.append(("one", values.inverse))
+                term = _Term("condition", sign.at)
+        return term
+
+    def _constant(self, token: _Token) -> Value:
+        if token.kind == "text":
+            return _unquoted(token)
+        if token.kind in _LITERALS:
+            return _LITERALS[token.kind]
+        if token.kind == "whole":
+            digits = token.text.rstrip("lL")
+            if len(digits) > 19 or int(digits) >= 1 << 63:
+                self._refuse(token.at, "a whole number has at most 64 bits")
+            return int(digits)
+        value = float(token.text)
+        if not 0 < value < math.inf:
+            self._refuse(token.at, "a number with a point must be above 0 and no larger than a "
+                         "double can be (write 0 for 0.0)")
+        return value
+
+    # What may stand where
+
+    def _check_depth(self, token: _Token, signs: int) -> None:
+        if self._depth + signs > MAX_DEPTH:
+            self._refuse(token.at, f"more than {MAX_DEPTH} parentheses or signs within each other")
+
+    def _check_ordered(self, term: _Term) -> None:
+        if term.kind == "condition" or (term.kind == "constant" and not term.is_number):
+            self._refuse(term.at, "only numbers and properties have an order")
+
+    def _as_condition(self, term: _Term) -> None:
+        if term.kind == "property":
+            self._steps.append(("one", values.property_as_condition))
+        elif term.kind == "negative" or (term.kind == "constant"
+                                         and not isinstance(term.value, bool | None)):
+            self._refuse(term.at, "a condition is expected, not a number or a text")
+
+
+def _unquoted(token: _Token) -> str:
+    return token.text[1:-1].replace("''", "'")
+
+
+def _shown(token: _Token) -> str:
+    return "the end" if token.kind == "end" else repr(token.text[:40])

@@ -1,0 +1,161 @@
+"""The values of SQL92 filters, and what RocketMQ's expression classes make of them.
+
+A property is text until it is compared with a number, and must then be a number of that one's kind.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+Number = int | float
+"""An int is Java's Integer, from 2**31 on its Long; a float is its Double."""
+Scalar = str | Number | bool
+Value = Scalar | None
+"""What a part of a filter comes to."""
+
+
+class IncomparableError(Exception):
+    """Values that a broker fails to compare: no message matches by them."""
+
+
+_WHOLE = re.compile(r"([+-]?)0*+(\d{0,19})")
+_DOUBLE = re.compile(r"""
+    [\0-\x20]*+ ( [+-]? (?: NaN | Infinity
+        | (?: [0-9]++\.?[0-9]*+ | \.[0-9]++ ) (?:[eE][+-]?[0-9]++)? (?P<suffix>[fFdD])?
+        | (?P<hex> 0[xX] (?: [0-9a-fA-F]++\.?[0-9a-fA-F]*+ | \.[0-9a-fA-F]++ )
+                   [pP][+-]?[0-9]++ ) (?P<hex_suffix>[fFdD])? ) ) [\0-\x20]*+
+""", re.VERBOSE)
+
+
+@lru_cache(maxsize=32)  # a filter may ask for the same property thousands of times
+def _whole(text: str, bits: int) -> int:
+    """`Integer.valueOf` and `Long.valueOf`, which take the digits of any script."""
+    found = _WHOLE.fullmatch(text)
+    if found is None or not text[-1:].isdecimal() or max(text) > "\uffff":
+        raise IncomparableError
+    value = int(found[1] + (found[2] or "0"))
+    if not -(1 << bits) <= value < 1 << bits:
+        raise IncomparableError
+    return value
+
+
+@lru_cache(maxsize=32)
+def _double(text: str) -> float:
+    """`Double.valueOf`."""
+    found = _DOUBLE.fullmatch(text)
+    if found is None:
+        raise IncomparableError
+    number = found[1][:-1] if found["suffix"] or found["hex_suffix"] else found[1]
+    try:
+        return float.fromhex(number) if found["hex"] else float(number)
+    except OverflowError:
+        return -math.inf if number.startswith("-") else math.inf
+
+
+def _as_number(text: str, like: Number) -> Number:
+    if isinstance(like, float):
+        return _double(text)
+    return _whole(text, 31 if abs(like) < 1 << 31 else 63)
+
+
+def _double_key(value: Number) -> tuple[bool, float, float]:
+    """Orders as `Double.compareTo` does: -0.0 before 0.0, and NaN, which is itself, last."""
+    number = float(value)
+    return (True, 0.0, 0.0) if math.isnan(number) else (False, number, math.copysign(1.0, number))
+
+
+def _order(left: Scalar, right: Scalar) -> int:
+    """Below 0, 0 or above 0, as `ComparisonExpression.__compare`."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        if isinstance(left, bool) and isinstance(right, str):
+            raise IncomparableError  # a cast that fails; the other way round there is none
+        if isinstance(left, str):
+            left = left.lower() == "true"
+        return left - right if isinstance(left, bool) and isinstance(right, bool) else -1
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return (left > right) - (left < right)
+        left = _as_number(left, right)
+    elif isinstance(right, str):
+        right = _as_number(right, left)
+    if isinstance(left, float) or isinstance(right, float):
+        first, second = _double_key(left), _double_key(right)
+        return (first > second) - (first < second)
+    return (left > right) - (left < right)
+
+
+def equal(left: Value, right: Value) -> bool | None:
+    """``=``; of two nulls true, of null and something else null, of something and null false."""
+    if left is None:
+        return True if right is None else None
+    return right is not None and _order(left, right) == 0
+
+
+def inverse(value: Value) -> bool | None:
+    """NOT; null stays null."""
+    return None if value is None else not value
+
+
+def not_equal(left: Value, right: Value) -> bool | None:
+    """``<>``."""
+    return inverse(equal(left, right))
+
+
+def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> bool | None:
+    """``<`` and its kin, by what ``holds`` of the order and 0; two texts are doubles here."""
+    if left is None or right is None:
+        return None
+    if isinstance(left, str) and isinstance(right, str):
+        left, right = _double(left), _double(right)
+    return holds(_order(left, right), 0)
+
+
+def both(left: Value, right: Value) -> bool | None:
+    """AND, of a first condition that is not false."""
+    if right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def either(left: Value, right: Value) -> bool | None:
+    """OR, of a first condition that is not true."""
+    if right is True:
+        return True
+    return None if left is None or right is None else False
+
+
+def second(_: Value, value: Value) -> Value:
+    """The second one."""
+    return value
+
+
+def negative(value: Value) -> Value:
+    """The sign ``-``; null of what is no number, a property among it."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return -value if number else None  # type: ignore[operator]
+
+
+def property_as_condition(value: Value) -> bool | None:
+    """Never true: properties are texts, not Java's Boolean."""
+    return None if value is None else False
+
+
+def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
+    """IN."""
+    return None if value is None else (value in texts) is not negated
+
+
+def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
+    """CONTAINS and its kin: false of what is no text, with NOT, too."""
+    return isinstance(value, str) and holds(value, text) is not negated
+
+
+Judge = Callable[[Value, Value], Value]
+ORDERS: dict[str, Judge] = {sign: partial(ordered, holds) for sign, holds in (
+    ("<", operator.lt), ("<=", operator.le), (">", operator.gt), (">=", operator.ge))}
+TEXT_TESTS = {"CONTAINS": str.__contains__, "STARTSWITH": str.startswith,
+               "ENDSWITH": str.endswith}
