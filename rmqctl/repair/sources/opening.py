@@ -161,10 +161,10 @@ class Opener:
     # -- messages ---------------------------------------------------------------------------------
 
     def _messages(self, name: str, files: Sequence[tuple[str, str]]) -> Source:
-        unused, laid, relocator = Unused(), self._laid_out(name), Relocator(self.ours)
+        unused, laid = Unused(), self._laid_out(name)
         try:
             with self.watch(f"reading {name}", sum(os.path.getsize(path) for path, _ in files)) as (
-                    done):
+                    done), Relocator(self.ours) as relocator:
                 for path, kind in files:
                     for where, found in self._reader(path, kind)(path, unused):
                         raw = relocator.moved(found) if kind == _TIER else found

@@ -1,14 +1,18 @@
 """Messages of a tier, back at the places that they had in our log.
 
 Such a record is the one of our log but for its physical offset, and a row of our consumequeue says
-that one: the row of its queue offset, where size and tags are its own. What proves that it is ours
-comes after, as for every source. (A store that `carve --out` made is none of these: where messages
-are missing it numbers those behind them anew, so that their rows would be others'.)
+that one: the row of its queue offset, where size and tags are its own. Where there is none such,
+our index does: the one place that has entries of all its keys, stored when it was. What proves that
+it is ours comes after, as for every source. (A store that `carve --out` made is none of these:
+where messages are missing it numbers those behind them anew, so that their rows would be others'.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc
@@ -17,17 +21,32 @@ from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.sources.encode import encoded
+from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.source import Closing
+from rmqctl.store.index_files import IndexFile, select, time_matched
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
-_NO_ROW = "no consumequeue row of ours fits it, and only that tells where it lay"
+_NOT_TOLD = ("no consumequeue row of ours fits it, nor do entries of our index lead to one place "
+             "for it, and only these tell where it lay")
+_MOST_OPEN = 256
+"""Index files that are asked, the newest ones: each stays open."""
+_SLACK = 2000
+"""Milliseconds; an entry has the second, counted from its file's first entry on."""
+_MOST_LED = 64
 
 
-class Relocator:
-    """Gives records the places that the rows of a store say."""
+class Relocator(Closing):
+    """Gives records the places that rows and index of a store say."""
 
     def __init__(self, ours: Store) -> None:
         self._ours = ours
+        self._indexes: list[IndexFile] | None = None
+
+    def close(self) -> None:
+        for index in self._indexes or ():
+            index.close()
+        self._indexes = None
 
     def moved(self, raw: bytes) -> bytes | str:
         """The record as it was in our log; why not, in words. StoreIOError."""
@@ -37,7 +56,9 @@ class Relocator:
             return f"no whole record: {error.path}: {error.reason}"
         place = self.place(record)
         if place is None:
-            return _NO_ROW
+            place = self._by_index(record)
+        if place is None:
+            return _NOT_TOLD
         made = encoded(replace(record, physical_offset=place))
         return append_crc.seal(made) if append_crc.stored(record.properties) is not None else made
 
@@ -59,3 +80,28 @@ class Relocator:
             if code != unit.tags_code:
                 return None
         return unit.physical_offset
+
+    def _by_index(self, record: Record) -> int | None:
+        """The one physical offset to which entries of all its keys lead. StoreIOError."""
+        if self._indexes is None:
+            self._indexes = [*islice(self._opened(), _MOST_OPEN)]
+        found: set[int] | None = None
+        for key in key_hashes(record):
+            places = self._places(key, record.store_timestamp)
+            found = places if found is None else found & places
+            if not found:
+                return None
+        return found.pop() if found and len(found) == 1 else None
+
+    def _opened(self) -> Iterator[IndexFile]:
+        for file in reversed(self._ours.index_listing.files):
+            with suppress(FormatError, StoreIOError):  # `verify` names them
+                yield self._ours.open_index(file)
+
+    def _places(self, key: int, time: int) -> set[int]:
+        found: list[int] = []
+        begin, end = time - _SLACK, time + _SLACK
+        for index in self._indexes or ():
+            if time_matched(index.header, begin, end):
+                select(index, key, _MOST_LED, begin, end, found)
+        return {*found}
