@@ -14,7 +14,7 @@ second follows from the first, and tells just that nothing else is damaged.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache, reduce
 from typing import NamedTuple
 
 POLYNOMIAL = 0xEDB88320
@@ -107,13 +107,20 @@ def _power_of_x(exponent: int) -> int:
     return _raised(_X, exponent % ORDER)
 
 
+@lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """The power of x (0 to 2^32 - 2) that ``value`` is; it is not 0."""
+    """The power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. Of one damaged record it is
+    asked for again and again: for a bit, for a byte, and in each round of a plan.
+    """
+    squares = [value]  # the power 2^n at place n
+    while len(squares) < _CHECK_BITS:
+        squares.append(_times(squares[-1], squares[-1]))
     logarithm = 0
     for prime in _PRIMES:
         # Within the subgroup of that many elements, then put together (Chinese remainders).
         cofactor = ORDER // prime
-        rest = _in_subgroup(_raised(value, cofactor), prime)
+        power = reduce(_times, (one for place, one in enumerate(squares) if cofactor >> place & 1))
+        rest = _in_subgroup(power, prime)
         logarithm += rest * cofactor * pow(cofactor, -1, prime)
     return logarithm % ORDER
 

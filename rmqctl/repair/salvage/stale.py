@@ -16,6 +16,7 @@ Where no row and no entry is left to tell, their times are (`rmqctl.store.log.ea
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -50,14 +51,18 @@ def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set
 
 def contradicted_places(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Physical offsets of records amid undamaged bytes that rows and index contradict: near where
-    queue offsets do not go on. StoreIOError.
+    queue offsets do not go on, and no damage between explains that. StoreIOError.
     """
     found: set[int] = set()
-    odd = sorted(survey.runs.breaks)
+    odd: set[int] = set()
+    starts = [region.start for region in survey.regions]
+    for before, behind, is_gap in survey.runs.breaks:
+        if not is_gap or bisect_left(starts, before) == bisect_left(starts, behind):
+            odd |= {before, behind}
     for part in parts if odd else ():
         with part.open() as source:
             for records in contradicted(source, store, (
-                    place for place in odd if part.base <= place < part.end)):
+                    place for place in sorted(odd) if part.base <= place < part.end)):
                 found.update(record.physical_offset for record in records)
     return found
 

@@ -103,13 +103,13 @@ class _IndexPages:
     end: int
     pages: Pages | None = None
 
-    def within(self, store: Opened, start: int, end: int) -> Pair:
+    def within(self, start: int, end: int) -> Pair:
         if self.begin <= self.end and not (self.begin < end and self.end >= start):
             return NOTHING
         if self.pages is None:
             self.pages = Pages()
             for number in range(0, self.count, _PAGE):
-                self.pages.add(partial(_entries, store, self.file, self.first + number * ENTRY.size,
+                self.pages.add(partial(_entries, self.file, self.first + number * ENTRY.size,
                                        min(_PAGE, self.count - number)))
         return self.pages.within(start, end)
 
@@ -145,7 +145,7 @@ class StoreWitness:
     def keys(self, start: int, end: int) -> Pair:
         if self._keys is None:
             self._keys = [_IndexPages(*file) for file in self._index_files()]
-        parts = [index.within(self._opened(), start, end) for index in self._keys]
+        parts = [index.within(start, end) for index in self._keys]
         places, hashes = (np.concatenate([np.zeros(0, np.int64), *column])
                           for column in (zip(*parts, strict=True) if parts else ((), ())))
         order = np.argsort(places, kind="stable")
@@ -224,11 +224,11 @@ def _batched(queue: BatchQueue, number: int) -> Pair:
     return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
 
 
-def _entries(store: Opened, file: StoreFile, position: int, count: int) -> Pair:
+def _entries(file: StoreFile, position: int, count: int) -> Pair:
     try:
-        with closing(store.open_index(file)) as index:
-            data = index.source.read(position, count * ENTRY.size)
-    except (FormatError, StoreIOError):
+        with file.open() as source:
+            data = source.read(position, count * ENTRY.size)
+    except StoreIOError:
         return NOTHING
     rows = ENTRY.array(data)
     return rows["physical_offset"].astype(np.int64), rows["key_hash"].astype(np.int64)

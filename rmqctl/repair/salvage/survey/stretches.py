@@ -19,9 +19,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
-LEAST_LENGTH, STRETCHES = 8 << 20, 64
+LEAST_LENGTH, STRETCHES = 1 << 20, 256
 """Bytes of a stretch at least, and how many a log has about, besides one for each file."""
-_MOST_ROWS = 4 << 20
+_MOST_ROWS = 2 << 20
 """Columns of runs (40 bytes each) that all stretches keep."""
 
 

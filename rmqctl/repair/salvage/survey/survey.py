@@ -60,9 +60,9 @@ class Runs:
         self._numbers = numbers
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
-        self.breaks: set[int] = set()
-        """Physical offsets of messages behind which, or with which, a queue's offsets do not go on
-        (of the first `MOST_ODD` places)."""
+        self.breaks: list[tuple[int, int, bool]] = []
+        """Where a queue's offsets do not go on (the first `MOST_ODD`): physical offsets of the
+        message before and of the one behind, and whether offsets are just missing there."""
 
     @property
     def keys(self) -> list[QueueKey]:
@@ -97,7 +97,8 @@ class Runs:
             number = int(queue[row])
             if self._open[1, number] >= 0:
                 if len(self.breaks) < MOST_ODD:
-                    self.breaks |= {int(self._open[3, number]), int(rows[3, row])}
+                    self.breaks.append((int(self._open[3, number]), int(rows[3, row]),
+                                        int(self._open[1, number]) < int(rows[1, row])))
                 self._closed.setdefault(number, []).append(Run(*self._open[:, number].tolist()))
             self._open[:, number] = rows[1:, row]
 
