@@ -26,13 +26,18 @@ from tests.support.cli import Result, run
 from tests.support.layouts import layout_set
 from tests.support.snapshot import assert_unchanged
 
-DERIVED = [("recover", "--only", "consumequeue"), ("recover", "--only", "index")]
+DERIVED = [("recover", "--only", "consumequeue"), ("recover", "--only", "index"),
+           ("pipeline", "rebuild")]
 """What is done for a DLedger store."""
 WRITING = [("recover",), ("recover", "--only", "commitlog"), ("recover", "--only", "consumequeue"),
            ("recover", "--only", "index"), ("recover", "--strategy", "broker"),
            ("truncate", "--to-phy", "0"), ("expire", "--older-than", "1s"),
            ("flush",), ("write", "--topic", "orders", "--body", "x"), ("append",),
            ("pipeline", "rebuild")]
+
+
+MENDING = ("recover", "truncate", "expire", "pipeline")
+"""What makes a data base of consumequeues anew."""
 
 
 def layout_of(store: Path) -> dict[str, str]:
@@ -84,15 +89,15 @@ def rocksdb_store(folder: Path) -> Path:
 
 
 def nothing_is_planned(store: Path, but: Sequence[tuple[str, ...]] = ()) -> None:
-    """But `recover`, `truncate` and `expire`, which make a data base of consumequeues anew, and
-    leave one of configuration alone; and what is in ``but``.
+    """But by those of `MENDING`, which leave a configuration alone that is not written; and what is
+    in ``but``.
     """
     layout = layout_of(store)
     mended = layout["consumequeue"] == "rocksdb" or (
         layout["consumequeue"] == "file" and layout["config"] != "json")
     with assert_unchanged(store):
         for command, *rest in (words for words in WRITING if words not in but):
-            if mended and command in ("recover", "truncate", "expire") and "broker" not in rest:
+            if mended and command in MENDING and "broker" not in rest:
                 continue
             more = ["-"] if command == "append" else []
             applied = ["--apply"] if command in ("recover", "truncate", "expire") else []

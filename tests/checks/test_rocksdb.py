@@ -359,3 +359,14 @@ def test_queues_of_topics_that_are_not_configured(golden):
                     "consumequeue/")
     whole = run("preflight", golden("5.3.3/rocksdb-config-v1/store"), "-o", "json").json()
     assert not any("10 minutes" in note for note in whole["notes"])
+
+
+def test_no_table_has_less_rows_unsaid(golden_copy):
+    """Where nothing is said beside the answer, a damaged block ends it."""
+    store = golden_copy("5.3.3/rocksdb/store")
+    table = max((store / "consumequeue").glob("*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[100] ^= 4
+    table.write_bytes(data)
+    words = "SELECT count(*) AS n FROM consumequeue"
+    assert "checksum" in run("sql", store, words).expect(5).err

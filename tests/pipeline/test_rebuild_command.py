@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rmqctl.files import durable
+from rmqctl.store import Store
 from tests.repair.accidents import bytes_of
 from tests.repair.rebuilding import derived
 from tests.support import snapshot
@@ -148,3 +149,23 @@ def test_a_full_disk_changes_nothing(rmqctl: Run, golden_copy: Folder,
 def test_what_makes_no_sense_is_refused(rmqctl: Run, golden: Folder,
                                         given: tuple[str, ...]) -> None:
     rmqctl("pipeline", "rebuild", golden("4.9.3/basic/store"), *HERE, *given).expect(2)
+
+
+@pytest.mark.parametrize("name", ["5.3.3/rocksdb-clean-trunc-b/after",
+                                  "5.3.3/dledger-crash-nocq/before"])
+def test_other_layouts(rmqctl: Run, golden_copy: Folder, tmp_path: Path, name: str) -> None:
+    """The plan of recover, and what it comes to."""
+    root = golden_copy(name)
+    shutil.rmtree(root / "index", ignore_errors=True)
+    other = snapshot.copy_tree(root, tmp_path / "other")
+    theirs = rmqctl("recover", other, "--only", "consumequeue,index", *SIZES, "--apply", "--yes",
+                    "-o", "json").expect(0, 1).json()
+    mine = rmqctl("pipeline", "rebuild", root, *HERE, *SIZES, "--partitions", "3", "--apply",
+                  "--yes").expect(0, 1).json()
+    assert mine["actions"] == theirs["actions"] != []
+    with Store.open(root) as store, Store.open(other) as beside:
+        assert {key: queue.units(0, queue.disk_end).tolist()
+                for key, queue in store.queues.items()} == {
+            key: queue.units(0, queue.disk_end).tolist() for key, queue in beside.queues.items()}
+    assert {path.name: path.read_bytes() for path in (root / "index").iterdir()} == {
+        path.name: path.read_bytes() for path in (other / "index").iterdir()}

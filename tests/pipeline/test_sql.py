@@ -375,3 +375,16 @@ def test_the_command_says_what_is_wrong(root, tmp_path, rmqctl_process: Runner):
     assert done.err.startswith("rmqctl: error: SQL: [UNRESOLVED_COLUMN")
     assert "Exception" not in done.err
     assert os.listdir(tmp_path) == []
+
+
+def test_consumequeues_in_rocksdb(spark, golden: GoldenFolder):
+    from rmqctl.pipeline import sql
+
+    root = golden("5.3.3/rocksdb/store")
+    found = sql.rows(sql.query(
+        spark, [str(root)], "SELECT topic, queue_id, queue_offset, physical_offset FROM "
+        "consumequeue", options={"numPartitions": "2"}))
+    with Store.open(root) as store:
+        assert sorted(tuple(one.values()) for one in found) == sorted(
+            (*key, queue.first_index + number, row[0]) for key, queue in store.queues.items()
+            for number, row in enumerate(queue.units(0, queue.disk_end).tolist()))

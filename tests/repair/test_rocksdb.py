@@ -164,3 +164,27 @@ def test_what_has_expired(golden_copy):
         assert {key: queue.disk_end for key, queue in opened.queues.items()} == {
             key: count for key, count in expired.items() if count}
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["own rows", "no row of its own"])
+def test_from_another_store_with_such_queues(golden_copy, golden, empty: bool):
+    """Rows of either data base tell which bytes are wanted; then they are made anew."""
+    store, source = golden_copy(EVERYTHING), golden(EVERYTHING)
+    before = contents(store)
+    if empty:  # as a kill leaves a young one
+        shutil.rmtree(store / "consumequeue")
+        shutil.copytree(golden("5.3.3/rocksdb-config-v1-kill/store") / "consumequeue",
+                        store / "consumequeue")
+    with (store / "commitlog/00000000000000065536").open("r+b") as log:
+        for place, length in ((5000, 3000), (20000, 2000)):
+            log.seek(place)
+            log.write(b"\xff" * length)
+    with snapshot.assert_unchanged(source):
+        plan = run("recover", store, "--from", source, "--apply", "-o", "json").expect(0).json()
+    assert plan["messages_lost"] == []
+    assert {one["action"] for one in plan["actions"]} == {"copy"} | (
+        {"rebuild"} if empty else set())
+    for path in (source / "commitlog").iterdir():
+        assert (store / "commitlog" / path.name).read_bytes() == path.read_bytes()
+    assert contents(store)[keys.ROWS] == before[keys.ROWS]
+    assert run("verify", store, "-o", "json").expect(0).json()["ok"]

@@ -40,7 +40,7 @@ from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
 
 _ENDLESS = 1 << 62
@@ -272,7 +272,9 @@ class AlreadyLost:
                 first = _first_from(queue, int(self._starts[0]))
             for start, rows in queue.pages(first, end, _PAGE):
                 # One row of the next page, so that the last of this one has a neighbour.
-                more = queue.units(start + len(rows), 1) if start + len(rows) < end else rows[:0]
+                more = rows[:0]
+                if start + len(rows) < end:
+                    more = plain_units(queue.timed_units(start + len(rows), 1))
                 both = np.concatenate([rows, more])
                 offset, place = _used(start, both)
                 gone = self._leading_nowhere(place, low) & (offset < start + len(rows))

@@ -229,7 +229,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
 
 def _units(queue: ConsumeQueue, offset: Array) -> Array:
     """The rows with these queue offsets; zeros where there are none."""
-    out: Array = np.zeros(len(offset), queue.units(0, 0).dtype)
+    out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
     with closing(queue):
         for part in np.split(order, np.flatnonzero(np.diff(offset[order]) > _FAR) + 1):
@@ -238,7 +238,7 @@ def _units(queue: ConsumeQueue, offset: Array) -> Array:
             first = int(offset[part[0]])
             if first < 0 or int(offset[part[-1]]) >= 1 << 58:
                 continue
-            rows = queue.units(first, int(offset[part[-1]]) + 1 - first)
+            rows = queue.timed_units(first, int(offset[part[-1]]) + 1 - first)
             index = offset[part] - first
             known = index < len(rows)
             out[part[known]] = rows[index[known]]

@@ -162,7 +162,7 @@ class Positions:
         with closing(state.found) as queue:
             end = min(queue.disk_end, state.found_end)
             first = max(queue.first_index, end - _ROWS)
-            rows = queue.units(first, end - first) if end > first else None
+            rows = queue.timed_units(first, end - first) if end > first else None
         if rows is None:
             return least
         sizes = rows["size"][valid(rows) & (rows["size"] != FILLER.size)]

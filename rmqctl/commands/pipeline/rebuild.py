@@ -111,7 +111,8 @@ class _Run:
         from rmqctl.commands.shared import applying
 
         applying.run(out, root, _SCRATCH, lambda scratch: self._propose(root, scratch),
-                     self._apply, scratch_above=self._scratch)
+                     self._apply, scratch_above=self._scratch, writes=self._wishes.writes,
+                     made_anew=True, folders=self._wishes.commitlog_dirs)
 
     def several(self, roots: list[str]) -> RmqctlError | None:
         """The same for each; one document for all. The first failure."""

@@ -90,7 +90,7 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
     layout that nothing is planned for, before Spark is started.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
-        store.layout.require_writable(root)
+        store.layout.require_writable(root, options.writes, made_anew=True)
         return sum(file.size for file in store.log.files)
 
 

@@ -29,7 +29,7 @@ from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 
 if TYPE_CHECKING:
     from rmqctl.store.log.dledger import Node
@@ -207,7 +207,7 @@ NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:
     try:
         with closing(queue):
-            rows = queue.units(first, count)
+            rows = plain_units(queue.timed_units(first, count))
     except StoreIOError:
         return NOTHING
     filler = np.array(tuple(FILLER), rows.dtype)

@@ -55,8 +55,8 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """The same, with the store times (ms, ``store_timestamp``) behind them where rows note
-        these, as in RocksDB.
+        """The same for who goes on after damage: with the store times (ms, ``store_timestamp``)
+        behind them where rows note these, as in RocksDB, and zeros for rows in a damaged block.
         """
         return self.units(first, count)
 

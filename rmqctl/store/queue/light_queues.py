@@ -55,7 +55,7 @@ def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array
                 continue
             first, last = int(offset[part[0]]), int(offset[part[-1]])
             try:
-                units = queue.units(first, last + 1 - first)
+                units = queue.timed_units(first, last + 1 - first)
             except StoreIOError:
                 continue
             number = offset[part] - first

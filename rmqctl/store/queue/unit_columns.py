@@ -72,11 +72,13 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
 def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
                      rows: int = ROWS) -> Iterator[pa.RecordBatch]:
     """The rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns: `QUEUE_TYPES`;
-    ``position`` is null.
+    ``position`` is null. StoreIOError, behind all that can be read, where a part cannot.
     """
     for first, units in queue.pages(start, end, rows):
         keep = _used(units)
         yield from _queue_rows(units[keep], None, first + np.flatnonzero(keep), names)
+    if queue.why_unread:
+        raise StoreIOError(queue.why_unread)
 
 
 def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,

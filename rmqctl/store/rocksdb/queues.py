@@ -158,8 +158,8 @@ class RocksQueues(Closing):
 
 class RocksQueue(ConsumeQueue):
     """The rows of one queue in a data base. An index that has no row reads as one never written,
-    and so does one whose row lies in a damaged block: ``unread`` has the queue offsets of those
-    that were asked for as ascending intervals, ``why_unread`` the reason.
+    and so does one whose row lies in a damaged block, but for `units`, which raises: ``unread`` has
+    the queue offsets of those that were asked for, as ascending intervals, ``why_unread`` why.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int) -> None:
@@ -192,7 +192,10 @@ class RocksQueue(ConsumeQueue):
     # -- rows -------------------------------------------------------------------------------------
 
     def units(self, first: int, count: int) -> Array:
-        return plain_units(self.rows(first, count))
+        rows = self.rows(first, count)
+        if any(start < first + len(rows) and first < end for start, end in self.unread):
+            raise StoreIOError(self.why_unread)
+        return plain_units(rows)
 
     def timed_units(self, first: int, count: int) -> Array:
         return self.rows(first, count)
@@ -270,7 +273,7 @@ class RocksQueue(ConsumeQueue):
         end = min(end, self.disk_end)
         number = max(first, self.first_index)
         while number < end:
-            rows = self.units(number, min(page, end - number))
+            rows = plain_units(self.rows(number, min(page, end - number)))
             yield number, rows
             number += len(rows)
             if not rows["size"].any():  # there may be no row for very long
