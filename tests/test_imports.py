@@ -30,10 +30,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiered": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair"},
     "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
+    "remoting": {"formats"},
+    "serve": LIBRARY | {"files", "broker", "engine", "remoting"},
     "browse": LIBRARY | {"files", "checks", "pipeline", "output"},
     "report": LIBRARY | {"broker", "checks", "output"},
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",
-                           "pipeline", "output", "browse", "report"},
+                           "pipeline", "output", "browse", "report", "serve"},
     "": {"api"},  # what `rmqctl.open` loads
     "api": LIBRARY | {"broker", "checks"},
     "cli": {"kernel", "commands", "output"},

@@ -53,6 +53,7 @@ _WRITE = "Write"
 _REPAIR = "Repair"
 _TIERED = "Tiered storage"
 _PIPELINE = "Pipeline"
+_SERVE = "Serve"
 _ABOUT = "About rmqctl"
 
 #: Words whose sub-commands have a folder of their own; the others lie in that of their section.
@@ -145,5 +146,6 @@ REGISTRY: tuple[CommandSpec, ...] = (
           "Messages as Parquet, JSON, CSV or Avro, by topic and day"),
     _spec("pipeline sql", "writes-new", _PIPELINE,
           "A query over messages, frames, consumequeue and index"),
+    _spec("serve", "read-only", _SERVE, "Stores behind RocketMQ's protocol, for any client"),
     _spec("commands", "read-only", _ABOUT, "Every command with its effect, arguments and options"),
 )

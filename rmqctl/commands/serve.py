@@ -1,0 +1,129 @@
+"""``rmqctl serve``: stores behind RocketMQ's remoting protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.commands.shared.spark_options import MoreStores, roots_named
+from rmqctl.errors import UsageError
+from rmqctl.output import Output
+from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
+
+_HERE = Address("127.0.0.1", 9876)
+_STARTS = ("stored", "earliest", "latest")
+
+
+def _seconds(text: str | int) -> int:
+    """Milliseconds of ``10s``, or of a number of seconds."""
+    if isinstance(text, str) and text.isascii() and text.isdigit():
+        return int(text[:9]) * 1000
+    return parse_duration(text)
+
+
+def command(
+    *,
+    more: MoreStores = None,
+    listen: Annotated[Address, typer.Option(
+        "--listen", metavar="HOST:PORT", parser=parse_address, help="Name server and first broker; "
+        "further stores get the ports behind it. Port 0: any free ones.")] = _HERE,
+    start: Annotated[str, typer.Option(
+        "--from", metavar="stored|earliest|latest|TIME", help="Where a group begins: where it "
+        "stood, or at a place of the queues, whatever the store says.")] = "stored",
+    from_stored_offsets: Annotated[bool, typer.Option(
+        "--from-stored-offsets", help="Groups go on where the store's consumerOffset.json has them "
+        "(so does --from stored).")] = False,
+    offsets: Annotated[str | None, typer.Option(
+        "--offsets", metavar="FILE", help="Keep what groups commit in FILE, and go on from it; "
+        "else it is forgotten at the end.")] = None,
+    view: Annotated[Literal["disk", "broker"], typer.Option(
+        "--view", help="What is served: everything readable, or what a broker keeps.")] = "disk",
+    idle_exit: Annotated[int | None, typer.Option(
+        "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds, help="End "
+        "when no client was connected for so long (10s, or seconds).")] = None,
+    max_connections: Annotated[int, typer.Option(
+        "--max-connections", min=1, help="More are turned away.")] = 1000,
+    retry_memory: Annotated[int, typer.Option(
+        "--retry-memory", metavar="SIZE", parser=parse_size, help="Memory for messages that "
+        "consumers send back, for each store.")] = 64 << 20,
+    store: StoreOptions,
+    out: Out,
+) -> None:
+    """Serve store directories to RocketMQ clients: consumers, mqadmin, Dashboard.
+
+    One process is name server and broker. Stores are opened read-only: nothing in them changes, no
+    lock is taken, and whoever sends is refused. Damaged messages are passed over. What consumers
+    commit stays in memory, or in --offsets FILE; messages that they send back are retried from
+    memory. A line `ready HOST:PORT` says that clients may come; SIGTERM ends it with exit code 0.
+
+        rmqctl serve /data/store
+        rmqctl serve /backup/a /backup/b --listen 127.0.0.1:0 -o jsonl
+        rmqctl serve /data/store --offsets positions.json --from earliest
+    """
+    from rmqctl.serve.server import Limits, Server
+    from rmqctl.serve.serving import Settings, Wanted, open_brokers
+
+    if from_stored_offsets and start != "stored":
+        raise UsageError("--from-stored-offsets and --from contradict each other")
+    stores = [replace(store, root=root) for root in roots_named(store.root, more)]
+    for each in stores:
+        for text in each.warnings():
+            out.warn(text)
+    settings = Settings(view, _start(start), start == "stored", offsets, retry_memory)
+    def told(**event: Any) -> None:
+        if out.is_data:
+            out.document(event, lambda _page: None)
+            out.flush()
+
+    def failed(name: str, error: Exception) -> None:
+        out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report it")
+        if out.verbose > 1:
+            out.warn("".join(traceback.format_exception(error)))
+
+    brokers, save = open_brokers([Wanted(each.root, each.open) for each in stores], settings, told)
+    for broker in brokers:
+        broker.failed = failed
+    server = Server(brokers, Limits(connections=max_connections), save, out.warn,
+                    None if idle_exit is None else idle_exit / 1000)
+    if listen.host not in ("127.0.0.1", "::1", "localhost"):
+        out.warn(f"{listen}: whoever reaches this address can read every message")
+
+    def ready() -> None:
+        _say_ready(out, server)
+
+    asyncio.run(_run(server, listen, ready))
+
+
+def _say_ready(out: Output, server: Any) -> None:
+    first = server.brokers[0]
+    rows = [{"broker": broker.name, "address": str(broker.address),
+             "store": broker.source.store.root, "topics": len(broker.source.topics)}
+            for broker in server.brokers]
+
+    def say(page: Any) -> None:
+        page.text(f"ready {first.address}")
+        for row in rows:
+            page.text(f"{row['broker']} {row['address']} {row['store']}")
+
+    out.document({"ready": str(first.address), "brokers": rows}, say)
+    out.flush()
+
+
+async def _run(server: Any, listen: Address, ready: Callable[[], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    await server.run(listen, ready, stop)
+
+
+def _start(text: str) -> str | int:
+    from rmqctl.parse_values import parse_time
+
+    return text if text in _STARTS else parse_time(text)

@@ -1,0 +1,194 @@
+"""What may be asked of a name server or a broker, as one table (spec: remoting.md §2, §3).
+
+A line is a code, its name and its fields: ``name`` of a text, ``name:int`` and ``name:long`` of a
+number, ``name:bool``; ``!`` behind it says that it must be there. ``~`` before the name marks what
+changes something beyond positions of consumers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+_TABLE = """
+10 ~SEND_MESSAGE producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! queueId:int! \
+   sysFlag:int! bornTimestamp:long! flag:int! properties reconsumeTimes:int unitMode:bool \
+   maxReconsumeTimes:int batch:bool
+11 PULL_MESSAGE consumerGroup! topic! queueId:int! queueOffset:long! maxMsgNums:int! sysFlag:int! \
+   commitOffset:long suspendTimeoutMillis:long subscription subVersion:long expressionType \
+   maxMsgBytes:int
+12 QUERY_MESSAGE topic! key! maxNum:int! beginTimestamp:long! endTimestamp:long! _UNIQUE_KEY_QUERY
+14 QUERY_CONSUMER_OFFSET consumerGroup! topic! queueId:int! setZeroIfNotFound:bool
+15 UPDATE_CONSUMER_OFFSET consumerGroup! topic! queueId:int! commitOffset:long!
+17 ~UPDATE_AND_CREATE_TOPIC topic! defaultTopic readQueueNums:int! writeQueueNums:int! perm:int! \
+   topicFilterType topicSysFlag:int order:bool attributes
+21 GET_ALL_TOPIC_CONFIG
+25 ~UPDATE_BROKER_CONFIG
+26 GET_BROKER_CONFIG
+28 GET_BROKER_RUNTIME_INFO
+29 SEARCH_OFFSET_BY_TIMESTAMP topic! queueId:int! timestamp:long! boundaryType
+30 GET_MAX_OFFSET topic! queueId:int!
+31 GET_MIN_OFFSET topic! queueId:int!
+32 GET_EARLIEST_MSG_STORETIME topic! queueId:int!
+33 VIEW_MESSAGE_BY_ID offset:long! topic
+34 HEART_BEAT
+35 UNREGISTER_CLIENT clientID! producerGroup consumerGroup
+36 CONSUMER_SEND_MSG_BACK offset:long! group! delayLevel:int! originMsgId originTopic \
+   unitMode:bool maxReconsumeTimes:int
+37 END_TRANSACTION producerGroup! tranStateTableOffset:long! commitLogOffset:long! \
+   commitOrRollback:int! fromTransactionCheck:bool msgId! transactionId topic
+38 GET_CONSUMER_LIST_BY_GROUP consumerGroup!
+41 LOCK_BATCH_MQ
+42 UNLOCK_BATCH_MQ
+43 GET_ALL_CONSUMER_OFFSET
+45 GET_ALL_DELAY_OFFSET
+46 CHECK_CLIENT_CONFIG
+100 ~PUT_KV_CONFIG namespace! key! value!
+101 GET_KV_CONFIG namespace! key!
+102 ~DELETE_KV_CONFIG namespace! key!
+105 GET_ROUTEINFO_BY_TOPIC topic!
+106 GET_BROKER_CLUSTER_INFO
+200 ~UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+202 GET_TOPIC_STATS_INFO topic!
+203 GET_CONSUMER_CONNECTION_LIST consumerGroup!
+204 GET_PRODUCER_CONNECTION_LIST producerGroup!
+205 ~WIPE_WRITE_PERM_OF_BROKER brokerName!
+206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+207 ~DELETE_SUBSCRIPTIONGROUP groupName!
+208 GET_CONSUME_STATS consumerGroup! topic
+215 ~DELETE_TOPIC_IN_BROKER topic!
+216 ~DELETE_TOPIC_IN_NAMESRV topic!
+219 GET_KVLIST_BY_NAMESPACE namespace!
+222 INVOKE_BROKER_TO_RESET_OFFSET topic! group! timestamp:long! isForce:bool
+224 GET_TOPICS_BY_CLUSTER cluster!
+300 QUERY_TOPIC_CONSUME_BY_WHO topic!
+303 QUERY_CONSUME_TIME_SPAN topic! group!
+304 GET_SYSTEM_TOPIC_LIST_FROM_NS
+305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+307 GET_CONSUMER_RUNNING_INFO consumerGroup! clientId! jstackEnable:bool
+308 QUERY_CORRECTION_OFFSET filterGroups compareGroup! topic!
+309 CONSUME_MESSAGE_DIRECTLY consumerGroup! clientId msgId brokerName
+310 ~SEND_MESSAGE_V2 a! b! c! d:int! e:int! f:int! g:long! h:int! i j:int k:bool l:int m:bool n
+311 GET_UNIT_TOPIC_LIST
+312 GET_HAS_UNIT_SUB_TOPIC_LIST
+313 GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST
+314 CLONE_GROUP_OFFSET srcGroup! destGroup! topic
+315 VIEW_BROKER_STATS_DATA statsName! statsKey!
+316 ~CLEAN_UNUSED_TOPIC
+317 GET_BROKER_CONSUME_STATS isOrder:bool
+318 ~UPDATE_NAMESRV_CONFIG
+319 GET_NAMESRV_CONFIG
+320 ~SEND_BATCH_MESSAGE a! b! c! d:int! e:int! f:int! g:long! h:int! i j:int k:bool l:int m:bool n
+321 QUERY_CONSUME_QUEUE topic! queueId:int! index:long! count:int! consumerGroup
+324 ~SEND_REPLY_MESSAGE
+325 ~SEND_REPLY_MESSAGE_V2
+327 ~ADD_WRITE_PERM_OF_BROKER brokerName!
+343 QUERY_TOPICS_BY_CONSUMER group!
+345 QUERY_SUBSCRIPTION_BY_CONSUMER group! topic!
+351 GET_TOPIC_CONFIG topic!
+352 GET_SUBSCRIPTIONGROUP_CONFIG group!
+361 LITE_PULL_MESSAGE consumerGroup! topic! queueId:int! queueOffset:long! maxMsgNums:int! \
+   sysFlag:int! commitOffset:long suspendTimeoutMillis:long subscription subVersion:long \
+   expressionType maxMsgBytes:int
+400 QUERY_ASSIGNMENT
+"""
+
+SEND_V2 = dict(zip("abcdefghijklm", (
+    "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag",
+    "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes",
+    "batch"), strict=True))
+"""What the short names of `SEND_MESSAGE_V2` and of a batch stand for."""
+
+NOTIFY_CONSUMER_IDS_CHANGED = 40
+CHECK_TRANSACTION_STATE = 39
+RESET_CONSUMER_CLIENT_OFFSET = 220
+
+
+class Status(IntEnum):
+    """The code of a response."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    FLUSH_DISK_TIMEOUT = 10
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+
+
+class Answer(Exception):  # noqa: N818 - it ends a request with a response, which is no error
+    """Ends a request with a code other than success, and a remark that says why."""
+
+    def __init__(self, status: int, remark: str) -> None:
+        super().__init__(remark)
+        self.status, self.remark = int(status), remark
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One line of the table. ``fields``: name to (kind, whether it must be there)."""
+
+    code: int
+    name: str
+    changes: bool
+    fields: Mapping[str, tuple[str, bool]]
+
+    def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
+        """The fields of a header by their kinds; None for what is not there. Answer."""
+        found: dict[str, Any] = {}
+        for name, (kind, required) in self.fields.items():
+            text = ext.get(name)
+            if text is None:
+                if required:
+                    raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is null")
+                found[name] = None
+            elif kind == "text":
+                found[name] = text
+            elif kind == "bool":
+                found[name] = text.lower() in ("true", "1")
+            else:
+                found[name] = _number(name, text, 31 if kind == "int" else 63)
+        return found
+
+
+_DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
+
+
+def _number(name: str, text: str, bits: int) -> int:
+    value = int(text) if _DIGITS.fullmatch(text) else None
+    if value is None or not -(1 << bits) <= value < 1 << bits:
+        raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is no number of "
+                     f"{bits + 1} bits: {text[:40]}")
+    return value
+
+
+def _requests() -> dict[int, Request]:
+    table = {}
+    for line in _TABLE.strip().splitlines():
+        code, name, *fields = line.split()
+        read = {}
+        for each in fields:
+            field, _, kind = each.rstrip("!").partition(":")
+            read[field] = kind or "text", each.endswith("!")
+        table[int(code)] = Request(int(code), name.lstrip("~"), name.startswith("~"), read)
+    return table
+
+
+REQUESTS = _requests()
+CODE_OF = {request.name: code for code, request in REQUESTS.items()}

@@ -1,0 +1,153 @@
+"""Commands: requests and responses, out of frames and into them (spec: remoting.md §1.2, §1.3).
+
+Read leniently, as clients in many languages write them; written as strict JSON, which all of them
+can read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.remoting.frame import (
+    BINARY,
+    JSON,
+    Frame,
+    FrameError,
+    Header,
+    frame_head,
+    read_binary,
+)
+
+RESPONSE, ONE_WAY = 1, 2
+"""Bits of a command's flag."""
+VERSION = 399
+"""What is said to be the broker's version (4.9.3); from 232 on Java clients send SQL filters."""
+LANGUAGE = "JAVA"
+_INT = re.compile(r"[-+]?[0-9]{1,10}")
+_SIGN = 1 << 31
+_BARE_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=\s*+:)', re.DOTALL)
+"""A text, or a key without quotes, as old versions of fastjson write it."""
+
+
+@dataclass(slots=True)
+class Command:
+    """A request, or a response. ``ext`` are the fields of its header, all texts."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    ext: dict[str, str] = field(default_factory=dict)
+    remark: str | None = None
+    body: bytes = b""
+    language: str = LANGUAGE
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE)
+
+    @property
+    def is_one_way(self) -> bool:
+        return bool(self.flag & ONE_WAY)
+
+    def json(self) -> Any:
+        """The body as a JSON value. FrameError."""
+        return read_json(self.body)
+
+
+_LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO",
+              "PHP", "OMS", "RUST", "NODE_JS")
+
+
+def read_command(frame: Frame) -> Command:
+    """The command in a frame. FrameError where its header cannot be read."""
+    if frame.kind == JSON:
+        header = _read_json_header(frame.header)
+    elif frame.kind == BINARY:
+        header = read_binary(frame.header)
+    else:
+        raise FrameError(f"a header of the unknown kind {frame.kind}")
+    language = header.language
+    if isinstance(language, int):
+        language = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
+    return Command(header.code, header.opaque, header.flag, header.ext, header.remark, frame.body,
+                   language, header.version)
+
+
+def read_json(data: bytes) -> Any:
+    """A JSON value, written strictly or as fastjson writes it. FrameError."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(_BARE_KEY.sub(_quoted, data.decode()))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"no JSON: {error}") from None
+
+
+def _quoted(found: re.Match[str]) -> str:
+    return f'"{found[1]}"' if found[1] else found[0]
+
+
+def _read_json_header(data: bytes) -> Header:
+    value = read_json(data)
+    if not isinstance(value, dict):
+        raise FrameError("a header that is no JSON object")
+    given = value.get("extFields")
+    ext = {} if not isinstance(given, dict) else {
+        str(name): text_of(each) for name, each in given.items() if each is not None}
+    remark = value.get("remark")
+    language = value.get("language")
+    return Header(_number(value, "code"), language if isinstance(language, str) else "OTHER",
+                  _number(value, "version"), _number(value, "opaque"), _number(value, "flag"),
+                  None if remark is None else str(remark), ext)
+
+
+def text_of(value: Any) -> str:
+    """A value of a header's field as text, where a client wrote a number or a boolean."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value)
+
+
+def _number(header: Mapping[str, Any], name: str) -> int:
+    value = header.get(name, 0)
+    if isinstance(value, str) and _INT.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
+        if value is None:
+            return 0
+        raise FrameError(f"the {name} of a header is no number of 32 bits")
+    return value
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def write_json(value: Any) -> bytes:
+    """Strict JSON without spaces, as bytes."""
+    return _encode(value).encode("ascii")
+
+
+def command_head(command: Command, body_size: int | None = None) -> bytes:
+    """The bytes of a command before its body, which has ``body_size`` bytes, or is its own."""
+    header: dict[str, Any] = {"code": command.code, "extFields": command.ext, "flag": command.flag,
+                              "language": command.language, "opaque": command.opaque}
+    if command.remark is not None:
+        header["remark"] = command.remark
+    header["serializeTypeCurrentRPC"] = "JSON"
+    header["version"] = command.version
+    return frame_head(write_json(header),
+                      len(command.body) if body_size is None else body_size)
+
+
+def write_command(command: Command) -> bytes:
+    """All bytes of a command."""
+    return command_head(command) + command.body

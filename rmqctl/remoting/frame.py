@@ -1,0 +1,167 @@
+"""Frames of the remoting protocol, cut out of a stream of bytes and made (spec: remoting.md §1).
+
+A frame is its length, the length and kind of its header, the header, and a body.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from construct import Bytes, GreedyBytes, Int8ub, Int16sb, Int32sb, Int32ub, Struct, this
+
+from rmqctl.formats import layout
+
+JSON, BINARY = 0, 1
+"""How a header is written."""
+
+FrameHead = Struct(
+    "length" / Int32sb,
+    "header" / Int32ub,  # bits 31-24 the kind of the header, below them its length
+)
+BinaryHeader = Struct(
+    "code" / Int16sb,
+    "language" / Int8ub,
+    "version" / Int16sb,
+    "opaque" / Int32sb,
+    "flag" / Int32sb,
+    "remark_length" / Int32sb,
+    "remark" / Bytes(this.remark_length),
+    "ext_length" / Int32sb,
+    "ext" / Bytes(this.ext_length),
+    "rest" / GreedyBytes,
+)
+ExtName = Struct("length" / Int16sb)
+ExtValue = Struct("length" / Int32sb)
+
+MAX_FRAME = 16 << 20
+"""``com.rocketmq.remoting.frameMaxLength``, of clients and servers."""
+
+_HEAD = layout.reader(FrameHead, "length", "header")
+HEAD_SIZE = _HEAD.size
+_COUNTED = layout.field(FrameHead, "length").size
+"""Bytes of the length, which does not count itself."""
+_LENGTH_BITS = 24
+_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
+_COMPACT = 1 << 16
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame: whoever sent them cannot be understood any more."""
+
+
+class Frame(NamedTuple):
+    """``kind`` of the header (`JSON` or `BINARY`), header and body as they came."""
+
+    kind: int
+    header: bytes
+    body: bytes
+
+
+class FrameReader:
+    """Cuts frames out of what arrives. Holds at most a frame of ``limit`` bytes and what came with
+    its last part.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+        self._at = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that arrived and are in no frame yet."""
+        return len(self._buffer) - self._at
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """The next whole frame; None until more arrives. FrameError."""
+        at, buffer = self._at, self._buffer
+        if len(buffer) - at < HEAD_SIZE:
+            self._compact()
+            return None
+        length, word = _HEAD.unpack_from(buffer, at)
+        size = word & _LENGTH_MASK
+        if not _COUNTED <= length <= self.limit:
+            raise FrameError(f"a frame of {length} bytes; {self.limit} is the most")
+        if size > length - _COUNTED:
+            raise FrameError(f"a header of {size} bytes in a frame of {length}")
+        end = at + _COUNTED + length
+        if len(buffer) < end:
+            self._compact()
+            return None
+        body = at + HEAD_SIZE + size
+        frame = Frame(word >> _LENGTH_BITS, bytes(buffer[at + HEAD_SIZE:body]),
+                      bytes(buffer[body:end]))
+        self._at = end
+        if end == len(buffer):
+            buffer.clear()
+            self._at = 0
+        return frame
+
+    def _compact(self) -> None:
+        if self._at > _COMPACT:
+            del self._buffer[:self._at]
+            self._at = 0
+
+
+def frame_head(header: bytes, body_size: int, kind: int = JSON) -> bytes:
+    """All of a frame before its body."""
+    length = _COUNTED + len(header) + body_size
+    return _HEAD.pack(length, kind << _LENGTH_BITS | len(header)) + header
+
+
+_START = layout.reader(BinaryHeader, "code", "language", "version", "opaque", "flag",
+                       "remark_length")
+_NAME = struct.Struct(">" + layout.width_of(ExtName, "length")[1])
+_VALUE = struct.Struct(">" + layout.width_of(ExtValue, "length")[1])
+
+
+class Header(NamedTuple):
+    """What a header says, whichever way it was written. ``language`` is its number or its name."""
+
+    code: int
+    language: int | str
+    version: int
+    opaque: int
+    flag: int
+    remark: str | None
+    ext: dict[str, str]
+
+
+def read_binary(data: bytes) -> Header:
+    """A header of the kind `BINARY`. FrameError."""
+    try:
+        code, language, version, opaque, flag, size = _START.unpack_from(data)
+        remark, at = _text(data, _START.size, size)
+        size, at = _VALUE.unpack_from(data, at)[0], at + _VALUE.size
+        end = at + size
+        if size < 0 or end > len(data):
+            raise FrameError("the fields of a header run past its end")
+        ext: dict[str, str] = {}
+        while at < end:
+            name, at = _text(data, at + _NAME.size, _NAME.unpack_from(data, at)[0])
+            value, at = _text(data, at + _VALUE.size, _VALUE.unpack_from(data, at)[0])
+            ext[name] = value
+    except struct.error as error:
+        raise FrameError(f"a header that is cut off: {error}") from None
+    return Header(code, language, version, opaque, flag, remark or None, ext)
+
+
+def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
+    if size < 0 or at + size > len(data):
+        raise FrameError("a text in a header runs past its end")
+    return data[at:at + size].decode("utf-8", "replace"), at + size
+
+
+def write_binary(header: Header) -> bytes:
+    """The bytes of it; texts may be empty, which means none."""
+    remark = (header.remark or "").encode()
+    ext = b"".join(_NAME.pack(len(name)) + name + _VALUE.pack(len(value)) + value
+                   for name, value in ((name.encode(), value.encode())
+                                       for name, value in header.ext.items()))
+    language = header.language if isinstance(header.language, int) else 0
+    return b"".join((_START.pack(header.code, language, header.version, header.opaque, header.flag,
+                                 len(remark)), remark, _VALUE.pack(len(ext)), ext))

@@ -1,0 +1,223 @@
+"""One store as a broker: its topics and groups, its queues, who waits for messages.
+
+What several handlers need of it; the handlers themselves are in modules of their subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.parse_values import Address
+from rmqctl.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
+from rmqctl.remoting.command import RESPONSE, Command
+from rmqctl.serve.groups import Group, Groups, QueueLocks
+from rmqctl.serve.memory import BASE, Memory
+from rmqctl.serve.positions import Positions
+from rmqctl.serve.reading import EmptyQueue, Queue
+from rmqctl.serve.source import READ, Source, Topic
+
+Buffer = bytes | memoryview
+
+
+class Connection(Protocol):
+    """A client's connection, as handlers see it. ``peer`` is its address."""
+
+    peer: str
+    at_end: set[Callable[[], None]]
+    """Called when it is closed; each takes itself out when it has no more to do then."""
+
+    def send(self, command: Command) -> None: ...
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+@dataclass(slots=True)
+class Response:
+    """What a request is answered with. ``parts`` together are the body."""
+
+    ext: dict[str, str] | None = None
+    parts: Sequence[Buffer] = ()
+    code: int = 0
+    remark: str | None = None
+
+    def head(self, request: Command) -> Command:
+        return Command(self.code, request.opaque, RESPONSE, self.ext or {}, self.remark)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: who asked, what, and the fields of its header by their kinds."""
+
+    connection: Connection
+    command: Command
+    fields: dict[str, Any]
+
+    def reply(self, response: Response) -> None:
+        """Answers later; a handler that does so returns None."""
+        self.connection.reply(self.command, response)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """What all brokers of a server have in common."""
+
+    name: str
+    brokers: dict[str, Broker] = field(default_factory=dict)
+    kv: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Broker:
+    """A served store. ``start``: where a group begins that has no position: ``stored`` as a broker
+    would say, ``earliest``, ``latest``, or a time in ms.
+    """
+
+    name: str
+    cluster: Cluster
+    source: Source
+    positions: Positions
+    memory: Memory
+    start: str | int = "stored"
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    groups: Groups = field(default_factory=Groups)
+    locks: QueueLocks = field(default_factory=QueueLocks)
+    delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Messages given out, by group and topic."""
+    delivered_bytes: int = 0
+    requests: Counter[str] = field(default_factory=Counter)
+    skipped: int = 0
+    """Damaged messages that were passed over."""
+    started: float = field(default_factory=time.time)
+    waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
+        default_factory=lambda: defaultdict(set))
+    """Who waits for messages of a queue; called with whether new ones may be there."""
+    told: Callable[..., None] = lambda **_: None
+    """Takes events: what happened, as keywords."""
+    failed: Callable[[str, Exception], None] = lambda _name, _error: None
+    """Takes what a handler could not do for a reason that nobody foresaw."""
+    _retries: dict[str, Topic] = field(default_factory=dict)
+
+    is_writable = False
+
+    # -- topics and queues --------------------------------------------------------------------
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """All topics by name, with what clients may do: read."""
+        known = {**self.source.topics, **self._retries}
+        for group in (*self.source.groups, *self.groups.consumers):
+            name = RETRY_PREFIX + group
+            if name not in known:
+                known[name] = Topic(name, 0, 0, READ)
+        return {name: self._served(topic) for name, topic in known.items()}
+
+    def topic(self, name: str) -> Topic | None:
+        found = self.source.topics.get(name) or self._retries.get(name)
+        if found is None and name.startswith(RETRY_PREFIX):
+            group = name.removeprefix(RETRY_PREFIX)
+            if group in self.source.groups or group in self.groups.consumers:
+                found = Topic(name, 0, 0, READ)
+        return None if found is None else self._served(found)
+
+    def _served(self, topic: Topic) -> Topic:
+        """The topic with its queue in memory, behind those of the store: a retry topic always has
+        one, so that consumers ask for it before there is anything in it.
+        """
+        extra = topic.name.startswith(RETRY_PREFIX) or (
+            topic.name, topic.read_queues) in self.memory.queues
+        return Topic(topic.name, topic.read_queues + extra, topic.write_queues, topic.perm & READ,
+                     topic.order, topic.sys_flag)
+
+    def require_topic(self, name: str) -> Topic:
+        """Answer 17 where there is no such topic."""
+        found = self.topic(name)
+        if found is None:
+            raise Answer(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+        return found
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """A queue to read, an empty one where there is none. Answer where it cannot be read."""
+        found = self.memory.queues.get((topic, queue_id))
+        if found is not None:
+            return found
+        if queue_id < 0 or topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+            return EmptyQueue()
+        try:
+            return self.source.queue(topic, queue_id)
+        except RmqctlError as error:
+            raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+
+    def memory_queue(self, topic: str) -> int:
+        """The queue id in memory of a retry or dead-letter topic."""
+        known = self.source.topics.get(topic)
+        if known is None:
+            known = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
+        return known.read_queues
+
+    def raw_at(self, physical: int) -> Buffer | None:
+        """The whole record at a physical offset, in the log or in memory."""
+        if physical >= BASE:
+            return self.memory.raw_at(physical)
+        if physical < 0:
+            return None
+        limit = self.source.view.log_end
+        record = self.source.store.log.record_at(physical)
+        if record is None or not record.crc_ok or (
+                limit is not None and physical + record.total_size > limit):
+            return None
+        return self.source.store.log.raw_at(physical)
+
+    # -- who waits ----------------------------------------------------------------------------
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """New messages may be in a queue."""
+        for wake in list(self.waiting.get((topic, queue_id), ())):
+            wake(True)
+
+    def look_again(self) -> None:
+        """The store may have grown: everybody who waits looks."""
+        if self.source.refresh():
+            self.told(event="changed", broker=self.name)
+            for key in list(self.waiting):
+                self.arrived(*key)
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def tell_members(self, group: Group, but: object = None) -> None:
+        """Members of a group are told that others came or went, so that they share queues anew."""
+        for peer in {id(member.peer): member.peer for member in group.members.values()}.values():
+            if peer is not but:
+                peer.send(Command(NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group.name},
+                                  flag=2))
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone, and its clients with it."""
+        for group in self.groups.drop(peer=connection):
+            self.tell_members(group)
+        self.groups.drop_producers(peer=connection)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard for long are gone."""
+        gone = self.groups.expired()
+        if gone:
+            for group in self.groups.drop(gone):
+                self.tell_members(group)
+            self.groups.drop_producers(gone)
+
+    def knows_group(self, group: str) -> bool:
+        return group in self.source.groups or group in self.groups.consumers
+
+    def later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, then)
+
+
+Handler = Callable[[Broker, Call], Response | None]
+Table = dict[str, Handler]
+"""Handlers by the names of the requests they answer."""

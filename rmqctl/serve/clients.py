@@ -1,0 +1,130 @@
+"""What clients say of themselves, and how the members of a group share queues
+(spec: remoting.md §3.3).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rmqctl.remoting.codes import Answer, Status
+from rmqctl.remoting.frame import FrameError
+from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.groups import Group, Member
+from rmqctl.serve.naming import json_response
+from rmqctl.serve.subscriptions import TAG, Subscription
+
+_MOST_SUBSCRIPTIONS = 10_000
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    """The JSON object in a request's body. Answer where it is none."""
+    try:
+        value = call.command.json()
+    except FrameError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    if not isinstance(value, dict):
+        raise Answer(Status.SYSTEM_ERROR, "the body is no JSON object")
+    return value
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing where it is none."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def heartbeat(broker: Broker, call: Call) -> Response:
+    """A client is there, with its groups and what they subscribe to."""
+    value = body_of(call)
+    client_id = str(value.get("clientID") or "")
+    if not client_id:
+        raise Answer(Status.SYSTEM_ERROR, "a heartbeat without a clientID")
+    member = Member(client_id, call.connection, call.command.language, call.command.version,
+                    time.monotonic())
+    groups = broker.groups
+    for each in objects(value.get("producerDataSet")):
+        name = str(each.get("groupName") or "")
+        if name and groups.count < groups.most:
+            groups.producers.setdefault(name, {})[client_id] = member
+    for each in objects(value.get("consumerDataSet")):
+        name = str(each.get("groupName") or "")
+        if not name or groups.count >= groups.most:
+            continue
+        group = groups.consumers.setdefault(name, Group(name))
+        known = group.members.get(client_id)
+        is_new = known is None or known.peer is not call.connection
+        group.members[client_id] = member
+        group.describe(each)
+        wanted = [Subscription.of(one) for one in objects(each.get("subscriptionDataSet"))[
+            :_MOST_SUBSCRIPTIONS]]
+        changed = group.subscribe([one for one in wanted if one.topic])
+        if is_new:
+            broker.told(event="joined", broker=broker.name, group=name, client=client_id)
+        if is_new or changed:
+            broker.tell_members(group)
+    return Response({})
+
+
+def unregister(broker: Broker, call: Call) -> Response:
+    """A client takes leave of a group."""
+    client_id = {call.fields["clientID"]}
+    if call.fields["consumerGroup"]:
+        for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
+            broker.locks.give_back(group.name, call.fields["clientID"])
+            broker.told(event="left", broker=broker.name, group=group.name,
+                        client=call.fields["clientID"])
+            broker.tell_members(group)
+    if call.fields["producerGroup"]:
+        broker.groups.drop_producers(client_id, call.connection, call.fields["producerGroup"])
+    return Response({})
+
+
+def consumer_list(broker: Broker, call: Call) -> Response:
+    """The client ids of a group, by which its members share queues."""
+    name = call.fields["consumerGroup"]
+    group = broker.groups.consumers.get(name)
+    if group is None or not group.members:
+        raise Answer(Status.SYSTEM_ERROR, f"no consumer for this group, {name}")
+    return json_response({"consumerIdList": list(group.members)})
+
+
+def check_client(_broker: Broker, call: Call) -> Response:
+    """Whether a filter can be understood, asked before its first pull."""
+    data = body_of(call).get("subscriptionData")
+    subscription = Subscription.of(data if isinstance(data, dict) else {})
+    if subscription.kind != TAG:
+        subscription.accept()
+    return Response({})
+
+
+def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(str(each.get("topic")), queue_id) for each in objects(value.get("mqSet"))
+            if isinstance(queue_id := each.get("queueId"), int)]
+
+
+def lock_queues(broker: Broker, call: Call) -> Response:
+    """Gives a member queues to itself, for orderly consumption: those that are free."""
+    value = body_of(call)
+    got = broker.locks.take(str(value.get("consumerGroup")), str(value.get("clientId")),
+                            _queues(value))
+    return json_response({"lockOKMQSet": [
+        {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
+        for topic, queue_id in got]})
+
+
+def unlock_queues(broker: Broker, call: Call) -> Response:
+    """Takes queues back from a member."""
+    value = body_of(call)
+    broker.locks.give_back(str(value.get("consumerGroup")), str(value.get("clientId")),
+                           _queues(value))
+    return Response({})
+
+
+HANDLERS: Table = {
+    "HEART_BEAT": heartbeat,
+    "UNREGISTER_CLIENT": unregister,
+    "GET_CONSUMER_LIST_BY_GROUP": consumer_list,
+    "CHECK_CLIENT_CONFIG": check_client,
+    "LOCK_BATCH_MQ": lock_queues,
+    "UNLOCK_BATCH_MQ": unlock_queues,
+}

@@ -1,0 +1,54 @@
+"""Who answers which code, and what becomes of errors (spec: remoting.md §1.4)."""
+
+from __future__ import annotations
+
+from rmqctl.errors import RmqctlError
+from rmqctl.remoting.codes import REQUESTS, Answer, Status
+from rmqctl.remoting.command import Command
+from rmqctl.serve import clients, messages, naming, offsets, pulling, returning
+from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
+
+_ROOMS = (pulling, offsets, clients, returning, messages, naming)
+_BY_NAME: dict[str, Handler] = {
+    name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
+HANDLERS: dict[int, Handler] = {
+    code: _BY_NAME[request.name] for code, request in REQUESTS.items() if request.name in _BY_NAME}
+
+
+def answer(broker: Broker, connection: Connection, command: Command) -> None:
+    """Answers a request, now or later; a one-way request never."""
+    response = _answered(broker, connection, command)
+    if response is not None and not command.is_one_way:
+        connection.reply(command, response)
+
+
+def _answered(broker: Broker, connection: Connection, command: Command) -> Response | None:
+    request = REQUESTS.get(command.code)
+    if request is None:
+        broker.requests["unknown"] += 1
+        return _unsupported(command.code)
+    broker.requests[request.name] += 1
+    handler = HANDLERS.get(command.code)
+    try:
+        if request.changes and not broker.is_writable:
+            raise Answer(Status.NO_PERMISSION, _refusal(broker, request.name))
+        if handler is None:
+            return _unsupported(command.code)
+        return handler(broker, Call(connection, command, request.read(command.ext)))
+    except Answer as refused:
+        return Response(code=refused.status, remark=refused.remark)
+    except RmqctlError as error:
+        return Response(code=Status.SYSTEM_ERROR, remark=str(error))
+    except Exception as error:  # noqa: BLE001 - a defect of ours must not take the other clients with it
+        broker.failed(request.name, error)
+        return Response(code=Status.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _unsupported(code: int) -> Response:
+    return Response(code=Status.REQUEST_CODE_NOT_SUPPORTED,
+                    remark=f" request type {code} not supported")
+
+
+def _refusal(broker: Broker, name: str) -> str:
+    what = "sending message" if name.startswith("SEND_") else name.lower().replace("_", " ")
+    return f"the broker[{broker.address}] is read-only, {what} is forbidden"

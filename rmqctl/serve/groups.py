@@ -1,0 +1,166 @@
+"""Clients, the groups they are in, and who has which queue for itself (spec: remoting.md §3.3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rmqctl.remoting.command import Command
+from rmqctl.serve.subscriptions import Subscription
+
+EXPIRY_S = 120.0
+"""Without a heartbeat for so long a client is gone."""
+LOCK_S = 60.0
+"""So long a member has a queue to itself without asking again."""
+CLUSTERING, BROADCASTING = "CLUSTERING", "BROADCASTING"
+_MODELS = (BROADCASTING, CLUSTERING)
+_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+_FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+         "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
+         "CONSUME_FROM_TIMESTAMP")
+"""The names of what C++ clients send as numbers."""
+
+
+class Peer(Protocol):
+    """The connection of a client, as far as groups know it."""
+
+    peer: str
+
+    def send(self, command: Command) -> None: ...
+
+
+@dataclass(slots=True)
+class Member:
+    """A client in a group. ``seen``: when its last heartbeat came (monotonic seconds)."""
+
+    client_id: str
+    peer: Peer
+    language: str
+    version: int
+    seen: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"clientAddr": self.peer.peer, "clientId": self.client_id,
+                "language": self.language, "version": self.version}
+
+
+@dataclass(slots=True)
+class Group:
+    """A group of consumers: its members by client id, and what they subscribe to."""
+
+    name: str
+    members: dict[str, Member] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    model: str = CLUSTERING
+    type: str = _TYPES[1]
+    from_where: str = _FROM[0]
+
+    def describe(self, value: dict[str, Any]) -> None:
+        """Takes over what a heartbeat says of the group."""
+        self.model = _named(value.get("messageModel"), _MODELS, self.model)
+        self.type = _named(value.get("consumeType"), _TYPES, self.type)
+        self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
+
+    def subscribe(self, wanted: list[Subscription]) -> bool:
+        """Takes over what a member subscribes to; True where a topic came or went."""
+        topics = {each.topic for each in wanted}
+        changed = topics != set(self.subscriptions)
+        self.subscriptions = {topic: each for topic, each in self.subscriptions.items()
+                              if topic in topics}
+        for each in wanted:
+            known = self.subscriptions.get(each.topic)
+            if known is None or known.version < each.version:
+                self.subscriptions[each.topic] = each
+        return changed
+
+
+def _named(value: object, names: tuple[str, ...], other: str) -> str:
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    return value if isinstance(value, str) and value in names else other
+
+
+@dataclass(slots=True)
+class Groups:
+    """The groups of a broker that are there at the moment. At most ``most`` members in all."""
+
+    most: int = 10_000
+    consumers: dict[str, Group] = field(default_factory=dict)
+    producers: dict[str, dict[str, Member]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(len(group.members) for group in self.consumers.values()) + sum(
+            map(len, self.producers.values()))
+
+    def members(self) -> Iterator[Member]:
+        for group in self.consumers.values():
+            yield from group.members.values()
+        for producers in self.producers.values():
+            yield from producers.values()
+
+    def drop(self, gone: set[str] | None = None, peer: Peer | None = None,
+             group: str | None = None) -> list[Group]:
+        """Takes members away: of a connection, or with these client ids, of one group or all. The
+        groups that lost one.
+        """
+        def is_gone(member: Member) -> bool:
+            return (peer is None or member.peer is peer) and (
+                gone is None or member.client_id in gone)
+
+        touched = []
+        for name, each in list(self.consumers.items()):
+            left = {key: member for key, member in each.members.items() if not is_gone(member)}
+            if group in (None, name) and len(left) < len(each.members):
+                each.members = left
+                touched.append(each)
+                if not left:
+                    del self.consumers[name]
+        return touched
+
+    def drop_producers(self, gone: set[str] | None = None, peer: Peer | None = None,
+                       group: str | None = None) -> None:
+        for name, members in list(self.producers.items()):
+            if group not in (None, name):
+                continue
+            for key, member in list(members.items()):
+                if (peer is None or member.peer is peer) and (gone is None or key in gone):
+                    del members[key]
+            if not members:
+                del self.producers[name]
+
+    def expired(self, now: float | None = None) -> set[str]:
+        """Client ids of whom nothing was heard for `EXPIRY_S`."""
+        now = time.monotonic() if now is None else now
+        return {member.client_id for member in self.members() if now - member.seen > EXPIRY_S}
+
+
+@dataclass(slots=True)
+class QueueLocks:
+    """Which member of a group has a queue to itself, for orderly consumption."""
+
+    _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
+
+    def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
+            tuple[str, int]]:
+        """Those of the queues that the client has now: free ones, its own, and long held ones."""
+        now = time.monotonic()
+        held = self._held.setdefault(group, {})
+        got = []
+        for queue in queues:
+            owner = held.get(queue)
+            if owner is None or owner[0] == client_id or now - owner[1] > LOCK_S:
+                held[queue] = client_id, now
+                got.append(queue)
+        return got
+
+    def give_back(self, group: str, client_id: str, queues: list[tuple[str, int]] | None = None
+                  ) -> None:
+        held = self._held.get(group, {})
+        for queue in list(held) if queues is None else queues:
+            if held.get(queue, ("", 0.0))[0] == client_id:
+                del held[queue]
+        if not held:
+            self._held.pop(group, None)

@@ -1,0 +1,116 @@
+"""The name server's answers: where topics and brokers are (spec: remoting.md §2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmqctl.remoting.codes import Answer, Status
+from rmqctl.remoting.command import write_json
+from rmqctl.serve.broker import Broker, Call, Response, Table
+
+_DEFAULT_TOPIC = "TBW102"
+
+
+def json_response(value: Any) -> Response:
+    """A response whose body is a JSON value."""
+    return Response(parts=(write_json(value),))
+
+
+def route(broker: Broker, call: Call) -> Response:
+    """Which brokers have a topic, and how many queues of it."""
+    name = call.fields["topic"]
+    brokers: list[dict[str, Any]] = []
+    queues: list[dict[str, Any]] = []
+    order: list[str] = []
+    for each in broker.cluster.brokers.values():
+        topic = each.topic(name)
+        if topic is None or (name == _DEFAULT_TOPIC and not each.is_writable):
+            continue
+        brokers.append(_broker(each))
+        queues.append({"brokerName": each.name, "perm": topic.perm,
+                       "readQueueNums": topic.read_queues, "topicSysFlag": topic.sys_flag,
+                       "writeQueueNums": topic.write_queues})
+        if topic.order:
+            order.append(f"{each.name}:{topic.write_queues}")
+    if not brokers:
+        raise Answer(Status.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: "
+                     f"{name}\nSee http://rocketmq.apache.org/docs/faq/ for further details.")
+    value: dict[str, Any] = {"brokerDatas": brokers, "filterServerTable": {}, "queueDatas": queues}
+    if order:
+        value["orderTopicConf"] = ";".join(order)
+    return json_response(value)
+
+
+def _broker(broker: Broker) -> dict[str, Any]:
+    return {"brokerAddrs": {"0": str(broker.address)}, "brokerName": broker.name,
+            "cluster": broker.cluster.name}
+
+
+def cluster_info(broker: Broker, _call: Call) -> Response:
+    """All brokers, by name and by cluster."""
+    brokers = broker.cluster.brokers
+    return json_response({
+        "brokerAddrTable": {name: _broker(each) for name, each in brokers.items()},
+        "clusterAddrTable": {broker.cluster.name: list(brokers)}})
+
+
+def all_topics(broker: Broker, _call: Call) -> Response:
+    """Every topic of every broker, and what a name server lists beside them: the cluster's and the
+    brokers' names.
+    """
+    names = {name: None for each in broker.cluster.brokers.values() for name in each.topics}
+    names[broker.cluster.name] = None
+    names.update(dict.fromkeys(broker.cluster.brokers))
+    return json_response({"topicList": list(names)})
+
+
+def topics_of_cluster(broker: Broker, call: Call) -> Response:
+    """The same of one cluster."""
+    if call.fields["cluster"] != broker.cluster.name:
+        return json_response({"topicList": []})
+    return all_topics(broker, call)
+
+
+def system_topics(broker: Broker, _call: Call) -> Response:
+    """The topics that every cluster has, and a broker to ask for its own."""
+    return json_response({"brokerAddr": str(broker.address), "topicList": [
+        *broker.cluster.brokers, broker.cluster.name]})
+
+
+def no_topics(_broker: Broker, _call: Call) -> Response:
+    """Topics of units, of which there are none."""
+    return json_response({"topicList": []})
+
+
+def kv_value(_broker: Broker, call: Call) -> Response:
+    """A name server's setting; none is kept."""
+    raise Answer(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {call.fields['namespace']} "
+                 f"Key: {call.fields['key']}")
+
+
+_ORDERS = "ORDER_TOPIC_CONFIG"
+
+
+def kv_list(broker: Broker, call: Call) -> Response:
+    """A name server's settings: only those of ordered topics are known."""
+    namespace = call.fields["namespace"]
+    orders = {name: f"{each.name}:{topic.write_queues}"
+              for each in broker.cluster.brokers.values()
+              for name, topic in each.topics.items() if topic.order}
+    if namespace != _ORDERS or not orders:
+        raise Answer(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+    return json_response({"table": orders})
+
+
+HANDLERS: Table = {
+    "GET_ROUTEINFO_BY_TOPIC": route,
+    "GET_BROKER_CLUSTER_INFO": cluster_info,
+    "GET_ALL_TOPIC_LIST_FROM_NAMESERVER": all_topics,
+    "GET_TOPICS_BY_CLUSTER": topics_of_cluster,
+    "GET_SYSTEM_TOPIC_LIST_FROM_NS": system_topics,
+    "GET_UNIT_TOPIC_LIST": no_topics,
+    "GET_HAS_UNIT_SUB_TOPIC_LIST": no_topics,
+    "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST": no_topics,
+    "GET_KV_CONFIG": kv_value,
+    "GET_KVLIST_BY_NAMESPACE": kv_list,
+}

@@ -1,0 +1,108 @@
+"""Where groups stand: what the store says, over it what consumers committed since.
+
+In memory, or in a file beside the store, which is written by rename. Never in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.files.durable import replace_file
+from rmqctl.scan.source import FileSource
+
+_MOST = 1_000_000
+"""Positions of queues that are kept."""
+MAX_SIZE = 256 << 20
+Key = tuple[str, str]
+"""Group and topic."""
+
+
+@dataclass(slots=True)
+class Positions:
+    """Committed queue offsets. ``stored``: those of the store, which are only looked up."""
+
+    stored: dict[Key, dict[int, int]]
+    committed: dict[Key, dict[int, int]] = field(default_factory=dict)
+    changed: bool = False
+    _count: int = 0
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        key = group, topic
+        found = self.committed.get(key, {}).get(queue_id)
+        return self.stored.get(key, {}).get(queue_id) if found is None else found
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Notes a position; False where there are too many already."""
+        queues = self.committed.get((group, topic))
+        if queues is None or queue_id not in queues:
+            if self._count >= _MOST:
+                return False
+            self._count += 1
+            queues = self.committed.setdefault((group, topic), {})
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self.changed = True
+        return True
+
+    def all(self) -> Iterator[tuple[str, str, dict[int, int]]]:
+        """(group, topic, positions by queue id) of everything known."""
+        for key in {**self.stored, **self.committed}:
+            yield *key, {**self.stored.get(key, {}), **self.committed.get(key, {})}
+
+    def of_group(self, group: str) -> dict[str, dict[int, int]]:
+        """Topic -> positions by queue id."""
+        return {topic: queues for name, topic, queues in self.all() if name == group}
+
+    def table(self) -> dict[str, dict[str, int]]:
+        """As ``consumerOffset.json`` has it."""
+        return {f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in sorted(
+            queues.items())} for group, topic, queues in self.all()}
+
+
+class PositionsFile:
+    """The positions of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …}}``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._others: dict[str, Any] = {}
+
+    def load(self, names: list[str]) -> dict[str, dict[Key, dict[int, int]]]:
+        """The positions of each of the names. FormatError, StoreIOError."""
+        if not os.path.lexists(self.path):
+            folder = os.path.dirname(os.path.abspath(self.path))
+            if not os.path.isdir(folder):
+                raise UsageError(f"{self.path}: there is no folder {folder}")
+            return {name: {} for name in names}
+        with FileSource(self.path) as source:
+            if source.size > MAX_SIZE:
+                raise FormatError("too large for a file of positions", file=self.path)
+            data = source.read(0, source.size)
+        try:
+            value = json.loads(data)
+            found = {name: _positions(value.get(name, {})) for name in names}
+        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+            raise FormatError(f"no file of positions: {error}", file=self.path) from None
+        self._others = {name: each for name, each in value.items() if name not in names}
+        return found
+
+    def save(self, positions: dict[str, Positions]) -> None:
+        """Writes what was committed. StoreIOError."""
+        value = {**self._others, **{name: {"offsetTable": {
+            f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+            for (group, topic), queues in each.committed.items()}}
+            for name, each in positions.items()}}
+        replace_file(self.path, json.dumps(value, indent=1).encode())
+
+
+def _positions(value: dict[str, Any]) -> dict[Key, dict[int, int]]:
+    found: dict[Key, dict[int, int]] = {}
+    for key, queues in value.get("offsetTable", {}).items():
+        topic, _, group = key.rpartition("@")
+        found[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+    return found
+

@@ -1,0 +1,149 @@
+"""Pulling messages, and waiting for them (spec: remoting.md §3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.broker.get_message import (
+    FOUND,
+    MAX_BYTES,
+    NO_MATCH,
+    NO_MESSAGE,
+    OVERFLOW_ONE,
+    REMOVING,
+)
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.remoting.codes import Answer, Status
+from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.reading import Accept
+from rmqctl.serve.source import READ
+from rmqctl.serve.subscriptions import TAG, Subscription
+
+COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
+"""Bits of a pull's sysFlag."""
+LONGEST_WAIT_S = 300.0
+MOST_WAITING = 1024
+"""Pulls of one connection that wait at a time."""
+_CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
+          REMOVING: Status.PULL_RETRY_IMMEDIATELY, OVERFLOW_ONE: Status.PULL_NOT_FOUND}
+
+
+def pull_message(broker: Broker, call: Call) -> Response | None:
+    """The messages behind a queue offset; where there are none yet the answer may come later."""
+    wanted = call.fields
+    _judge(broker, call)
+    accept = _filter(broker, wanted)
+    flags = wanted["sysFlag"]
+    if flags & COMMIT and wanted["commitOffset"] is not None:
+        broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+                                wanted["commitOffset"])
+    response = _pulled(broker, wanted, accept)
+    if response.code == Status.PULL_NOT_FOUND and flags & SUSPEND:
+        wait = min((wanted["suspendTimeoutMillis"] or 0) / 1000, LONGEST_WAIT_S)
+        if wait > 0 and len(call.connection.at_end) < MOST_WAITING:
+            _Waiting(broker, call, accept).begin(wait)
+            return None
+    return response
+
+
+def _judge(broker: Broker, call: Call) -> None:
+    """The checks before anything is read, in a broker's order."""
+    wanted = call.fields
+    name = wanted["topic"]
+    topic = broker.require_topic(name)
+    if not topic.perm & READ:
+        raise Answer(Status.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+    settings = broker.source.groups.get(wanted["consumerGroup"], {})
+    if settings.get("consume_enable") is False:
+        raise Answer(Status.NO_PERMISSION,
+                     f"subscription group no permission, {wanted['consumerGroup']}")
+    if not 0 <= wanted["queueId"] < topic.read_queues:
+        raise Answer(Status.SYSTEM_ERROR, f"queueId[{wanted['queueId']}] is illegal, "
+                     f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
+                     f"consumer:[{call.connection.peer}]")
+
+
+def _filter(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
+    """The filter of the request, or the one its group subscribed with. Answer."""
+    name = wanted["topic"]
+    if wanted["sysFlag"] & SUBSCRIPTION:
+        return Subscription(name, wanted["subscription"] or "*",
+                            wanted["expressionType"] or TAG).accept()
+    group = broker.groups.consumers.get(wanted["consumerGroup"])
+    if group is None:
+        raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+    found = group.subscriptions.get(name)
+    if found is None:
+        raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+    if found.version < (wanted["subVersion"] or 0):
+        raise Answer(Status.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+    return None if name.startswith(RETRY_PREFIX) else found.accept()
+
+
+def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Response:
+    limit = wanted.get("maxMsgBytes")
+    queue = broker.queue(wanted["topic"], wanted["queueId"])
+    try:
+        pulled = queue.pull(wanted["queueOffset"], wanted["maxMsgNums"], accept,
+                            MAX_BYTES if limit is None else min(max(limit, 1), MAX_BYTES))
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    broker.skipped += pulled.skipped
+    if pulled.records:
+        broker.delivered[wanted["consumerGroup"], wanted["topic"]] += len(pulled.records)
+        broker.delivered_bytes += pulled.size
+    code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
+    if pulled.status == NO_MESSAGE and wanted["queueOffset"] == 0:
+        code = Status.PULL_NOT_FOUND
+    return Response({
+        "maxOffset": str(pulled.max), "minOffset": str(pulled.min),
+        "nextBeginOffset": str(pulled.next_begin), "suggestWhichBrokerId": "0"},
+        pulled.records, int(code), pulled.status)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A pull that waits for messages of its queue, until they come or its time is over."""
+
+    broker: Broker
+    call: Call
+    accept: Accept | None
+
+    def begin(self, seconds: float) -> None:
+        wanted = self.call.fields
+        self._key = wanted["topic"], wanted["queueId"]
+        self._timer = self.broker.later(seconds, self._over)
+        self.broker.waiting[self._key].add(self._look)
+        self.call.connection.at_end.add(self._end)
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        waiting = self.broker.waiting[self._key]
+        waiting.discard(self._look)
+        if not waiting:
+            del self.broker.waiting[self._key]
+        self.call.connection.at_end.discard(self._end)
+
+    def _over(self) -> None:
+        self._look(False)
+        self._end()
+
+    def _look(self, may_wait: bool) -> None:
+        """Looks once more; answers unless there is nothing yet and it may wait."""
+        try:
+            response = _pulled(self.broker, self.call.fields, self.accept)
+        except Answer as answer:
+            response = Response(code=answer.status, remark=answer.remark)
+        if response.code == Status.PULL_NOT_FOUND and may_wait:
+            return
+        if response.code == Status.PULL_RETRY_IMMEDIATELY and may_wait:
+            # Messages came, but none that passes the filter: go on behind them.
+            self.call.fields["queueOffset"] = int((response.ext or {})["nextBeginOffset"])
+            return
+        self._end()
+        self.call.reply(response)
+
+
+HANDLERS: Table = {"PULL_MESSAGE": pull_message, "LITE_PULL_MESSAGE": pull_message}

@@ -1,0 +1,77 @@
+"""Messages that consumers send back: retried after a while, given up after too many times
+(spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
+
+A server that writes nothing keeps them in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import DEFAULT_LEVELS
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.parse_values import now_ms
+from rmqctl.remoting.codes import Answer, Status
+from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.store.objects import java_text
+
+MOST_TIMES = 16
+_FIRST_LEVEL = 3
+
+
+def send_back(broker: Broker, call: Call) -> Response:
+    """Takes a message back: into the group's retry topic after a delay, or its dead letters."""
+    wanted = call.fields
+    group, level = wanted["group"], wanted["delayLevel"]
+    if not broker.knows_group(group):
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+                     f"subscription group not exist, {group}")
+    raw = broker.raw_at(wanted["offset"])
+    if raw is None:
+        raise Answer(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
+    record = decode(raw)
+    if not broker.memory.has_room(record):
+        raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
+                     "messages that are sent back")
+    settings = broker.source.groups.get(group, {})
+    most = wanted["maxReconsumeTimes"] or settings.get("retry_max_times") or MOST_TIMES
+    given_up = record.reconsume_times >= most or level < 0
+    returned, tags = _returned(record)
+    if given_up:
+        _append(broker, returned, props.DLQ_PREFIX + group, tags)
+        return Response({})
+    level = level if level > 0 else _FIRST_LEVEL + record.reconsume_times
+    delay = DEFAULT_LEVELS[min(level, max(DEFAULT_LEVELS))]
+    topic = props.RETRY_PREFIX + group
+    broker.memory.size += len(returned.body)
+    broker.later(delay / 1000, lambda: _due(broker, returned, topic, tags))
+    return Response({})
+
+
+def _due(broker: Broker, record: Record, topic: str, tags: int) -> None:
+    broker.memory.size -= len(record.body)
+    _append(broker, record, topic, tags)
+
+
+def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
+    queue_id = broker.memory_queue(topic)
+    broker.memory.append(replace(record, store_timestamp=now_ms()), topic, queue_id, tags)
+    broker.told(event="returned", broker=broker.name, topic=topic)
+    broker.arrived(topic, queue_id)
+
+
+def _returned(record: Record) -> tuple[Record, int]:
+    """A copy as a broker makes it, and the tags code of its row."""
+    known = props.parse(java_text(record.properties))
+    topic = record.topic.decode("utf-8", "replace")
+    known.setdefault(props.RETRY_TOPIC, topic)
+    known.setdefault(props.ORIGIN_MESSAGE_ID, record.message_id)
+    known["WAIT"] = "false"
+    made = props.build(known).encode("utf-8", "replace")
+    return replace(record, properties=made,
+                   reconsume_times=record.reconsume_times + 1), tags_code(known.get(props.TAGS))
+
+
+HANDLERS: Table = {"CONSUMER_SEND_MSG_BACK": send_back}

@@ -1,0 +1,259 @@
+"""Sockets: connections of clients, their limits, and what is done every now and then.
+
+One thread, one event loop. A connection whose client does not read is not read from either, so no
+request is answered that nobody takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.parse_values import Address
+from rmqctl.remoting.command import Command, command_head, read_command, write_command
+from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
+from rmqctl.serve.broker import Broker, Buffer, Response
+from rmqctl.serve.dispatch import answer
+
+_LOOK_S = 1.0
+_EXPIRE_S = 10.0
+_SAVE_S = 5.0
+_BACKLOG = 512
+_MOST_BUFFERS = 512
+"""Parts that are given to the system at once (IOV_MAX is 1024)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may take. Bytes and seconds; ``held``: of frames that are not whole, and of
+    answers that are not taken, of all connections together.
+    """
+
+    connections: int = 1000
+    frame: int = MAX_FRAME
+    held: int = 256 << 20
+    unsent: int = 1 << 20
+    idle: float = 120.0
+
+
+@dataclass(eq=False)
+class Server:
+    """The brokers of a cluster, each behind a port of its own. Any port answers for the name
+    server, too.
+    """
+
+    brokers: Sequence[Broker]
+    limits: Limits = field(default_factory=Limits)
+    save: Callable[[], None] = lambda: None
+    """Writes positions down, if anything changed."""
+    problem: Callable[[str], None] = lambda _text: None
+    once_idle: float | None = None
+    connections: set[_Connection] = field(default_factory=set)
+    held: int = 0
+    accepted: int = 0
+    turned_away: int = 0
+    broken: int = 0
+    """Connections that sent what cannot be understood."""
+    last_used: float = field(default_factory=time.monotonic)
+
+    async def run(self, listen: Address, ready: Callable[[], None], stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds. StoreIOError
+        where a port is not to be had.
+        """
+        loop = asyncio.get_running_loop()
+        servers = []
+        try:
+            for number, broker in enumerate(self.brokers):
+                port = listen.port + number if listen.port else 0
+                try:
+                    server = await loop.create_server(
+                        partial(_Connection, self, broker), listen.host, port, backlog=_BACKLOG)
+                except OSError as error:
+                    raise StoreIOError.from_oserror(
+                        error, str(Address(listen.host, port)), "listen on") from None
+                servers.append(server)
+                broker.address = Address(listen.host, server.sockets[0].getsockname()[1])
+            tasks = [asyncio.create_task(self._every(*each)) for each in (
+                (_LOOK_S, self._look), (_EXPIRE_S, self._expire), (_SAVE_S, self._save))]
+            ready()
+            if self.once_idle is not None:
+                tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+        finally:
+            for server in servers:
+                server.close()
+            for connection in list(self.connections):
+                connection.end()
+            self._save()
+
+    async def _every(self, seconds: float, work: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            work()
+
+    def _look(self) -> None:
+        for broker in self.brokers:
+            broker.look_again()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for broker in self.brokers:
+            broker.expire()
+        for connection in list(self.connections):
+            if connection.is_stale(now):
+                connection.end()
+
+    def _save(self) -> None:
+        try:
+            self.save()
+        except RmqctlError as error:
+            self.problem(str(error))
+
+    def _idle(self, stop: asyncio.Event) -> None:
+        if self.connections:
+            self.last_used = time.monotonic()
+        elif time.monotonic() - self.last_used > (self.once_idle or 0):
+            stop.set()
+
+
+class _Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, server: Server, broker: Broker) -> None:
+        self._server, self._broker = server, broker
+        self._frames = FrameReader(server.limits.frame)
+        self._paused = False
+        self._busy = False
+        self.at_end: set[Callable[[], None]] = set()
+        self.peer = self.local_host = ""
+        self._last = self._since = time.monotonic()
+        self._held = 0
+        self._transport: asyncio.Transport | None = None
+
+    # -- what the event loop says -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._server
+        self._transport = cast("asyncio.Transport", transport)
+        if len(server.connections) >= server.limits.connections:
+            server.turned_away += 1
+            self._transport.abort()
+            return
+        server.connections.add(self)
+        server.accepted += 1
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        self.peer = str(Address(*peer[:2]))
+        self.local_host = (transport.get_extra_info("sockname") or ("",))[0]
+        self._fd = transport.get_extra_info("socket").fileno()
+        self._transport.set_write_buffer_limits(high=server.limits.unsent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self._server
+        if self not in server.connections:
+            return
+        server.connections.discard(self)
+        server.last_used = time.monotonic()
+        server.held -= self._held
+        self._held = 0
+        for end in list(self.at_end):
+            end()
+        self._broker.forget(self)
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.feed(data)
+        self._work()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._since = time.monotonic()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._work()
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Answers what is there, as long as the client takes the answers."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while not self._paused and self._transport is not None and (
+                    frame := self._frames.next()) is not None:
+                command = read_command(frame)
+                if not command.is_response:
+                    answer(self._broker, self, command)
+        except FrameError:
+            self._server.broken += 1
+            self.end()
+        finally:
+            self._busy = False
+        self._count()
+
+    def _count(self) -> None:
+        """What is held of frames that are not whole, against what all may hold."""
+        if self._transport is None:
+            return
+        self._last = time.monotonic()
+        held = self._frames.held
+        if not held or held < self._held:
+            self._since = self._last
+        self._server.held += held - self._held
+        self._held = held
+        if held and self._server.held > self._server.limits.held:
+            self.end()
+
+    def is_stale(self, now: float) -> bool:
+        """Whether nothing came for too long, or only a part of something, or nothing is taken."""
+        idle = self._server.limits.idle
+        return now - self._last > idle or (
+            (self._paused or self._held > 0) and now - self._since > idle)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(write_command(command))
+
+    def reply(self, request: Command, response: Response) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        size = sum(map(len, response.parts))
+        self._write([command_head(response.head(request), size), *response.parts])
+
+    def _write(self, parts: list[Buffer]) -> None:
+        """Gives the parts to the system as they are, copied only if it does not take them all."""
+        transport = cast("asyncio.Transport", self._transport)
+        sent = 0
+        if not transport.get_write_buffer_size() and len(parts) < _MOST_BUFFERS:
+            try:
+                sent = os.writev(self._fd, parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                transport.abort()
+                return
+        for number, part in enumerate(parts):
+            if sent < len(part):
+                transport.write(b"".join((part[sent:], *parts[number + 1:])))
+                return
+            sent -= len(part)
+
+    def end(self) -> None:
+        """Closes the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()

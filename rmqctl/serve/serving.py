@@ -1,0 +1,80 @@
+"""Stores made into brokers of one server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.serve.broker import Broker, Cluster
+from rmqctl.serve.memory import Memory
+from rmqctl.serve.positions import Positions, PositionsFile
+from rmqctl.serve.reading import Pages
+from rmqctl.serve.source import Source
+from rmqctl.store.inside_store import refuse_in_store
+from rmqctl.store.store import Store
+
+CLUSTER = "DefaultCluster"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A store to serve: where it is, how it is opened."""
+
+    root: str
+    open: Callable[[], Store]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How stores are served. ``start``: where groups without a position begin, as `Broker` has it;
+    ``stored``: whether positions of the stores count. ``retry_memory``: bytes of messages that are
+    sent back, for each broker.
+    """
+
+    view: str = "disk"
+    start: str | int = "stored"
+    stored: bool = True
+    offsets: str | None = None
+    retry_memory: int = 64 << 20
+    cluster: str = CLUSTER
+
+
+def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
+        list[Broker], Callable[[], None]]:
+    """(the brokers, what writes their positions down). NotAStoreError, StoreIOError, FormatError,
+    UsageError.
+    """
+    if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
+        raise UsageError("a store is named twice")
+    if settings.offsets is not None:
+        refuse_in_store(settings.offsets)
+    cluster, pages = Cluster(settings.cluster), Pages()
+    names = [_name(number) for number in range(len(wanted))]
+    file = None if settings.offsets is None else PositionsFile(settings.offsets)
+    keys = [f"{name} {os.path.realpath(each.root)}"
+            for name, each in zip(names, wanted, strict=True)]
+    known: dict[str, Any] = {} if file is None else file.load(keys)
+    for name, key, each in zip(names, keys, wanted, strict=True):
+        source = Source(each.open, settings.view, pages)
+        positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
+        cluster.brokers[name] = Broker(
+            name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
+            told=told)
+    brokers = list(cluster.brokers.values())
+
+    def save() -> None:
+        if file is not None and any(broker.positions.changed for broker in brokers):
+            for broker in brokers:
+                broker.positions.changed = False
+            file.save({key: broker.positions for key, broker in zip(keys, brokers, strict=True)})
+
+    return brokers, save
+
+
+def _name(number: int) -> str:
+    """broker-a, broker-b, …, broker-27, …"""
+    return f"broker-{_LETTERS[number] if number < len(_LETTERS) else number + 1}"

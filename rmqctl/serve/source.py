@@ -1,0 +1,184 @@
+"""One store directory as it is served: opened read-only, looked at anew where it changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.broker.view import view_of
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
+from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
+from rmqctl.store.config.config import load_one
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.rows import topics_on_disk
+from rmqctl.store.store import Store
+
+READ, WRITE, INHERIT = 4, 2, 1
+"""Bits of a topic's permission."""
+
+
+@dataclass(slots=True)
+class Topic:
+    """What clients are told of a topic."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    order: bool = False
+    sys_flag: int = 0
+
+
+@dataclass
+class Source:
+    """A store, and what of it is asked again and again. ``kind``: ``disk``, ``broker`` or
+    ``auto``, as `rmqctl.broker.view.view_of` has it. ``pages`` is shared by all stores of a server.
+    """
+
+    open_store: Callable[[], Store]
+    kind: str
+    pages: Pages
+    problem: str | None = None
+    """Why the store could not be looked at anew; what was seen before is served meanwhile."""
+    _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = self.open_store()
+        self._seen = self._stamp()
+        self._read()
+
+    def _read(self) -> None:
+        self.view: View = view_of(self.store, self.kind)
+        self.topics = self._topics()
+        self.groups = self._groups()
+        self.offsets = self._offsets()
+
+    # -- change -------------------------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Looks whether the store changed; True where it is another picture now."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        before = self.store
+        try:
+            self.store = self.open_store()
+            try:
+                self._read()
+            except BaseException:
+                self.store.close()
+                raise
+        except RmqctlError as error:
+            self.store = before
+            self.problem = str(error)
+            return False
+        before.close()
+        self.problem, self._seen = None, stamp
+        self._queues.clear()
+        return True
+
+    def _stamp(self) -> object:
+        """What changes when something is written: sizes and times of the last files."""
+        root = self.store.root
+        places = [*self.store.log_folders, *(os.path.join(root, name) for name in (
+            "consumequeue", "config", "index"))]
+        newest = [os.path.join(folder, max(names)) for folder in self.store.log_folders
+                  if (names := _names(folder))]
+        return [_stat(place) for place in (*places, *newest)]
+
+    # -- queues -------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """One queue to pull from. StoreIOError where it cannot be read."""
+        key = topic, queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = self._open_queue(topic, queue_id)
+        return queue
+
+    def _open_queue(self, topic: str, queue_id: int) -> Queue:
+        special = self.view.generation >= 5 and (
+            (topic, queue_id) in self.store.batch_queues or self._is_compacted(topic, queue_id))
+        if special:
+            return AnsweredQueue(self.view, topic, queue_id)
+        plain = self.store.queue(topic, queue_id)
+        if plain is None or not plain.exists:
+            return EmptyQueue()
+        return StoredQueue(self.view, plain, self.pages)
+
+    def _is_compacted(self, topic: str, queue_id: int) -> bool:
+        return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))
+
+    # -- configuration ------------------------------------------------------------------------
+
+    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+        if "config" in self.store.layout.unread:
+            return
+        yield from load_one(self.store, name).rows()
+
+    def _topics(self) -> dict[str, Topic]:
+        """Topics of the configuration, and those that have queues, by name."""
+        found: dict[str, Topic] = {}
+        for row in self._rows("topics.json"):
+            found[row["topic"]] = Topic(
+                row["topic"], _count(row["read_queue_nums"]), _count(row["write_queue_nums"]),
+                row["perm"] if isinstance(row["perm"], int) else READ | WRITE,
+                bool(row.get("order")), row.get("topic_sys_flag") or 0)
+        on_disk: dict[str, int] = {}
+        for topic, queue_id in (*self.store.known_queues, *self.store.batch_queues):
+            on_disk[topic] = max(on_disk.get(topic, 0), queue_id + 1)
+        for topic in topics_on_disk(self.store):
+            count = on_disk.get(topic, 1)
+            if topic not in found:
+                found[topic] = Topic(topic, count, count, READ | WRITE)
+            elif found[topic].read_queues < count:
+                found[topic].read_queues = count
+        return found
+
+    def _groups(self) -> dict[str, dict[str, Any]]:
+        """Consumer groups of the configuration, of the positions, and of retry and dead-letter
+        topics.
+        """
+        found: dict[str, dict[str, Any]] = {
+            row["group"]: row for row in self._rows("subscriptionGroup.json")}
+        for row in self._rows("consumerOffset.json"):
+            if row["group"]:
+                found.setdefault(row["group"], {})
+        for topic in self.topics:
+            for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+                if topic.startswith(prefix):
+                    found.setdefault(topic.removeprefix(prefix), {})
+        return found
+
+    def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
+        """(group, topic) -> queue id -> committed queue offset."""
+        found: dict[tuple[str, str], dict[int, int]] = {}
+        for row in (*self._rows("consumerOffset.json"), *self._rows("lmqConsumerOffset.json")):
+            if row["group"] is not None and isinstance(row["offset"], int):
+                found.setdefault((row["group"], row["topic"]), {})[row["queue_id"]] = row["offset"]
+        return found
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def _count(value: object) -> int:
+    return min(max(value, 0), 1 << 16) if isinstance(value, int) else 1
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _stat(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
