@@ -68,6 +68,7 @@ def command(
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
     from rmqctl.serve.server import Limits, Server
+    from rmqctl.scan import malloc_tuning
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
 
     if from_stored_offsets and start != "stored":
@@ -98,6 +99,7 @@ def command(
     def ready() -> None:
         _say_ready(out, server)
 
+    malloc_tuning.keep_freed_memory()
     asyncio.run(_run(server, listen, ready))
 
 

@@ -1,4 +1,4 @@
-"""Queues of a store as consumers pull from them: pages of rows with their records, checked once.
+"""Queues of a store as consumers pull from them.
 
 What a pull gives are the bytes of records as they lie in the log. A record that is not whole, or
 whose body does not match its CRC, is passed over and counted.
@@ -6,13 +6,10 @@ whose body does not match its CRC, is passed over and counted.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
 
 from rmqctl.broker.get_message import (
     FOUND,
@@ -29,18 +26,15 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import decode
+from rmqctl.serve.blocks import LogReader
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.commit_log import records_at
 from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-PAGE_ROWS = 512
-PAGE_BYTES = 1 << 20
-"""About so much of the log is read for a page; a larger message is read all the same."""
+WINDOW = 512
+"""Rows of a queue that are read together."""
 SCANNED_ROWS = 800
 """Rows that are looked at for one pull at most, if not more are asked for."""
-KEPT_BYTES = 64 << 20
-"""What pages of all queues may hold together."""
 
 Accept = Callable[[int, bytes | memoryview], bool]
 """Whether a message is wanted, from the tags code of its row and its record."""
@@ -77,41 +71,29 @@ class Queue(Protocol):
              ) -> Pulled: ...
 
 
-@dataclass(slots=True)
-class _Page:
-    """Rows from ``first`` on: their records (None where none is served) and tags codes."""
-
-    first: int
-    records: list[memoryview | None]
-    tags: list[int]
-    damaged: frozenset[int]
-    size: int
+Rows = tuple[list[int], list[int], list[int]]
+"""Physical offsets, sizes and tags codes."""
 
 
 @dataclass(slots=True)
-class Pages:
-    """The pages of all queues of a server, the least used given up first."""
+class Windows:
+    """Rows of queues, `WINDOW` of them at a time; the least used given up first."""
 
-    limit: int = KEPT_BYTES
-    _kept: OrderedDict[tuple[int, int], _Page] = field(default_factory=OrderedDict)
-    _size: int = 0
+    limit: int = 512
+    _kept: OrderedDict[tuple[int, int], Rows] = field(default_factory=OrderedDict)
 
-    def get(self, key: tuple[int, int]) -> _Page | None:
-        page = self._kept.get(key)
-        if page is not None:
+    def get(self, key: tuple[int, int]) -> Rows | None:
+        """Rows that are kept; they count as used now."""
+        rows = self._kept.get(key)
+        if rows is not None:
             self._kept.move_to_end(key)
-        return page
+        return rows
 
-    def put(self, key: tuple[int, int], page: _Page) -> None:
-        old = self._kept.pop(key, None)
-        self._size += page.size - (0 if old is None else old.size)
-        self._kept[key] = page
-        while self._size > self.limit and len(self._kept) > 1:
-            self._size -= self._kept.popitem(last=False)[1].size
-
-    def forget(self) -> None:
-        self._kept.clear()
-        self._size = 0
+    def put(self, key: tuple[int, int], rows: Rows) -> None:
+        """Keeps rows, and gives others up for them."""
+        self._kept[key] = rows
+        if len(self._kept) > self.limit:
+            self._kept.popitem(last=False)
 
 
 class StoredQueue:
@@ -119,106 +101,68 @@ class StoredQueue:
 
     _numbers = iter(range(1 << 62))
 
-    def __init__(self, view: View, queue: ConsumeQueue, pages: Pages) -> None:
+    def __init__(self, view: View, queue: ConsumeQueue, log: LogReader, windows: Windows) -> None:
         bounds = view.bounds(queue)
         self.first, self.end = bounds.first, bounds.end
-        self._queue, self._view, self._pages = queue, view, pages
+        self._queue, self._generation = queue, view.generation
+        self._log, self._windows = log, windows
         self._number = next(self._numbers)
-        self._starts: list[int] = []
         queue.close()
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        refused = outside(offset, self.first, self.end, self._view.generation)
+        """Up to ``most`` records from the queue offset ``offset`` on that ``accept`` takes."""
+        refused = outside(offset, self.first, self.end, self._generation)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, self.first, self.end)
-        records: list[memoryview] = []
+        records: list[bytes | memoryview] = []
         size = skipped = 0
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))
         most = min(max(most, 1), MAX_COUNT)
-        matched = False
-        while at < last:
-            page = self._page(at)
-            if not page.records:
-                break
-            for place in range(at - page.first, min(len(page.records), last - page.first)):
-                record = page.records[place]
+        read, seen = self._log.record, False
+        while at < last and len(records) < most:
+            first = at - at % WINDOW
+            physical, sizes, tags = self._rows(first)
+            if at - first >= len(physical):
+                at = self._behind_hole(at)
+                continue
+            for place in range(at - first, min(len(physical), last - first)):
+                record = read(physical[place], sizes[place])
                 if record is None:
-                    skipped += place in page.damaged
-                elif accept is None or accept(page.tags[place], record):
-                    if records and (len(records) >= most or size + len(record) > max_bytes):
-                        return Pulled(FOUND, page.first + place, self.first, self.end, records,
-                                      skipped)
-                    records.append(record)
+                    skipped += sizes[place] != FILLER.size
+                elif accept is None or accept(tags[place], record):
                     size += len(record)
+                    if size > max_bytes and records:
+                        return Pulled(FOUND, at, self.first, self.end, records, skipped)
+                    records.append(record)
+                    if len(records) == most:
+                        at += 1
+                        break
                 else:
-                    matched = True
-            at = page.first + min(len(page.records), last - page.first)
-            if len(records) >= most:
-                # Rows behind it that nobody wants need not be looked at again and again.
-                break
-        if records:
-            return Pulled(FOUND, at, self.first, self.end, records, skipped)
-        if at == offset:  # a hole in the files: go on behind it
-            at = self._behind_hole(offset)
-        return Pulled(NO_MATCH if matched else REMOVING, at, self.first, self.end, (), skipped)
+                    seen = True
+                at += 1
+        status = FOUND if records else NO_MATCH if seen else REMOVING
+        return Pulled(status, min(at, self.end), self.first, self.end, records, skipped)
 
     def _behind_hole(self, offset: int) -> int:
+        """The queue offset of the first row behind a hole in the files."""
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
-    def _page(self, offset: int) -> _Page:
-        """The page with the row at ``offset``; read from there on where none is kept."""
-        place = bisect_right(self._starts, offset)
-        if place:
-            page = self._pages.get((self._number, self._starts[place - 1]))
-            if page is None:
-                place -= 1
-                del self._starts[place]
-            elif offset < page.first + len(page.records):
-                return page
-        end = self._starts[place] if place < len(self._starts) else self.end
-        page = self._load(offset, min(end, self.end) - offset)
-        if page.records:
-            self._starts.insert(place, offset)
-            self._pages.put((self._number, offset), page)
-        return page
-
-    def _load(self, first: int, count: int) -> _Page:
-        rows = self._queue.units(first, min(PAGE_ROWS, count))
-        self._queue.close()
-        size = np.clip(rows["size"].astype(np.int64), 0, None)
-        if len(size):
-            rows = rows[:max(int(np.searchsorted(np.cumsum(size), PAGE_BYTES)), 1)]
-        physical = rows["physical_offset"].astype(np.int64)
-        size = size[:len(rows)]
-        records: list[memoryview | None] = [None] * len(rows)
-        order = np.argsort(physical, kind="stable")
-        unique = order[np.r_[True, np.diff(physical[order]) > 0]] if len(order) else order
-        held = 0
-        for window in records_at(self._view.store.log, physical[unique], size[unique]):
-            if window.batch is None:
-                continue
-            batch = window.batch
-            good = batch.crc_ok() & (batch.column("total_size") == size[unique][
-                window.rows[window.found]])
-            held += len(batch.data)
-            data = memoryview(batch.data.data).toreadonly()
-            places = unique[window.rows[window.found]][good].tolist()
-            for place, start, length in zip(places, batch.start[good].tolist(),
-                                            batch.column("total_size")[good].tolist(),
-                                            strict=True):
-                records[place] = data[start:start + length]
-        limit = self._view.log_end
-        filler = tuple(FILLER)
-        damaged = []
-        for place, row in enumerate(rows.tolist()):
-            if limit is not None and row[0] + row[1] > limit:
-                records[place] = None
-            elif records[place] is None and row != filler:
-                damaged.append(place)
-        return _Page(first, records, rows["tags_code"].tolist(), frozenset(damaged),
-                     held + 64 * len(rows))
+    def _rows(self, first: int) -> Rows:
+        """The rows from ``first`` on, up to a hole; of those before the queue's first, fillers."""
+        key = self._number, first
+        rows = self._windows.get(key)
+        if rows is None:
+            begin = max(first, self.first)
+            units = self._queue.units(begin, min(first + WINDOW, self.end) - begin)
+            self._queue.close()
+            before = begin - first
+            rows = ([0] * before + units["physical_offset"].tolist(),
+                    [FILLER.size] * before + units["size"].tolist(),
+                    [0] * before + units["tags_code"].tolist())
+            self._windows.put(key, rows)
+        return rows
 
 
 class AnsweredQueue:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.serve.blocks import Blocks
 from rmqctl.serve.broker import Broker, Cluster
 from rmqctl.serve.memory import Memory
 from rmqctl.serve.positions import Positions, PositionsFile
-from rmqctl.serve.reading import Pages
+from rmqctl.serve.reading import Windows
 from rmqctl.serve.source import Source
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store
@@ -52,14 +53,14 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         raise UsageError("a store is named twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
-    cluster, pages = Cluster(settings.cluster), Pages()
+    cluster, blocks, windows = Cluster(settings.cluster), Blocks(), Windows()
     names = [_name(number) for number in range(len(wanted))]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(each.root)}"
             for name, each in zip(names, wanted, strict=True)]
     known: dict[str, Any] = {} if file is None else file.load(keys)
     for name, key, each in zip(names, keys, wanted, strict=True):
-        source = Source(each.open, settings.view, pages)
+        source = Source(each.open, settings.view, blocks, windows)
         positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
         cluster.brokers[name] = Broker(
             name, cluster, source, positions, Memory(settings.retry_memory), settings.start,

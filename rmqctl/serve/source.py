@@ -10,7 +10,8 @@ from typing import Any
 from rmqctl.broker.view import view_of
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
-from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
+from rmqctl.serve.blocks import Blocks, LogReader
+from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Queue, StoredQueue, Windows
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.rows import topics_on_disk
@@ -35,12 +36,14 @@ class Topic:
 @dataclass
 class Source:
     """A store, and what of it is asked again and again. ``kind``: ``disk``, ``broker`` or
-    ``auto``, as `rmqctl.broker.view.view_of` has it. ``pages`` is shared by all stores of a server.
+    ``auto``, as `rmqctl.broker.view.view_of` has it. ``blocks`` and ``windows`` are shared by
+    all stores of a server.
     """
 
     open_store: Callable[[], Store]
     kind: str
-    pages: Pages
+    blocks: Blocks
+    windows: Windows
     problem: str | None = None
     """Why the store could not be looked at anew; what was seen before is served meanwhile."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class Source:
 
     def _read(self) -> None:
         self.view: View = view_of(self.store, self.kind)
+        self.log = LogReader(self.store.log, self.view.log_end, self.blocks)
         self.topics = self._topics()
         self.groups = self._groups()
         self.offsets = self._offsets()
@@ -107,7 +111,7 @@ class Source:
         plain = self.store.queue(topic, queue_id)
         if plain is None or not plain.exists:
             return EmptyQueue()
-        return StoredQueue(self.view, plain, self.pages)
+        return StoredQueue(self.view, plain, self.log, self.windows)
 
     def _is_compacted(self, topic: str, queue_id: int) -> bool:
         return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))
