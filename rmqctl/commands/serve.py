@@ -67,8 +67,8 @@ def command(
         rmqctl serve /backup/a /backup/b --listen 127.0.0.1:0 -o jsonl
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
-    from rmqctl.serve.server import Limits, Server
     from rmqctl.scan import malloc_tuning
+    from rmqctl.serve.server import Limits, Server
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
 
     if from_stored_offsets and start != "stored":

@@ -1,4 +1,4 @@
-"""The log in blocks that all queues share, and records out of it, each checked once it is asked for.
+"""The log in blocks that all queues share, and records out of it, each checked when asked for.
 
 A record is checked alone at first. Of a block of which many are asked for, all are checked together
 by the kernel, which takes a tenth of the time for each.

@@ -138,6 +138,10 @@ class _Connection(asyncio.Protocol):
         self._held = 0
         self._transport: asyncio.Transport | None = None
 
+    def _forget_held(self) -> None:
+        self._server.held -= self._held
+        self._held = 0
+
     # -- what the event loop says -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -161,8 +165,7 @@ class _Connection(asyncio.Protocol):
             return
         server.connections.discard(self)
         server.last_used = time.monotonic()
-        server.held -= self._held
-        self._held = 0
+        self._forget_held()
         for end in list(self.at_end):
             end()
         self._broker.forget(self)
@@ -206,7 +209,7 @@ class _Connection(asyncio.Protocol):
 
     def _count(self) -> None:
         """What is held of frames that are not whole, against what all may hold."""
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         self._last = time.monotonic()
         held = self._frames.held
@@ -222,6 +225,11 @@ class _Connection(asyncio.Protocol):
         idle = self._server.limits.idle
         return now - self._last > idle or (
             (self._paused or self._held > 0) and now - self._since > idle)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -- answers ------------------------------------------------------------------------------
 
@@ -255,5 +263,6 @@ class _Connection(asyncio.Protocol):
 
     def end(self) -> None:
         """Closes the connection at once."""
+        self._forget_held()
         if self._transport is not None:
             self._transport.abort()

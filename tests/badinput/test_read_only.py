@@ -53,6 +53,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "impact": [["{store}"], ["{store}", "--group", "billing"]],
     "explain": [["body-crc"], []],
     "exporter": [["{store}", "--once"]],
+    "serve": [["{store}", "--listen", "127.0.0.1:0", "--idle-exit", "300ms"]],
     "sql": [["{store}", "select count(*) from messages"], ["{store}", "select * from findings"]],
     "doctor": [["{store}"], ["{store}", "-o", "json"]],
     "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",

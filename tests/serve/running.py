@@ -1,0 +1,94 @@
+"""A server in a thread of the test, with its brokers at hand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rmqctl.parse_values import Address
+from rmqctl.remoting.client import Client
+from rmqctl.serve.broker import Broker
+from rmqctl.serve.server import Limits, Server
+from rmqctl.serve.serving import Settings, Wanted, open_brokers
+from rmqctl.store.store import Store
+
+
+@dataclass
+class Running:
+    """``failures``: what handlers could not do; there must be none."""
+
+    server: Server
+    brokers: list[Broker]
+    loop: asyncio.AbstractEventLoop
+    failures: list[Exception] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def address(self) -> Address:
+        return self.brokers[0].address
+
+    def client(self, number: int = 0, timeout: float = 20.0) -> Client:
+        return Client(self.brokers[number].address, timeout)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Runs something in the server's thread."""
+        done = threading.Event()
+
+        def run() -> None:
+            work()
+            done.set()
+
+        self.loop.call_soon_threadsafe(run)
+        assert done.wait(10)
+
+
+@contextmanager
+def serving(*roots: Path, settings: Settings | None = None, limits: Limits | None = None,
+            then: Sequence[Callable[[Broker], None]] = ()) -> Iterator[Running]:
+    """Serves stores until the block ends."""
+    events: list[dict[str, Any]] = []
+    failures: list[Exception] = []
+
+    def opener(root: Path) -> Callable[[], Store]:
+        return lambda: Store.open(root)
+
+    brokers, save = open_brokers([Wanted(str(root), opener(root)) for root in roots],
+                                 settings or Settings(), lambda **event: events.append(event))
+    for broker in brokers:
+        broker.failed = lambda _name, error: failures.append(error)
+        for each in then:
+            each(broker)
+    server = Server(brokers, limits or Limits(), save)
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(server.run(Address("127.0.0.1", 0), ready.set, stop))
+        except BaseException as error:  # noqa: BLE001 - said in the test's own thread
+            problems.append(error)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+            ready.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    assert not problems, problems
+    try:
+        yield Running(server, brokers, loop, failures, events)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        for broker in brokers:
+            broker.source.close()
+    assert not thread.is_alive()
+    assert not problems, problems
+    assert not failures, failures

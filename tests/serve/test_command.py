@@ -1,0 +1,65 @@
+"""``rmqctl serve`` as a process: the ready line, its end, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmqctl.parse_values import parse_address
+from rmqctl.remoting.client import Client
+from tests.conftest import GoldenFolder, Runner
+
+
+def _started(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "rmqctl", "serve", *args, "--listen",
+                             "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True)
+
+
+def test_ready_then_events_then_a_clean_end(golden: GoldenFolder, tmp_path: Path) -> None:
+    root = golden("5.3.3/basic") / "store"
+    positions = tmp_path / "positions.json"
+    with _started(str(root), "-o", "jsonl", "--offsets", str(positions)) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["brokers"][0]["store"] == str(root)
+        with Client(parse_address(ready["ready"])) as client:
+            client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=0,
+                       commitOffset=9)
+            client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]})
+            assert json.loads(process.stdout.readline())["event"] == "joined"
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, "")
+        assert "Traceback" not in out
+    (kept,) = json.loads(positions.read_text()).values()
+    assert kept == {"offsetTable": {"t@g": {"0": 9}}}
+
+
+def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
+    root = golden("5.3.3/basic") / "store"
+    with _started(str(root), "--idle-exit", "200ms") as process:
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert out.splitlines()[0].startswith("ready 127.0.0.1:")
+
+
+@pytest.mark.parametrize(("args", "code", "words"), [
+    (["no-such-store"], 3, "not a store"),
+    (["STORE", "--from", "earliest", "--from-stored-offsets"], 2, "contradict"),
+    (["STORE", "--from", "soon"], 2, "soon"),
+    (["STORE", "--offsets", "STORE/config/x.json"], 2, "lies in the store"),
+    (["STORE", "--listen", "203.0.113.7:9876"], 5, "listen on")])
+def test_what_is_refused(golden: GoldenFolder, rmqctl: Runner, args: list[str], code: int,
+                         words: str) -> None:
+    root = str(golden("5.3.3/basic") / "store")
+    result = rmqctl("serve", "--idle-exit", "2", *(arg.replace("STORE", root) for arg in args))
+    assert result.code == code, result.err
+    assert words in result.err
+    assert os.path.exists(root)
