@@ -17,7 +17,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
 from rmqctl.repair.salvage.lost import IndexedKey
-from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
 from rmqctl.store.log.witness import NOTHING, Pages, Pair

@@ -34,7 +34,8 @@ from rmqctl.formats.local.message import (
 from rmqctl.repair.carve.doubts import Doubts
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import AsLog, Candidates, Checksums, Window
-from rmqctl.scan.damage.extents import Known, claimed_end, judge, own_extent
+from rmqctl.scan.damage.extents import claimed_end, judge, own_extent
+from rmqctl.scan.damage.known import Known
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source, Witness

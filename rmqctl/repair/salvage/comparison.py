@@ -26,7 +26,7 @@ from rmqctl.repair.salvage.lost import keys_of_places
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import appended_crcs
 from rmqctl.repair.sources.opening import Source
-from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart

@@ -55,7 +55,7 @@ from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source

@@ -20,18 +20,13 @@ or an entry of the index. So, from the strongest proof to none:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from isal.isal_zlib import crc32
 
-from rmqctl.errors import FormatError
 from rmqctl.formats import layout
-from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.index_file import key_hash, keys_of
 from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
@@ -39,7 +34,6 @@ from rmqctl.formats.local.message import (
     START_SIZE,
     VERSIONS,
     Message,
-    Record,
     decode,
     is_magic,
     variant,
@@ -48,8 +42,9 @@ from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
 from rmqctl.scan.damage.chains import MOST_NAMED, follow, tails_of
 from rmqctl.scan.damage.chains import closes as closes_store
+from rmqctl.scan.damage.known import Known
 from rmqctl.scan.damage.slots import Trusted
-from rmqctl.scan.frames import Array, Doubtful
+from rmqctl.scan.frames import Doubtful
 from rmqctl.scan.resync import (
     MAX_RECORD,
     extent,
@@ -61,7 +56,6 @@ from rmqctl.scan.resync import (
 )
 from rmqctl.scan.source import Source
 
-_WINDOW = 16 << 20
 _MOST_BODY = 32 << 20
 """Bytes of a body whose CRC is looked at to prove a size."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
@@ -453,89 +447,3 @@ def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]
         source, at + size) or known.sizes(at + size)}
     return found or {size for size in sizes if at + size == source.size or not any(
         source.read(at + size, START_SIZE))}
-
-
-# -- what is known from elsewhere -----------------------------------------------------------------
-
-
-class Known:
-    """Rows and index entries of the log that a source is part of, by position in it."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._witness = source, source.witness
-        self._base = source.base + source.head
-        """The physical offset of a record whose frame begins the file."""
-
-    def sizes(self, at: int) -> list[int]:
-        """The sizes of the frames of records that rows lead to, and that begin at a position."""
-        if self._witness is None:
-            return []
-        physical, size = self._rows(at)
-        place = self._base + at
-        low, high = np.searchsorted(physical, (place, place + 1)).tolist()
-        return [int(one) + self._source.head for one in size[low:high] if one > 0]
-
-    def _rows(self, at: int) -> tuple[Array, Array]:
-        assert self._witness is not None
-        start = at - at % _WINDOW
-        return self._witness.rows(self._base + start,
-                                  self._base + min(start + _WINDOW, self._source.size))
-
-    def first(self, start: int, end: int) -> int | None:
-        """The first record in positions ``[start, end)`` that a row or an index entry leads to."""
-        if self._witness is None:
-            return None
-        base = self._base
-        at = start
-        while at < end:
-            upto = min(at - at % _WINDOW + _WINDOW, end)
-            physical, size = self._rows(at)
-            places, hashes = self._witness.keys(base + at - at % _WINDOW, base + min(
-                at - at % _WINDOW + _WINDOW, self._source.size))
-            low, high = np.searchsorted(physical, (base + at, base + upto)).tolist()
-            rows = list(zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True))
-            low, high = np.searchsorted(places, (base + at, base + upto)).tolist()
-            keys = places[low:high].tolist()
-            for place in sorted({*(one for one, _ in rows), *keys}):
-                here = bisect_left(rows, (place, 0))
-                sizes = set()
-                while here < len(rows) and rows[here][0] == place:
-                    sizes.add(rows[here][1])
-                    here += 1
-                if self._is_record(place - base, sizes, places, hashes):
-                    return int(place - base)
-            at = upto
-        return None
-
-    def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Whether a record stands there of a size that a row says, or of a key that is indexed."""
-        size = located_size(self._source, at)
-        if size is None:
-            return False
-        if size - self._source.head in sizes:
-            return True
-        place = self._base + at
-        low, high = np.searchsorted(places, (place, place + 1)).tolist()
-        record = self._record(at, size) if low < high else None
-        if record is None:
-            return False
-        return bool(key_hashes(record) & set(hashes[low:high].tolist()))
-
-    def denies(self, at: int, size: int) -> bool:
-        """Whether the queue of the record at a position has another one in its place."""
-        record = self._record(at, size) if self._witness is not None else None
-        return record is not None and self._witness is not None and (
-            self._witness.confirms(record) is False)
-
-    def _record(self, at: int, size: int) -> Record | None:
-        try:
-            return decode(self._source.read(at + self._source.head, size - self._source.head))
-        except FormatError:
-            return None
-
-
-def key_hashes(record: Record) -> set[int]:
-    """The hashes of the keys that a broker puts into its index for a record."""
-    values = props.parse(record.properties.decode("utf-8", "replace"))
-    topic = record.topic.decode("utf-8", "replace")
-    return {key_hash(topic, key) for key in keys_of(values)}

@@ -20,7 +20,7 @@ from itertools import groupby
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.local.message import MIN_SIZE, Record, decode
-from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness

@@ -16,7 +16,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from rmqctl.formats.local.message import Record, decode
-from rmqctl.scan.damage.extents import key_hashes
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
