@@ -35,6 +35,8 @@ from rmqctl.scan.source import Source as PartSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.contradicted import Known
+from rmqctl.store.log.earlier_life import MOST, records_between
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
@@ -441,6 +443,25 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Compariso
     gone.against.sort()
 
 
+def _unknown(ours: Store, log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
+    """Places of records of ours where the source's file has ended, if it is a page of an earlier
+    life that has them: what is on both sides is equal, and neither rows nor index know of them.
+    """
+    before, behind = found.equal.before(blank.start), found.equal.behind(blank.end)
+    place = log.locate(blank.start)
+    witness = None if place is None else place[0].witness
+    if before is None or behind is None or place is None or witness is None or (
+            found.conflicts.has_any(before.end, behind.start)):
+        return []
+    source = place[0]
+    records = records_between(source, blank.start, source.base + source.size)
+    known = Known(ours, witness, records)
+    if len(records) > MOST or known.at_borders()[0] != records or not known.contradicts(
+            records, besides=1):
+        return []
+    return [record.physical_offset for record in records]
+
+
 def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
             gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
     """Walks both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
@@ -456,13 +477,20 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
             ranges.settle()
         for one in gone:
             _ask_doubtful(one, log, b, found)
-    for start, length in b.blanks.items():
-        if a.blanks.get(start) == length:
-            found.equal.put(Range(start, start + length))
-        elif any(one.start <= start and start + length <= one.end for one in gone):
-            found.offered.put(Range(start, start + length))
-        elif not any(one.start <= start < one.end for one in gone):
-            found.conflicts.put(Range(start, start + length))  # ours goes on in its file
+        ended: list[Range] = []
+        for start, length in b.blanks.items():
+            blank = Range(start, start + length)
+            if a.blanks.get(start) == length:
+                found.equal.put(blank)
+            elif any(one.start <= start and blank.end <= one.end for one in gone):
+                found.offered.put(blank)
+            elif not any(one.start <= start < one.end for one in gone):
+                ended.append(blank)  # ours goes on in its file
+        found.equal.settle()
+        found.verdicts.update((place, 1) for blank in ended
+                              for place in _unknown(ours, log, found, blank))
+    for blank in ended:
+        found.conflicts.put(blank)
     found.settle()
     found.bare = not survey.messages
     if not any(one.messages for one in found.equal.items) and (found.conflicts.items or not any(

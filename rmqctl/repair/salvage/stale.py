@@ -44,7 +44,7 @@ def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set
                 for some in known.at_borders():
                     is_older = before is not None and records[:1] == some[:1] and all(
                         record.store_timestamp < before for record in some)
-                    if some and len(some) <= MOST and known.contradicts(some, is_older=is_older):
+                    if some and len(some) <= MOST and known.contradicts(some, besides=is_older):
                         found.update(record.physical_offset for record in some)
     return found
 

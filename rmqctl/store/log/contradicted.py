@@ -46,14 +46,14 @@ class Known(Leads):
         self._store, self._taken = store, taken
         self._places = {*self.keys, *(place for place, _ in self.rows)}
 
-    def contradicts(self, records: Sequence[Record], *, is_older: bool = False) -> bool:
+    def contradicts(self, records: Sequence[Record], *, besides: int = 0) -> bool:
         """Whether enough speaks against records to which nothing leads: one damaged row does not,
         nor one record whose keys were hit; nor do any number of rows that lead elsewhere, which a
         damaged page of a consumequeue holds, as long as nothing knows of what else is here.
-        ``is_older``: they were stored before what is before them.
+        ``besides``: how much else speaks against them.
         """
         against = [self._against(record) for record in records]
-        return (sum(map(sum, against)) + is_older > 1 and any(here for _, here in against)
+        return (sum(map(sum, against)) + besides > 1 and any(here for _, here in against)
                 and 4 * sum(map(any, against)) >= len(records))
 
     def _against(self, record: Record) -> tuple[int, int]:
