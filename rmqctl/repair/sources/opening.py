@@ -27,7 +27,6 @@ from rmqctl.formats.tiered import names as tiered_names
 from rmqctl.repair.plan import Watch
 from rmqctl.repair.salvage.log_files import FAR, file_size
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.sources import lines
 from rmqctl.repair.sources.records import LaidOut, Read, Unused
 from rmqctl.repair.sources.relocate import Relocator
 from rmqctl.scan.overlay import LogPart
@@ -185,6 +184,8 @@ class Opener:
 
     def _reader(self, path: str, kind: str) -> Read:
         if kind == _LINES:
+            from rmqctl.repair.sources import lines
+
             return lines.records
         read = self.readers.tier if kind == _TIER else self.readers.parquet
         if read is None:
