@@ -97,14 +97,13 @@ class RecoverOptions:
         """Whether everything that a start depends on is to be made whole."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
-
     @property
-    def writes(self) -> tuple[str, ...] | None:
-        """The structures whose form must be one that is written; None for all. What only follows
-        from the log is made anew whatever form that has.
+    def writes(self) -> tuple[str, ...]:
+        """The structures whose form must be one that is written. What only follows from the log is
+        made anew whatever form that has.
         """
         derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
-        return (CONSUMEQUEUE, INDEX, CONFIG) if derived else None
+        return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
 
 
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
@@ -179,7 +178,7 @@ class _Planner:
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
-        if (self._store.layout.is_dledger and self._options.topic is None and not held
+        elif (self._store.layout.is_dledger and self._options.topic is None and not held
                 and self._options.only.issuperset((CONSUMEQUEUE, INDEX))
                 and self._store.has_abort):
             self._take(([MoveAside("abort")], [Action(
@@ -288,24 +287,34 @@ class _Planner:
             self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         total = sum(file.size for file in self._store.log.files)
+        entries: Planned = [], []
         with ExitStack() as stack:
             sources = self._sources(stack)
             done = stack.enter_context(self._watch("looking for damage", total))
-            saved = salvage(self._store, self._generation,
+            saved, entries = self._of_member(sources, done) if (
+                self._store.layout.is_dledger) else (salvage(self._store, self._generation,
                             missing_file=self._options.missing_file,
                             ambiguous=self._options.ambiguous,
                             batch_topics=self._known.batch_topics, progress=done,
                             scratch=self._scratch, correct=self._options.correct,
                             keep_damaged=self._options.keep_damaged,
                             fillers=self._options.fillers,
-                            sources=sources, keep_ours=self._options.prefer == OURS)
+                            sources=sources, keep_ours=self._options.prefer == OURS), entries)
             config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
+        self._take(entries)
         self._take(config)
         self._notes += saved.notes
         self._known = self._known.with_batches(self._store, saved.inner_batch_topics)
         return saved
+
+    def _of_member(self, sources: Sequence[Source], done: Callable[[int], None]) -> tuple[
+            Salvage, Planned]:
+        from rmqctl.repair.dledger.members import mend_log
+
+        return mend_log(self._store, self._scratch, sources,
+                        keep_ours=self._options.prefer == OURS, progress=done)
 
     def _sources(self, stack: ExitStack) -> list[Source]:
         prefer = self._options.prefer
@@ -346,9 +355,10 @@ class _Planner:
                 and self._options.topic is None else None)
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
-                f"{self._root}: the log is damaged, and without salvage, which DLedger's is not "
-                "open to, the rows behind a lost message would stand at other queue offsets than "
-                "their messages have: another node of the group may have it (`rmqctl diff`)")
+                f"{self._root}: entries of the log are lost or damaged, nothing is put in their "
+                "place, as a group agrees on no filler, and without them rows would stand at other "
+                "queue offsets than their messages have: another node of the group may have them "
+                "(`rmqctl diff` compares two, `rmqctl recover --from` copies them)")
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(

@@ -17,7 +17,7 @@ from typing import Literal
 
 from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError, require
 from rmqctl.store import log_folders
-from rmqctl.store.files import log_listing
+from rmqctl.store.files import log_listing, node_of
 
 CommitlogLayout = Literal["plain", "multi-path", "dledger", "mixed"]
 QueueLayout = Literal["file", "rocksdb", "double"]
@@ -60,6 +60,8 @@ class Layout:
     consumequeue: QueueLayout
     config: ConfigLayout
     controller: bool = False
+    member: bool = False
+    """Whether the log is that of one DLedger node, with index and checkpoint beside it."""
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
@@ -91,10 +93,12 @@ class Layout:
 
     @property
     def is_mended(self) -> bool:
-        """Whether `recover` makes the store whole; see `require_writable`."""
+        """Whether `recover` makes the store whole; see `require_writable`. The log of a DLedger
+        member needs another member's where it is damaged.
+        """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
-        return self.unwritten.keys() <= {*self._made_anew} and (
-            self.consumequeue != "rocksdb" or readable)
+        mended = {*self._made_anew, *(("commitlog",) if self.member else ())}
+        return self.unwritten.keys() <= mended and (self.consumequeue != "rocksdb" or readable)
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
@@ -104,16 +108,21 @@ class Layout:
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False) -> None:
         """UnsupportedError where one of the structures (None: any part of the store) could not be
-        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
-        configuration that is not written is left alone.
+        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, a
+        configuration that is not written is left alone, and a member's log, where it is among the
+        ``structures``, is mended.
         """
         left = self._made_anew if made_anew else ()
+        if made_anew and structures is not None and self.member:
+            left += ("commitlog",)
         reason = next((reason for name, reason in self.unwritten.items() if name not in left
                        and (structures is None or name in structures)), None)
         if reason is not None:
             hint = "" if set(self.unwritten) != {"commitlog"} else (
-                "; but what follows from the log is made anew by `rmqctl recover "
-                f"{shlex.quote(root)} --only consumequeue,index`")
+                f"; but `rmqctl recover {shlex.quote(root)}"
+                + ("` mends it from another member of the group (--from), and makes anew what "
+                   "follows from it" if self.member else
+                   " --only consumequeue,index` makes anew what follows from it"))
             raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
                                    f"written into it{hint}")
 
@@ -196,8 +205,9 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
             unread["consumequeue"] = f"{_IN_ROCKSDB}, and cannot be read: {error}"
             if not isinstance(error, MissingExtraError):
                 damaged.add("consumequeue")
-    return Layout(commitlog, queues, config, controller, unread, unwritten, frozenset(damaged),
-                  tuple(notes))
+    member = not undecided and len(framed) == 1 and node_of(framed[0]) is not None
+    return Layout(commitlog, queues, config, controller, member, unread, unwritten,
+                  frozenset(damaged), tuple(notes))
 
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],

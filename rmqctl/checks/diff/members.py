@@ -19,13 +19,13 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.scan.frames import Array
-from rmqctl.store.log.chain import NONE, Chain, Entries
+from rmqctl.store.log.chain import NONE, Chain, Entries, File
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
 
 NAMES = "abc"
 _MOST_TERMS = 10_000
-_BEFORE, _BEYOND, _HOLE, _WHOLE, _DAMAGED = range(5)
+BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
 """What a member has of an index: nothing any more, nothing yet, damage, an entry, a damaged one."""
 
 
@@ -61,13 +61,15 @@ class Member:
         return -1 if self.chain.last is None else self.chain.last.term
 
     @property
+    def begin(self) -> int:
+        """Byte offset of its first file."""
+        return next((file.base for file in self.store.log.files if file.head), 0)
+
+    @property
     def committed(self) -> int | None:
         """The index up to which its checkpoint says that entries are committed, if it does."""
-        try:
-            saved = self.node.checkpoint
-        except FormatError:
-            return None
-        return None if saved is None else saved["committed_index"]
+        known = committed_index(self.store)
+        return None if known < 0 else known
 
     def as_dict(self) -> dict[str, Any]:
         first, last = self.chain.first, self.chain.last
@@ -108,22 +110,22 @@ class Run(NamedTuple):
     def parted(self) -> bool:
         """Whether two have entries of different terms."""
         return len({term for kind, term in zip(self.kinds, self.terms, strict=True)
-                    if kind == _WHOLE}) > 1
+                    if kind == WHOLE}) > 1
 
     def words(self) -> str:
         said = []
         for number, (kind, term) in enumerate(zip(self.kinds, self.terms, strict=True)):
             alike = [NAMES[other] for other in range(len(self.kinds))
-                     if other < number and kind == self.kinds[other] == _WHOLE
+                     if other < number and kind == self.kinds[other] == WHOLE
                      and self.groups[other] == self.groups[number]]
             said.append(f"{NAMES[number]}: " + (
-                "expired" if kind == _BEFORE else "not there" if kind == _BEYOND else
-                "damaged" if kind in (_HOLE, _DAMAGED) else
+                "expired" if kind == BEFORE else "not there" if kind == BEYOND else
+                "damaged" if kind in (HOLE, DAMAGED) else
                 f"as {alike[0]}" if alike else f"term {term}"))
         count = self.last - self.first + 1
         which = f"entry {self.first}" if count == 1 else f"entries {self.first} to {self.last}"
         whole = [group for kind, group in zip(self.kinds, self.groups, strict=True)
-                 if kind == _WHOLE]
+                 if kind == WHOLE]
         more = "" if self.parted or len(set(whole)) < 2 else (
             "; their bytes are not the same, and no CRC tells which is damaged")
         return f"{which}: {', '.join(said)}{more}"
@@ -134,18 +136,26 @@ class Members:
     """The comparison: `run` it, then read the results. ``common``: index, term and byte offset of
     the last entry that all have, before they part; ``parted``: where they do; ``runs``: the first
     ``most`` of what is not alike, and ``count`` of how many entries that is.
+
+    ``files``: those of the first one's log as it would be, instead of as it is. No run goes on
+    over the index ``border``.
     """
 
     stores: Sequence[Store]
     most: int = 1000
     progress: Callable[[int], None] | None = None
+    files: Sequence[File] | None = None
+    border: int = -1
     members: list[Member] = field(default_factory=list)
     equal: int = 0
     count: int = 0
-    expired: int = 0
+    expired: list[Run] = field(default_factory=list)
+    """What only some still have, as others begin later."""
     runs: list[Run] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
+    common_end: int = 0
+    """Byte offset behind that entry."""
     parted: Run | None = None
 
     def run(self) -> None:
@@ -153,12 +163,14 @@ class Members:
         readers = [UnitReader(store.nodes[0]) for store in self.stores]
         self.members = [
             Member(NAMES[number], store, store.nodes[0],
-                   Chain(store.log.files, reader, self.progress))
+                   Chain(store.log.files if number or self.files is None else self.files, reader,
+                         self.progress))
             for number, (store, reader) in enumerate(zip(self.stores, readers, strict=True))]
         try:
             open_run: Run | None = None
             for run in self._pieces():
-                if open_run is not None and _goes_on(open_run, run):
+                if open_run is not None and run.first != self.border + 1 and _goes_on(
+                        open_run, run):
                     open_run = open_run._replace(last=run.last, end=run.end)
                     continue
                 if open_run is not None:
@@ -173,12 +185,12 @@ class Members:
     def _add(self, run: Run) -> None:
         count = run.last - run.first + 1
         for member, kind in zip(self.members, run.kinds, strict=True):
-            member.damaged += count * (kind in (_HOLE, _DAMAGED))
-            member.behind += count * (kind == _BEYOND)
-        if all(kind in (_BEFORE, _WHOLE) for kind in run.kinds) and len(
+            member.damaged += count * (kind in (HOLE, DAMAGED))
+            member.behind += count * (kind == BEYOND)
+        if all(kind in (BEFORE, WHOLE) for kind in run.kinds) and len(
                 {group for kind, group in zip(run.kinds, run.groups, strict=True)
-                 if kind == _WHOLE}) == 1:
-            self.expired += count
+                 if kind == WHOLE}) == 1:
+            self.expired.append(run)
             return
         self.count += count
         if run.parted and self.parted is None:
@@ -221,11 +233,11 @@ class Members:
             there[there] = part.number[row[there]] == numbers[there]
             at = row[there]
             first, member = self.members[one].chain.first, self.members[one]
-            kinds[one] = _HOLE
+            kinds[one] = HOLE
             if first is not None:
-                kinds[one, numbers < first.number] = _BEFORE
-            kinds[one, numbers > member.last] = _BEYOND
-            kinds[one, there] = np.where(part.whole[at], _WHOLE, _DAMAGED)
+                kinds[one, numbers < first.number] = BEFORE
+            kinds[one, numbers > member.last] = BEYOND
+            kinds[one, there] = np.where(part.whole[at], WHOLE, DAMAGED)
             identity = []
             for column in (part.term, part.pos, part.size, part.crc):
                 full = np.full(len(numbers), -1, np.int64)
@@ -233,15 +245,19 @@ class Members:
                 identity.append(full)
             terms[one] = identity[0]
             columns.append(tuple(identity))
-            new = (pos < 0) & there
-            pos[new], end[new] = identity[1][new], (identity[1] + identity[2])[new]
             groups[one] = one
             for other in range(one - 1, -1, -1):
                 same = np.logical_and.reduce([left == right for left, right in zip(
                     columns[other], columns[one], strict=True)]) & there
                 groups[one, same] = groups[other, same]
-        terms[kinds != _WHOLE] = -1
-        alike = (kinds == _WHOLE).all(axis=0) & (groups == groups[0]).all(axis=0)
+        for kind in (WHOLE, DAMAGED):  # where they lie, by a whole one if there is one
+            for one, (_, at, size, _) in enumerate(columns):
+                new = (pos < 0) & (kinds[one] == kind)
+                pos[new], end[new] = at[new], (at + size)[new]
+        for one, member in enumerate(self.members):  # its first file begins with damage
+            kinds[one, (kinds[one] == BEFORE) & (pos >= member.begin)] = HOLE
+        terms[kinds != WHOLE] = -1
+        alike = (kinds == WHOLE).all(axis=0) & (groups == groups[0]).all(axis=0)
         self.equal += int(alike.sum())
         last = np.flatnonzero(alike)
         if len(last) and self.parted is None:
@@ -249,26 +265,27 @@ class Members:
             last = last[last < parting]
             if len(last):
                 self.common = (int(numbers[last[-1]]), int(terms[0, last[-1]]), int(pos[last[-1]]))
+                self.common_end = int(end[last[-1]])
         odd = np.flatnonzero(~alike)
         if not len(odd):
             return
         cut = np.ones(len(odd), bool)
-        cut[1:] = np.diff(numbers[odd]) != 1
+        cut[1:] = (np.diff(numbers[odd]) != 1) | (numbers[odd][1:] == self.border + 1)
         for table in (kinds, groups, terms):
             cut[1:] |= (np.diff(table[:, odd], axis=1) != 0).any(axis=0)
         starts = np.flatnonzero(cut).tolist()
         for low, high in zip(starts, [*starts[1:], len(odd)], strict=True):
             here, until = int(odd[low]), int(odd[high - 1])
-            kind, group, term = (tuple(table[:, here].tolist())
-                                 for table in (kinds, groups, terms))
-            yield Run(int(numbers[here]), int(numbers[until]), kind, group, term, int(pos[here]),
-                      int(end[until]))
+            which, alike_as, of_term = (tuple(table[:, here].tolist())
+                                        for table in (kinds, groups, terms))
+            yield Run(int(numbers[here]), int(numbers[until]), which, alike_as, of_term,
+                      int(pos[here]), int(end[until]))
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
         """The first row in which two have whole entries of different terms; else beyond all."""
-        low = np.where(kinds == _WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
-        high = np.where(kinds == _WHOLE, terms, -1).max(axis=0)
+        low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
+        high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
         found = np.flatnonzero((high >= 0) & (low < high))
         return int(found[0]) if len(found) else kinds.shape[1]
 
@@ -311,7 +328,7 @@ class Members:
             "divergence": None if parted is None else {
                 "index": parted.first, "offset": parted.pos, "terms": {
                     member.name: term for member, kind, term in zip(
-                        self.members, parted.kinds, parted.terms, strict=True) if kind == _WHOLE}},
+                        self.members, parted.kinds, parted.terms, strict=True) if kind == WHOLE}},
             "committed_index": self.committed,
             "newest": [member.name for member in self.newest], "electable": self.electable}
 
@@ -323,7 +340,7 @@ class Members:
             yield "no entry is the same in all: these are hardly members of one group"
         elif parted is not None:
             terms = ", ".join(f"{member.name} has term {term}" for member, kind, term in zip(
-                self.members, parted.kinds, parted.terms, strict=True) if kind == _WHOLE)
+                self.members, parted.kinds, parted.terms, strict=True) if kind == WHOLE)
             yield f"the logs part at entry {parted.first}, at {parted.pos}: {terms}"
             names = " and ".join(member.name for member in newest)
             yield (f"the newest log is that of {names} (entry {top.last} of term {top.last_term}); "
@@ -366,6 +383,15 @@ def _goes_on(run: Run, other: Run) -> bool:
         other.kinds, other.groups, other.terms)
 
 
+def committed_index(store: Store) -> int:
+    """The index that the checkpoint of a store's node says, -1 where none says one."""
+    try:
+        saved = store.nodes[0].checkpoint
+    except FormatError:
+        return -1
+    return -1 if saved is None else max(-1, saved["committed_index"])
+
+
 def are_members(stores: Sequence[Store]) -> bool:
     """Whether each is the store of one DLedger node."""
-    return all(store.layout.is_dledger and len(store.nodes) == 1 for store in stores)
+    return all(store.layout.member for store in stores)

@@ -314,14 +314,7 @@ class _Pass(PhysicalPass):
                 self._found.fillers.append(np.array([[place, place + ours.total_size]]))
 
     def _known(self, record: Record) -> int:
-        """How many structures of ours know a record as it is."""
-        if self._witness is None:
-            return 0
-        place = record.physical_offset
-        hashes = self._witness.keys(place, place + 1)[1].tolist()
-        return (self._witness.confirms(record) is True) + (
-            bool(hashes) and key_hashes(record).issuperset(hashes)) + (
-            _has_its_tags(self.a.store, record))
+        return knowledge(self.a.store, self._witness, record)
 
     def _timed(self, ours: Record, theirs: Record) -> int:
         """Whose store time our index has: 1 the source's, -1 ours, 0 where it does not tell."""
@@ -410,6 +403,16 @@ class _Pass(PhysicalPass):
             return False
         assert self._witness is not None
         return bool(self._witness.confirms(decode(batch.bytes_at(int(row)))))
+
+
+def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
+    """How many structures of a store know a record as it is: row, keys, tags."""
+    if witness is None:
+        return 0
+    place = record.physical_offset
+    hashes = witness.keys(place, place + 1)[1].tolist()
+    return (witness.confirms(record) is True) + (
+        bool(hashes) and key_hashes(record).issuperset(hashes)) + _has_its_tags(store, record)
 
 
 def _has_its_tags(store: Store, record: Record) -> bool:

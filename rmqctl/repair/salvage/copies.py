@@ -7,16 +7,13 @@ either (`rmqctl.repair.salvage.proven`).
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.files.durable import failed, open_file, write_all
-from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
 from rmqctl.repair.salvage.comparison import (
@@ -27,20 +24,17 @@ from rmqctl.repair.salvage.comparison import (
     compare,
     stretches,
 )
-from rmqctl.repair.salvage.log_files import FAR, copy_path, laid_over, lay, zero
+from rmqctl.repair.salvage.log_files import FAR, laid_over
 from rmqctl.repair.salvage.proven import Proven, by_part, has_parted, proven_part
 from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.copying import Copying, widen
 from rmqctl.repair.sources.opening import Source
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.frames import used_length
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
-_BLOCK = 1 << 20
-_MOST_IN_MEMORY = 32 << 20
-"""Bytes that are laid over a file; of more a copy of the file is made."""
 _MOST_TOPICS = 3
 
 
@@ -83,7 +77,8 @@ class Copier:
                  survey_of: Callable[[Sequence[LogPart], Sequence[tuple[int, int]],
                                       Iterable[int]], Survey],
                  progress: Callable[[int], None] | None = None) -> None:
-        self._store, self._scratch, self._keep_ours = store, scratch, keep_ours
+        self._store, self._keep_ours = store, keep_ours
+        self._bytes = Copying(scratch)
         self._survey_of, self._progress = survey_of, progress
         self._fillers: list[int] = []
 
@@ -231,7 +226,7 @@ class Copier:
             result.notes.append(f"{source.name}: not all of it is copied: {refused}")
         if not ranges:
             return
-        self._widen(result, ranges[0].start, ranges[-1].end)
+        widen(result.parts, ranges[0].start, ranges[-1].end)
         for number, part in enumerate(result.parts):
             here = [one for item in ranges
                     if (one := _clipped(source, item, part.base, part.end)) is not None]
@@ -240,32 +235,10 @@ class Copier:
 
     # -- the bytes --------------------------------------------------------------------------------
 
-    def _widen(self, result: Copied, start: int, end: int) -> None:
-        """Adds the files before and behind our log that something is copied into."""
-        parts = result.parts
-        size, witness = parts[0].size, parts[0].witness
-        while start < parts[0].base >= size:
-            parts.insert(0, LogPart(parts[0].base - size, size, None, witness=witness))
-        while end > parts[-1].end:
-            parts.append(LogPart(parts[-1].end, size, None, witness=witness))
-
     def _copy(self, result: Copied, source: Source, number: int, ranges: Sequence[Range],
               proven: Proven, stretch: Stretch) -> None:
         part = result.parts[number]
-        total = sum(item.end - item.start for item in ranges)
-        whole = part.path is None and not part.pieces and self._whole_file(source, part, ranges)
-        if whole:
-            assert isinstance(whole, str)
-            result.files[part.base] = FileContent(whole, movable=False)
-            result.parts[number] = LogPart(part.base, part.size, whole, witness=part.witness)
-        elif self._scratch is not None and (part.path is None or total > _MOST_IN_MEMORY):
-            path = self._written(self._scratch, source, part, ranges)
-            result.files[part.base] = FileContent(path)
-            result.parts[number] = LogPart(part.base, part.size, path, witness=part.witness)
-        else:
-            pieces = [Piece(item.start - part.base, item.end - item.start, tuple(
-                (at - item.start, data) for at, data in _bytes(source, item))) for item in ranges]
-            result.parts[number] = laid_over([part], {0: pieces})[0]
+        self._bytes.copy(result.parts, result.files, source, number, ranges)
         for item in ranges:
             result.places.append((item.start, item.end))
             result.messages += item.messages
@@ -279,63 +252,6 @@ class Copier:
                                                       "after": proven.after},
                 "crc": "right of every message", "rows_agreeing": stretch.rows,
                 "keys_agreeing": stretch.keys, "contradicted": len(stretch.against)}
-
-    def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
-        """The source's own file, where every byte comes from it and nobody appends to it."""
-        log = source.log
-        file = log.file_of(part.base)
-        if (file is None or file is log.files[-1] or (file.base, file.size) != (
-                part.base, part.size) or len(ranges) != 1):
-            return None
-        return file.path if (ranges[0].start, ranges[0].end) == (part.base, part.end) else None
-
-    def _written(self, scratch: Scratch, source: Source, part: LogPart,
-                 ranges: Sequence[Range]) -> str:
-        """A file with all of a part's bytes and the copied ones. StoreIOError."""
-        path = copy_path(scratch, part)
-        if part.path is not None and part.path != path:
-            try:
-                copy_sparse(part.path, path)
-            except OSError as error:
-                raise failed(error, path, "write") from None
-        fresh = os.O_TRUNC if part.path is None else 0
-        fd = open_file(path, os.O_RDWR | os.O_CREAT | fresh, "make")
-        try:
-            os.ftruncate(fd, part.size)
-            lay(fd, path, part.pieces)
-            for item in ranges:
-                position = item.start
-                for at, data in _bytes(source, item):
-                    zero(fd, path, position - part.base, at - position)
-                    write_all(fd, data, at - part.base, path)
-                    position = at + len(data)
-                zero(fd, path, position - part.base, item.end - position)
-            file = source.log.file_of(ranges[0].start)
-            if file is not None:  # a broker's expiry goes by it
-                time = os.stat(file.path).st_mtime_ns
-                os.utime(fd, ns=(time, time))
-        except OSError as error:
-            raise failed(error, path, "write") from None
-        finally:
-            os.close(fd)
-        return path
-
-
-def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """(place, bytes) of a range; what is left out is zero. StoreIOError."""
-    position = item.start
-    while position < item.end:
-        place = source.log.locate(position)
-        if place is None:
-            return
-        count = min(_BLOCK, item.end - position, place[0].size - place[1])
-        data = place[0].read(place[1], count)
-        used = used_length(data)
-        if used:
-            yield position, data[:used]
-        if len(data) < count:
-            return
-        position += count
 
 
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:

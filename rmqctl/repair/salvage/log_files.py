@@ -73,9 +73,10 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
             raise RefusedError(f"{file.path}: {(file.base - base) // size} files would be missing "
                                "before it, so it is hardly one of this log: move it elsewhere")
         while base < file.base:
-            parts.append(LogPart(base, size, None, witness=file.witness))
+            parts.append(LogPart(base, size, None, witness=file.witness, head=file.head))
             base += size
-        parts.append(LogPart(file.base, size, file.path, witness=file.witness, limit=file.limit))
+        parts.append(LogPart(file.base, size, file.path, witness=file.witness, limit=file.limit,
+                             head=file.head))
     return parts
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rmqctl.checks.diff.members import are_members
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import (
     FormatError,
@@ -50,6 +51,9 @@ _AVRO = b"Obj\x01"
 _CSV = re.compile(rb"[a-z_]+([,\t][a-z_.]+)+\s")
 _TAKEN = ("--from takes the folder of a store, files of a commitlog, and messages as JSON lines "
           "(`rmqctl read -o jsonl`) or Parquet (`rmqctl pipeline export`)")
+
+_NO_MEMBER = ("this store's log is DLedger's, and only the store of another member of its group "
+              "has the same entries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class Opener:
         return source
 
     def _open(self, name: str) -> Source:
+        if self.ours.layout.is_dledger:
+            return self._store(name, Store.open(name))
         if os.path.isfile(name):
             kind = _kind(name)
             if kind == _LOG:
@@ -133,9 +139,11 @@ class Opener:
             if not folders.isdisjoint(os.path.realpath(folder) for folder in store.log_folders):
                 raise UsageError(f"--from {name}: its commitlog is that of the store itself")
             store.layout.require(name, "commitlog")
-            if store.layout.is_dledger:
+            if store.layout.is_dledger and not ours.layout.is_dledger:
                 raise UnsupportedError(f"{name}: the log is DLedger's, whose messages do not lie "
                                        "where those of a plain log do: it is no source for one")
+            if ours.layout.is_dledger and not are_members([store]):
+                raise UnsupportedError(f"{name}: {_NO_MEMBER}")
             _refuse_same_files(ours, store.log, name)
             if not any(file.size for file in store.log.files):
                 raise NotAStoreError(f"{name}: there is no commitlog in it")

@@ -1,0 +1,1 @@
+"""`recover` of a DLedger member: its log from another member, its index from its log."""

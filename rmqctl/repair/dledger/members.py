@@ -1,0 +1,309 @@
+"""A damaged DLedger log mended from other members of its group (spec: dledger.md §2, §7).
+
+Members have the same entries at the same byte offsets. Where two have an entry of the same index
+and term, all before it is the same as well; so what is damaged before it is copied. Behind the last
+entry that both have, only what the other member has noted as committed is: the rest is its leader's
+to send. Where the logs part nothing is copied unless a person has decided which is right. Nothing
+is ever put in the place of what no member gives: a group does not agree on a filler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.diff.members import (
+    BEFORE,
+    BEYOND,
+    DAMAGED,
+    HOLE,
+    WHOLE,
+    Members,
+    Run,
+    committed_index,
+)
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.queue.rows import merged
+from rmqctl.errors import FormatError, RefusedError
+from rmqctl.formats.dledger import HEAD_SIZE
+from rmqctl.repair.dledger.index import IndexCheck, index_steps
+from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
+from rmqctl.repair.salvage.comparison import Range, knowledge
+from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
+from rmqctl.repair.salvage.salvage import Salvage
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.copying import Copying, widen
+from rmqctl.repair.sources.opening import Source, file_size_of
+from rmqctl.repair.targets import part_target
+from rmqctl.scan.damage.entries import whole_entry
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.store.log.chain import Chain, Link
+from rmqctl.store.log.dledger import UnitReader
+from rmqctl.store.store import Store
+
+_MOST_RUNS = 1 << 17
+_MOST_LOST = 10_000
+
+
+def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
+             keep_ours: bool = False, progress: Callable[[int], None] | None = None) -> tuple[
+                 Salvage, Planned]:
+    """The log of a member as it will be, with what its sources, open stores of other members, have
+    of what is damaged or lost; what cannot be mended stays as it is and is ``lost``. And the steps
+    for DLedger's index. Nothing is written but into ``scratch``.
+
+    ``keep_ours``: where the logs part, ours is right. RefusedError for a source of another group,
+    and for files whose names or sizes make no log; StoreIOError.
+    """
+    return _Job(store, scratch, sources, keep_ours, progress).run()
+
+
+@dataclass(slots=True)
+class _Job:
+    store: Store
+    scratch: Scratch
+    sources: Sequence[Source]
+    keep_ours: bool
+    progress: Callable[[int], None] | None
+    parts: list[LogPart] = field(default_factory=list)
+    files: dict[int, FileContent] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    conflicts: int = 0
+    void_from: int | None = None
+    copied: int = 0
+    wanted: list[tuple[int, int]] = field(default_factory=list)
+    end: int | None = None
+    """Where the log ends, as a preferred source's does: what was behind goes."""
+
+    def run(self) -> tuple[Salvage, Planned]:
+        self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
+        for source in self.sources:
+            self.notes += source.notes
+            self._from(source)
+        gone = list(self._ended())
+        self.parts = [part for part in self.parts if part.path is not None or part.pieces]
+        files = Files(self.store, self.scratch, self.actions, self.files)
+        return self._result([*gone, *files.steps(self.parts, {})])
+
+    # -- one source -------------------------------------------------------------------------------
+
+    def _from(self, source: Source) -> None:
+        other = source.store
+        assert other is not None
+        committed = committed_index(other)
+        found = Members([self.store, other], _MOST_RUNS, self.progress, files=self.parts,
+                        border=committed)
+        found.run()
+        if found.common is None and not source.preferred:
+            raise RefusedError(
+                f"{source.name}: no entry of it is the same as one of ours: it is of another "
+                "group, or nothing intact is left here to tell; nothing is copied from it")
+        last, behind = (-1, 0) if found.common is None else (found.common[0], found.common_end)
+        if found.parted is not None:
+            self._conflict(source, found.parted, source.preferred or self.keep_ours)
+        if source.preferred and (found.parted is not None or found.common is None):
+            upto = found.members[1].chain.last
+            self._follow(source, behind, 0 if upto is None else upto.end)
+        for run in found.expired:
+            if run.kinds == (BEFORE, WHOLE):
+                self._before(source, run)
+        left = 0
+        for run in found.runs:
+            if found.parted is None or run.last <= last:
+                self._same_term(source, run)
+            if run.kinds[0] not in (HOLE, DAMAGED, BEYOND) or run.kinds[1] != WHOLE:
+                continue
+            if run.last <= last:
+                why = f"entry {last} of term {found.common[1] if found.common else 0} is the same"
+            elif found.parted is None and run.last <= committed:
+                why = f"it has noted entries up to {committed} as committed"
+            else:
+                left += (run.last - run.first + 1) * (found.parted is None)
+                continue
+            self._copy(source, run, why)
+        if left:
+            self.notes.append(
+                f"{source.name}: {plural(left, 'entry', 'entries')} behind the last one that it "
+                "has noted as committed are not copied: its leader sends them, or writes others "
+                "there")
+        if found.runs_total > len(found.runs):
+            self.notes.append(f"{source.name}: more than {_MOST_RUNS} places differ; what lies "
+                              "behind these is not copied: mend once more")
+        marks, ours = found.members[1].chain.marks, found.members[0].chain.marks
+        reach = max(behind, *(run.end for run in found.runs if run.last <= committed), 0) if (
+            found.parted is None) else behind
+        self.wanted += [(at, end) for at, end in marks.items() if at not in ours and at <= reach]
+        self._lay(source)
+
+    def _before(self, source: Source, run: Run) -> None:
+        """What only the source has before our first file."""
+        if source.preferred:
+            self._copy(source, run, "preferred, though it may have expired here")
+        else:
+            self.notes.append(
+                f"{source.name}: {plural(run.last - run.first + 1, 'entry', 'entries')} before our "
+                f"first file have expired here or are lost, which nothing tells; --prefer "
+                f"{source.name} copies them")
+
+    def _same_term(self, source: Source, run: Run) -> None:
+        """Intact entries of one index and term that are not the same: one is damaged where no
+        checksum covers it, and our consumequeues and index may know which.
+        """
+        if run.parted or run.kinds != (WHOLE, WHOLE):
+            return
+        at = run.pos
+        for number in range(run.first, run.last + 1):
+            place = source.log.locate(at)
+            head = None if place is None else whole_entry(*place)
+            if head is None and place is not None:  # behind the end mark
+                at = place[0].base + place[0].size
+                place = source.log.locate(at)
+                head = None if place is None else whole_entry(*place)
+            if head is None:
+                return
+            one = run._replace(first=number, last=number, pos=at, end=at + head.size)
+            at = one.end
+            records = [log.record_at(one.pos + HEAD_SIZE) for log in (self.store.log, source.log)]
+            ours, theirs = (0 if record is None else knowledge(
+                self.store, self.parts[0].witness, record) for record in records)
+            if ours == theirs:
+                self._conflict(source, one, source.preferred or self.keep_ours)
+            if theirs > ours or (ours == theirs and source.preferred):
+                self._copy(source, one, "preferred, though both are intact" if ours == theirs else
+                           "our consumequeues and index know it as it is there")
+
+    def _conflict(self, source: Source, run: Run, decided: bool) -> None:
+        said = (f"{source.name} is preferred" if source.preferred else
+                "ours stays, as preferred" if self.keep_ours else
+                f"ours stays, unless --prefer {source.name} is given")
+        what = (f"the logs part at entry {run.first}: ours has term {run.terms[0]}, {source.name} "
+                f"term {run.terms[1]}" if run.parted else
+                f"entry {run.first} is intact in both and not the same")
+        self.actions.append(Action(
+            "conflict", part_target(self.store, self._part(run.pos)), None, None,
+            f"{what}; {said}", "entry", run.pos, run.end - run.pos,
+            {"source": source.name, "index": run.first, "terms": list(run.terms),
+             "decided": decided}))
+        self.conflicts += not decided
+        if not decided and run.parted:
+            self.notes.append(
+                f"{source.name} and this member have entries of different terms from index "
+                f"{run.first} on: two leaders wrote them, and the group keeps what most of its "
+                "members have (`rmqctl diff A B C` compares three). --prefer ours keeps these, "
+                f"--prefer {source.name} takes that log from there on")
+
+    def _follow(self, source: Source, start: int, end: int) -> None:
+        """From byte ``start`` on our log is the source's, which ends at ``end``."""
+        self.void_from = start
+        ours = next((part.end for part in reversed(self.parts)), start)
+        for number, part in enumerate(self.parts):
+            low = max(start, part.base) - part.base
+            if low < part.size:
+                self.parts[number] = laid_over(
+                    [part], {0: [Piece(low, part.size - low)]})[0]
+        if start < end:
+            self.wanted.append((start, end))
+            widen(self.parts, start, end)
+            self.actions.append(Action(
+                "copy", part_target(self.store, self._part(start)), None, None,
+                f"from {source.name}: preferred where the logs part", "entry", start, end - start,
+                {"source": source.name}))
+        self.end = end if end < ours else None
+
+    def _copy(self, source: Source, run: Run, why: str) -> None:
+        count = run.last - run.first + 1
+        self.wanted.append((run.pos, run.end))
+        self.copied += count
+        widen(self.parts, run.pos, run.end)
+        self.actions.append(Action(
+            "copy", part_target(self.store, self._part(run.pos)), None, count,
+            f"from {source.name}: {why}", "entry", run.pos, run.end - run.pos,
+            {"source": source.name, "index_from": run.first, "index_to": run.last,
+             "crc": "right of every message"}))
+
+    def _lay(self, source: Source) -> None:
+        """The wanted bytes of the source's log at their places in ours."""
+        ranges, self.wanted = merged(self.wanted), []
+        copying = Copying(self.scratch)
+        for number, part in enumerate(self.parts):
+            here = [Range(max(start, part.base), min(end, part.end)) for start, end in ranges
+                    if start < part.end and end > part.base]
+            if here:
+                copying.copy(self.parts, self.files, source, number, here)
+
+    def _part(self, at: int) -> LogPart:
+        return next((part for part in self.parts if part.base <= at < part.end), self.parts[-1])
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    def _ended(self) -> Iterator[Step]:
+        """Files behind the end of a preferred source's log go aside."""
+        if self.end is None:
+            return
+        while self.parts and self.parts[-1].base >= self.end:
+            part = self.parts.pop()
+            if part.path is not None and part.base not in self.files:
+                name = part_target(self.store, part)
+                self.actions.append(Action("move aside", name, part.size, None, "behind the end of "
+                                           "the preferred log", "byte"))
+                yield MoveAside(name)
+
+    def _gone(self, last: int) -> int:
+        """How many entries behind the last one were there, by the checkpoint; none where a
+        preferred log ends earlier.
+        """
+        try:
+            saved = self.store.nodes[0].checkpoint
+        except FormatError:
+            return 0
+        return 0 if saved is None or self.void_from is not None else max(
+            0, saved["end_index"] - last)
+
+    def _result(self, steps: list[Step]) -> tuple[Salvage, Planned]:
+        node = self.store.nodes[0]
+        lost: list[Lost] = []
+        total = entries = damaged = 0
+        before: Link | None = None
+        with UnitReader(node) as reader:
+            check, chain = IndexCheck(reader), Chain(self.parts, reader)
+            for page in chain:
+                check.add(page)
+                entries += len(page)
+                for row in np.flatnonzero(~page.whole).tolist():
+                    link = page.link(row)
+                    damaged += 1
+                    if len(lost) < _MOST_LOST:
+                        lost.append(Lost(None, None, None, link.pos + HEAD_SIZE,
+                                         link.end - link.pos - HEAD_SIZE, by="entry"))
+                first = page.link(0)
+                total += int((np.diff(page.number) - 1).sum()) + (
+                    first.number - before.number - 1 if before is not None else 0)
+                before = page.link(len(page) - 1)
+        total += damaged
+        index = index_steps(self.store, node, self.parts, check, self.scratch)
+        last = chain.last
+        end = self.parts[-1].end if self.parts and last is None else 0
+        if last is not None:
+            end = chain.marks.get(last.end, last.end)
+        if total:
+            stay = "stays" if total == 1 else "stay"
+            self.notes.append(
+                f"{plural(total, 'entry', 'entries')} {stay} damaged or lost, and nothing is put "
+                "in the place: a group does not agree on a filler. Another member has what was "
+                "committed (--from)")
+        gone = self._gone(-1 if last is None else last.number)
+        if gone:
+            self.notes.append(
+                f"the log ends with entry {-1 if last is None else last.number}, and its "
+                f"checkpoint names {plural(gone, 'more entry', 'more entries')}: a leader sends "
+                "them again, if most of the group has them. Until it has, this member counts as "
+                "one that never had them: where it took part in committing them, start it only "
+                "while the others run")
+        total += gone
+        return Salvage(
+            tuple(self.parts), tuple(steps), tuple(self.actions), tuple(lost), log_end=end,
+            notes=tuple(self.notes), restored=self.copied, lost_total=total,
+            messages=entries - damaged, conflicts=self.conflicts, void_from=self.void_from), index

@@ -1,0 +1,118 @@
+"""Bytes of a source's log laid into the files of ours: a few over them, many as a file's copy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rmqctl.files.durable import failed, open_file, write_all
+from rmqctl.files.sparse import copy_sparse
+from rmqctl.repair.plan import FileContent
+from rmqctl.repair.salvage.comparison import Range
+from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sources.opening import Source
+from rmqctl.scan.frames import used_length
+from rmqctl.scan.overlay import LogPart, Piece
+
+_BLOCK = 1 << 20
+_MOST_IN_MEMORY = 32 << 20
+"""Bytes that are laid over a file; of more a copy of the file is made."""
+
+
+def widen(parts: list[LogPart], start: int, end: int) -> None:
+    """Adds the files before and behind a log that something is copied into."""
+    first, last = parts[0], parts[-1]
+    while start < parts[0].base >= first.size:
+        parts.insert(0, LogPart(parts[0].base - first.size, first.size, None,
+                                witness=first.witness, head=first.head))
+    while end > parts[-1].end:
+        parts.append(LogPart(parts[-1].end, first.size, None, witness=first.witness,
+                             head=last.head))
+
+
+class Copying:
+    """Copies into the files of a log as it would be. Without ``scratch`` all stays in memory."""
+
+    def __init__(self, scratch: Scratch | None) -> None:
+        self._scratch = scratch
+
+    def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: Source,
+             number: int, ranges: Sequence[Range]) -> None:
+        """Lays ``ranges`` of a source over the part ``number``, within which they lie. ``files``
+        (by the file's first physical offset) gets the whole content of some. StoreIOError.
+        """
+        part = parts[number]
+        total = sum(item.end - item.start for item in ranges)
+        whole = part.path is None and not part.pieces and self._whole_file(source, part, ranges)
+        if whole:
+            assert isinstance(whole, str)
+            files[part.base] = FileContent(whole, movable=False)
+            parts[number] = replace(part, path=whole)
+        elif self._scratch is not None and (part.path is None or total > _MOST_IN_MEMORY):
+            path = self._written(self._scratch, source, part, ranges)
+            files[part.base] = FileContent(path)
+            parts[number] = LogPart(part.base, part.size, path, witness=part.witness,
+                                    head=part.head)
+        else:
+            pieces = [Piece(item.start - part.base, item.end - item.start, tuple(
+                (at - item.start, data) for at, data in _bytes(source, item))) for item in ranges]
+            parts[number] = laid_over([part], {0: pieces})[0]
+
+    def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
+        """The source's own file, where every byte comes from it and nobody appends to it."""
+        log = source.log
+        file = log.file_of(part.base)
+        if (file is None or file is log.files[-1] or (file.base, file.size) != (
+                part.base, part.size) or len(ranges) != 1):
+            return None
+        return file.path if (ranges[0].start, ranges[0].end) == (part.base, part.end) else None
+
+    def _written(self, scratch: Scratch, source: Source, part: LogPart,
+                 ranges: Sequence[Range]) -> str:
+        """A file with all of a part's bytes and the copied ones. StoreIOError."""
+        path = copy_path(scratch, part)
+        if part.path is not None and part.path != path:
+            try:
+                copy_sparse(part.path, path)
+            except OSError as error:
+                raise failed(error, path, "write") from None
+        fresh = os.O_TRUNC if part.path is None else 0
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | fresh, "make")
+        try:
+            os.ftruncate(fd, part.size)
+            lay(fd, path, part.pieces)
+            for item in ranges:
+                position = item.start
+                for at, data in _bytes(source, item):
+                    zero(fd, path, position - part.base, at - position)
+                    write_all(fd, data, at - part.base, path)
+                    position = at + len(data)
+                zero(fd, path, position - part.base, item.end - position)
+            file = source.log.file_of(ranges[0].start)
+            if file is not None:  # a broker's expiry goes by it
+                time = os.stat(file.path).st_mtime_ns
+                os.utime(fd, ns=(time, time))
+        except OSError as error:
+            raise failed(error, path, "write") from None
+        finally:
+            os.close(fd)
+        return path
+
+
+def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
+    """(place, bytes) of a range; what is left out is zero. StoreIOError."""
+    position = item.start
+    while position < item.end:
+        place = source.log.locate(position)
+        if place is None:
+            return
+        count = min(_BLOCK, item.end - position, place[0].size - place[1])
+        data = place[0].read(place[1], count)
+        used = used_length(data)
+        if used:
+            yield position, data[:used]
+        if len(data) < count:
+            return
+        position += count
