@@ -89,7 +89,8 @@ def command(
     consumequeues, index and checkpoint are made anew from the log where they differ. With
     --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
     and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too, and
-    where a damaged index stays as it is because nothing tells its shape.
+    where a damaged index stays as it is because nothing tells its shape. The log of a DLedger
+    member is mended from another member alone (--from), and nothing is filled.
 
         rmqctl recover STORE
 

@@ -28,6 +28,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.queue.rows import merged
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.dledger import HEAD_SIZE
+from rmqctl.formats.local.header_rules import of_record
 from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
 from rmqctl.repair.salvage.comparison import Range, knowledge
@@ -40,7 +41,9 @@ from rmqctl.repair.targets import part_target
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.log.chain import Chain, Link
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import UnitReader
+from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
 _MOST_RUNS = 1 << 17
@@ -85,8 +88,7 @@ class _Job:
             self._from(source)
         gone = list(self._ended())
         self.parts = [part for part in self.parts if part.path is not None or part.pieces]
-        files = Files(self.store, self.scratch, self.actions, self.files)
-        return self._result([*gone, *files.steps(self.parts, {})])
+        return self._result(gone)
 
     # -- one source -------------------------------------------------------------------------------
 
@@ -117,7 +119,8 @@ class _Job:
             if run.kinds[0] not in (HOLE, DAMAGED, BEYOND) or run.kinds[1] != WHOLE:
                 continue
             if run.last <= last:
-                why = f"entry {last} of term {found.common[1] if found.common else 0} is the same"
+                term = 0 if found.common is None else found.common[1]
+                why = f"both have entry {last} of term {term}, so all before it is the same"
             elif found.parted is None and run.last <= committed:
                 why = f"it has noted entries up to {committed} as committed"
             else:
@@ -166,14 +169,24 @@ class _Job:
                 return
             one = run._replace(first=number, last=number, pos=at, end=at + head.size)
             at = one.end
-            records = [log.record_at(one.pos + HEAD_SIZE) for log in (self.store.log, source.log)]
-            ours, theirs = (0 if record is None else knowledge(
-                self.store, self.parts[0].witness, record) for record in records)
+            ours, theirs = (self._trust(log, one.pos) for log in (self.store.log, source.log))
             if ours == theirs:
                 self._conflict(source, one, source.preferred or self.keep_ours)
             if theirs > ours or (ours == theirs and source.preferred):
                 self._copy(source, one, "preferred, though both are intact" if ours == theirs else
-                           "our consumequeues and index know it as it is there")
+                           "our consumequeues and index know it as it is there, or ours has "
+                           "what no broker writes")
+
+    def _trust(self, log: CommitLog, at: int) -> int:
+        """What speaks for an entry: what of ours knows its message, and fields as brokers write
+        them.
+        """
+        place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
+        head = None if place is None else whole_entry(*place)
+        if head is None or record is None:
+            return 0
+        return (knowledge(self.store, self.parts[0].witness, record) - len(of_record(record))
+                + (head.channel == head.chain_crc == head.body_crc == 0))
 
     def _conflict(self, source: Source, run: Run, decided: bool) -> None:
         said = (f"{source.name} is preferred" if source.preferred else
@@ -188,6 +201,9 @@ class _Job:
             {"source": source.name, "index": run.first, "terms": list(run.terms),
              "decided": decided}))
         self.conflicts += not decided
+        if not decided and not run.parted:
+            self.notes.append(f"{source.name}: {what}, and no checksum or row tells which is "
+                              f"damaged; ours stays, unless --prefer {source.name} is given")
         if not decided and run.parted:
             self.notes.append(
                 f"{source.name} and this member have entries of different terms from index "
@@ -251,6 +267,20 @@ class _Job:
                                            "the preferred log", "byte"))
                 yield MoveAside(name)
 
+    def _clear(self, end: int) -> None:
+        """Bytes behind the end, which are no entry: nothing is lost, so nothing tells of any."""
+        part = self._part(end)
+        if part.base > end or part.path is None:
+            return
+        with part.open() as opened:
+            used = used_size(opened)
+        if part.base + used > end:
+            self.parts = laid_over(self.parts, {self.parts.index(part): [
+                Piece(end - part.base, part.base + used - end)]})
+            self.actions.append(Action(
+                "zero", part_target(self.store, part), None, None, "no entry, and behind the last "
+                "one", "", end, part.base + used - end))
+
     def _gone(self, last: int) -> int:
         """How many entries behind the last one were there, by the checkpoint; none where a
         preferred log ends earlier.
@@ -283,7 +313,6 @@ class _Job:
                     first.number - before.number - 1 if before is not None else 0)
                 before = page.link(len(page) - 1)
         total += damaged
-        index = index_steps(self.store, node, self.parts, check, self.scratch)
         last = chain.last
         end = self.parts[-1].end if self.parts and last is None else 0
         if last is not None:
@@ -303,6 +332,11 @@ class _Job:
                 "one that never had them: where it took part in committing them, start it only "
                 "while the others run")
         total += gone
+        if not total:
+            self._clear(end)
+        files = Files(self.store, self.scratch, self.actions, self.files)
+        steps += files.steps(self.parts, {})
+        index = index_steps(self.store, node, self.parts, check, self.scratch)
         return Salvage(
             tuple(self.parts), tuple(steps), tuple(self.actions), tuple(lost), log_end=end,
             notes=tuple(self.notes), restored=self.copied, lost_total=total,
