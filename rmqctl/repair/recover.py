@@ -151,7 +151,8 @@ class _Planner:
     def plan(self) -> Plan:
         in_rocksdb = self._store.layout.consumequeue == "rocksdb"
         if self._options.only != {TABLE}:
-            self._store.layout.require_writable(self._root, self._options.writes, made_anew=True)
+            self._store.layout.require_writable(self._root, self._options.writes,
+                                                made_anew=True, mends=True)
         database = self._store.rocksdb if in_rocksdb else None
         if database is not None and CONSUMEQUEUE in self._options.only:
             self._before = self._rows_before()

@@ -106,14 +106,14 @@ class Layout:
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
-                         made_anew: bool = False) -> None:
+                         made_anew: bool = False, mends: bool = False) -> None:
         """UnsupportedError where one of the structures (None: any part of the store) could not be
-        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, a
-        configuration that is not written is left alone, and a member's log, where it is among the
-        ``structures``, is mended.
+        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
+        configuration that is not written is left alone. ``mends``: the log of a DLedger member is
+        mended from another member, and else left alone.
         """
         left = self._made_anew if made_anew else ()
-        if made_anew and structures is not None and self.member:
+        if mends and self.member:
             left += ("commitlog",)
         reason = next((reason for name, reason in self.unwritten.items() if name not in left
                        and (structures is None or name in structures)), None)

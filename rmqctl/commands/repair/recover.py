@@ -137,7 +137,7 @@ def command(
                                  instead=instead)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
-                 folders=store.folders, writes=wishes.writes)
+                 mends=True, folders=store.folders, writes=wishes.writes)
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:

@@ -124,7 +124,7 @@ Propose = Callable[["Scratch"], Proposal]
 
 def run(out: Output, store_root: str, name: str, propose: Propose, options: ApplyOptions, *,
         resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None,
-        writes: Sequence[str] | None = None, made_anew: bool = False,
+        writes: Sequence[str] | None = None, made_anew: bool = False, mends: bool = False,
         folders: Sequence[str] = ()) -> None:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
 
@@ -133,8 +133,9 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
     if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
     system's folder for such. ``tier``: the root is a tier's, not a store's. ``writes``: structures
-    of the store that must be in a form which is written (None: all of them); ``made_anew``: see
-    `Layout.require_writable`; ``folders``: those of the log, where options named them.
+    of the store that must be in a form which is written (None: all of them); ``made_anew`` and
+    ``mends``: see `Layout.require_writable`; ``folders``: those of the log, where options named
+    them.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
@@ -147,7 +148,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
         _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,
-               made_anew=made_anew, folders=folders)
+               made_anew=made_anew, mends=mends, folders=folders)
         return
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.executor.journal import pending
@@ -217,7 +218,7 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
            resume: bool, tier: Tiered | None, writes: Sequence[str] | None,
-           made_anew: bool, folders: Sequence[str]) -> None:
+           made_anew: bool, mends: bool, folders: Sequence[str]) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store import Store
@@ -225,7 +226,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
     if tier is None:  # before the first byte, a scratch folder too
         with contextlib.suppress(NotAStoreError):  # said by who plans, who knows more options
             Store.open(store_root, folders).layout.require_writable(store_root, writes,
-                                                                    made_anew=made_anew)
+                                                                    made_anew=made_anew,
+                                                                    mends=mends)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
     with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:
