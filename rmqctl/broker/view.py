@@ -16,12 +16,21 @@ SMALL_LOG = 64 << 20
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
-    """What a broker of ``version`` (None: the store's own) would have of ``store``."""
+    """What a broker of ``version`` (None: the store's own) would have of ``store``. Of a DLedger
+    log that is what DLedger leaves when it starts, committed or not: only a group can tell.
+    """
     from rmqctl.broker.recovery import default_version, recover_log
 
-    store.layout.require_plain_log(store.root)
     rules = version or default_version(store)
+    if store.log.files and store.log.files[-1].head:
+        return View(store, lambda: _ledger_end(store), rules.generation)
     return View(store, lambda: recover_log(store, rules).end, rules.generation)
+
+
+def _ledger_end(store: Store) -> int:
+    from rmqctl.broker.dledger import recovered
+
+    return recovered(store, store.log).end
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:

@@ -43,7 +43,6 @@ _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 _MADE_ANEW = ("consumequeue", "config")
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
-_NOT_VIEWED = "and there is no broker's view of it (`rmqctl preflight` says what a start does)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,6 @@ class Layout:
         """UnsupportedError, with the reason, unless the structure can be read."""
         if structure in self.unread:
             raise UnsupportedError(f"{root}: {self.unread[structure]}")
-
-    def require_plain_log(self, root: str) -> None:
-        """UnsupportedError where the log is DLedger's, whose recovery comes before a broker's."""
-        if self.is_dledger:
-            raise UnsupportedError(f"{root}: the log is DLedger's, {_NOT_VIEWED}")
 
     @property
     def is_mended(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,57 @@ def test_it_is_no_source_for_a_plain_log(tmp_path: Path) -> None:
     plain = layout_copy("5.3.3/controller", tmp_path)
     source = layout_set("5.3.3/dledger") / "store"
     assert "is no source" in run("recover", plain, "--from", source).expect(3).err
+
+
+@pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger", "5.3.3/dledger-mixed"])
+def test_heads_of_entries_are_no_damage_for_who_carves(tmp_path: Path, name: str) -> None:
+    """Nor is DLedger's index, whose files are named like those of a log."""
+    store = layout_set(name) / "store"
+    read = run("read", store, "-o", "jsonl").expect(0).jsonl()
+    carved = run("carve", store, "-o", "jsonl").expect(0)
+    assert [row["physical_offset"] for row in carved.jsonl()] == [
+        row["physical_offset"] for row in read]
+    assert {row["placement"] for row in carved.jsonl()} == {"in-place"}
+    assert "broken off" not in carved.err
+    # A file without its name, as one is found in an image.
+    data = sorted((store / "dledger-n0/data").iterdir())[1]
+    image = tmp_path / "image"
+    image.write_bytes(data.read_bytes())
+    found = run("carve", image, "-o", "jsonl").expect(0)
+    assert [row["physical_offset"] for row in found.jsonl()] == [
+        row["physical_offset"] for row in read
+        if int(data.name) <= row["physical_offset"] < int(data.name) + data.stat().st_size]
+    assert "doubtful" not in found.err
+    # A damaged head is one place, and costs no message.
+    torn = bytearray(data.read_bytes())
+    torn[found.jsonl()[2]["source_offset"] - 24] ^= 0xff
+    (tmp_path / data.name).write_bytes(torn)
+    broken = run("carve", tmp_path / data.name, "-o", "jsonl")
+    assert len(broken.jsonl()) == len(found.jsonl())
+    assert "1 place where a log is broken off" in broken.err
+
+
+@pytest.mark.parametrize("name", ["4.9.3/dledger-crash-trunc", "5.3.3/dledger-crash-trunc",
+                                  "5.3.3/dledger-crash-idle", "5.3.3/dledger-crash-trunc-header"])
+def test_the_view_of_a_broker_is_what_its_start_leaves(name: str) -> None:
+    store = layout_set(name) / "before"
+    expect = engine.load(layout_set(name) / "expect.json")
+    said = run("info", store, "--view", "broker", "-o", "json").expect(0).json()
+    assert said["max_phy_offset"] == expect.max_physical_offset
+    rows = run("read", store, "--view", "broker", "-o", "jsonl").expect(0, 1).jsonl()
+    assert all(row["physical_offset"] < expect.max_physical_offset for row in rows)
+
+
+def test_the_entry_of_a_message(tmp_path: Path) -> None:
+    folder = layout_set("5.3.3/dledger3")
+    store = folder / "store"
+    wanted = json.loads((folder / "expect.json").read_text())["extra"]["entries"][-1]
+    place = wanted[2] + 48
+    [row] = run("query", "offset", store, "--phy", str(place), "-o", "json").expect(0).json()
+    assert [row["entry"][field] for field in (
+        "entry_index", "term", "pos", "size", "magic", "channel", "chain_crc", "body_crc")
+            ] == wanted[:8]
+    shown = run("query", "offset", store, "--phy", str(place)).expect(0).out
+    assert "Entries of DLedger's log" in shown
+    plain = run("query", "id", store, row["msg_id"], "--track", "-o", "json").expect(0).json()
+    assert plain[0]["entry"] == row["entry"]

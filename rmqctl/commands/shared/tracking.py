@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,15 +30,20 @@ _UNTOLD = ("whether a tag filter passed a message over, and whether consumers pu
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: Faults, *, track: bool) -> None:
-    """The messages of a query; with ``track`` also what groups did with them: for programs in
-    fields of each message, for people in tables below. StoreIOError.
+    """The messages of a query; with ``track`` also what groups did with them, and of a DLedger log
+    the heads of their entries: for programs in fields of each message, for people in tables below.
+    StoreIOError.
     """
+    entries = _entries(store, records)
     if not track:
-        show_records(out, records, projection, tz, faults)
+        if out.is_data and entries:
+            rows_with(out, records, projection, faults, entries)
+        else:
+            show_records(out, records, projection, tz, faults)
+            _show_entries(out, entries)
         return
     from rmqctl.store.groups.track import Tracker
     from rmqctl.store.groups.unread import Groups
-    from rmqctl.store.pages import RecordPage
 
     groups = Groups.of(store)
     for note in groups.notes:
@@ -46,12 +51,13 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     tracker = Tracker(store, groups, faults.report)
     tracked = [tracker.track(record) for record in records]
     if out.is_data:
-        page = next(iter(faults.judged([RecordPage(records)])), None) if records else None
-        rows = [] if page is None else list(projection.rows(page))
-        out.rows(({**row, **found.as_fields()} for row, found in zip(rows, tracked, strict=True)),
-                 [*projection.names, *_FIELDS], empty="")
+        more = [found.as_fields() for found in tracked]
+        if entries:
+            more = [{**fields, **entry} for fields, entry in zip(more, entries, strict=True)]
+        rows_with(out, records, projection, faults, more or [dict.fromkeys(_FIELDS)])
     else:
         show_records(out, records, projection, tz, faults)
+        _show_entries(out, entries)
         if records:
             _show(out.human(), records, tracked, tz)
     for note in dict.fromkeys(note for found in tracked for note in found.notes):
@@ -59,6 +65,38 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     if records:
         out.note(_UNTOLD)
     faults.found |= not groups.positions_known
+
+
+def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: Faults,
+              more: Sequence[Mapping[str, Any]]) -> None:
+    """The messages as rows, each with ``more`` fields, which have the names of the first."""
+    from rmqctl.store.pages import RecordPage
+
+    page = next(iter(faults.judged([RecordPage(records)])), None) if records else None
+    rows = [] if page is None else list(projection.rows(page))
+    out.rows(({**row, **fields} for row, fields in zip(rows, more, strict=False)),
+             [*projection.names, *more[0]], empty="")
+
+
+def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The field ``entry`` of each message, None where its head is damaged or a plain log has none;
+    an empty list where no message lies in an entry of DLedger's.
+    """
+    if not store.layout.is_dledger:
+        return []
+    from rmqctl.store.log.dledger import entry_of
+
+    heads = [entry_of(store.log, record.physical_offset) for record in records]
+    return [{"entry": None if head is None else head._asdict()} for head in heads]
+
+
+def _show_entries(out: Output, entries: Sequence[Mapping[str, Any]]) -> None:
+    rows = [entry["entry"] for entry in entries if entry["entry"] is not None]
+    if rows and not out.is_data:
+        page = out.human()
+        page.blank()
+        page.heading("Entries of DLedger's log")
+        page.table(rows)
 
 
 def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz: tzinfo) -> None:

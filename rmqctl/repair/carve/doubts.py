@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from rmqctl.formats import dledger
 from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import judge, take_in_pieces
@@ -83,6 +84,9 @@ class Doubts:
                 break
             if self._is_blank(gap):
                 gap += total_size_at(self._window.read(gap, BLANK_SIZE))
+                continue
+            if dledger.head_at(self._window.read(gap, dledger.HEAD_SIZE), gap + shift) is not None:
+                gap += dledger.HEAD_SIZE
                 continue
             behind = judge(log, gap, max(gap + 1, at)).resume
             if behind is None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rmqctl.formats import layout
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
@@ -199,11 +199,19 @@ class Scan:
     def _step(self, chained: bool, shift: int) -> bool:
         """Steps over what stands where the next record of the log should, if its size is known.
 
-        That is a record with a damaged head, and then True: the next one is expected behind it.
-        Or the head of a blank. ``chained``: there was a record before.
+        That is a record with a damaged head, or the head of an entry of DLedger's, and then True:
+        the next one is expected behind it. Or a blank, or the mark that ends a file of DLedger's.
+        ``chained``: there was a record before.
         """
         if self._judge.is_blank(self._at):
             self._at += BLANK_SIZE
+            return False
+        entry = self._window.read(self._at, dledger.HEAD_SIZE)
+        if dledger.head_at(entry, self._at + shift) is not None:
+            self._at += dledger.HEAD_SIZE
+            return True
+        if chained and dledger.detect(entry) == dledger.END_OF_FILE:
+            self._at += dledger.END.size
             return False
         head = self._window.read(self._at, START_SIZE)
         record = self._judge.record(self._at) if head else None

@@ -21,6 +21,7 @@ from rmqctl.store.store import Sizes, Store
 
 SECTOR = 4096
 """Bytes that are given up at once around a place that cannot be read."""
+_INDEX = "index"
 _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
 """What lies beside a log's folder in a store, be it the last that is left of it."""
@@ -152,9 +153,10 @@ def _below(folder: str, known: set[tuple[int, int]],
 def _input(path: str, size: int) -> Input:
     name = os.path.basename(path)
     base = int(name) if _LOG_NAME.fullmatch(name) else None
-    if base is None or base + size > _MAX_OFFSET:
-        return Input(path, size)
     folder = os.path.dirname(os.path.abspath(path))
+    if base is None or base + size > _MAX_OFFSET or (
+            os.path.basename(folder) == _INDEX):  # DLedger's, with such names, is no log
+        return Input(path, size)
     root = os.path.dirname(folder)
     is_store = any(os.path.lexists(os.path.join(root, name)) for name in _STORE_MARKS)
     return Input(path, size, base, StoreWitness(partial(Store, root, [folder], Sizes()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import INDEX, Listing, StoreFile, listing
 from rmqctl.store.log.end import used_size
+
+if TYPE_CHECKING:
+    from rmqctl.store.log.commit_log import CommitLog
 
 UNIT_SIZE = dledger.INDEX_UNIT.size
 PAGE = 1 << 15
@@ -33,6 +36,18 @@ class Units(NamedTuple):
 
     first: int
     rows: Array
+
+
+def entry_of(log: CommitLog, physical_offset: int) -> dledger.EntryHeadRecord | None:
+    """The head of the entry around the record at a physical offset; None where the record lies in a
+    plain file, or its head is no such. StoreIOError.
+    """
+    file = log.file_of(physical_offset)
+    if file is None or not file.head:
+        return None
+    with file.open() as source:
+        raw = source.read(physical_offset - file.base - dledger.HEAD_SIZE, dledger.HEAD_SIZE)
+    return dledger.head_at(raw, physical_offset - dledger.HEAD_SIZE)
 
 
 class Node:
