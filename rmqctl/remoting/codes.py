@@ -63,7 +63,8 @@ _TABLE = """
 215 ~DELETE_TOPIC_IN_BROKER topic!
 216 ~DELETE_TOPIC_IN_NAMESRV topic!
 219 GET_KVLIST_BY_NAMESPACE namespace!
-222 INVOKE_BROKER_TO_RESET_OFFSET topic! group! timestamp:long! isForce:bool
+222 INVOKE_BROKER_TO_RESET_OFFSET topic! group! timestamp:long! isForce:bool queueId:int \
+   offset:long
 224 GET_TOPICS_BY_CLUSTER cluster!
 300 QUERY_TOPIC_CONSUME_BY_WHO topic!
 303 QUERY_CONSUME_TIME_SPAN topic! group!
@@ -76,7 +77,7 @@ _TABLE = """
 311 GET_UNIT_TOPIC_LIST
 312 GET_HAS_UNIT_SUB_TOPIC_LIST
 313 GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST
-314 CLONE_GROUP_OFFSET srcGroup! destGroup! topic
+314 CLONE_GROUP_OFFSET srcGroup! destGroup! topic offline:bool
 315 VIEW_BROKER_STATS_DATA statsName! statsKey!
 316 ~CLEAN_UNUSED_TOPIC
 317 GET_BROKER_CONSUME_STATS isOrder:bool

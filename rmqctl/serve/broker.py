@@ -35,6 +35,11 @@ class Connection(Protocol):
 
     def send(self, command: Command) -> None: ...
 
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
+        """Sends a request to the client. ``then`` is called with its response, once, or with None
+        where none came in so many seconds or before the end.
+        """
+
     def reply(self, request: Command, response: Response) -> None: ...
 
 
@@ -61,7 +66,8 @@ class Call:
 
     def reply(self, response: Response) -> None:
         """Answers later; a handler that does so returns None."""
-        self.connection.reply(self.command, response)
+        if not self.command.is_one_way:
+            self.connection.reply(self.command, response)
 
 
 @dataclass(slots=True)

@@ -5,10 +5,20 @@ from __future__ import annotations
 from rmqctl.errors import RmqctlError
 from rmqctl.remoting.codes import REQUESTS, Answer, Status
 from rmqctl.remoting.command import Command
-from rmqctl.serve import clients, messages, naming, offsets, pulling, returning
+from rmqctl.serve import (
+    admin,
+    clients,
+    messages,
+    naming,
+    offsets,
+    progress,
+    pulling,
+    relay,
+    returning,
+)
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
 
-_ROOMS = (pulling, offsets, clients, returning, messages, naming)
+_ROOMS = (pulling, offsets, clients, returning, messages, naming, admin, progress, relay)
 _BY_NAME: dict[str, Handler] = {
     name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
 HANDLERS: dict[int, Handler] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ class Peer(Protocol):
     peer: str
 
     def send(self, command: Command) -> None: ...
+
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float
+            ) -> None: ...
 
 
 @dataclass(slots=True)

@@ -10,12 +10,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import cast
 
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.parse_values import Address
+from rmqctl.remoting.codes import Status
 from rmqctl.remoting.command import Command, command_head, read_command, write_command
 from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.serve.broker import Broker, Buffer, Response
@@ -25,6 +27,9 @@ _LOOK_S = 1.0
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG = 512
+_LARGEST_BODY = MAX_FRAME - (1 << 20)
+_MOST_ASKED = 64
+"""Requests to one client that wait for its response."""
 _MOST_BUFFERS = 512
 """Parts that are given to the system at once (IOV_MAX is 1024)."""
 
@@ -137,6 +142,8 @@ class _Connection(asyncio.Protocol):
         self._last = self._since = time.monotonic()
         self._held = 0
         self._transport: asyncio.Transport | None = None
+        self._asked: dict[int, tuple[Callable[[Command | None], None], asyncio.TimerHandle]] = {}
+        self._numbers = count(1)
 
     def _forget_held(self) -> None:
         self._server.held -= self._held
@@ -168,6 +175,8 @@ class _Connection(asyncio.Protocol):
         self._forget_held()
         for end in list(self.at_end):
             end()
+        for number in list(self._asked):
+            self._heard(number, None)
         self._broker.forget(self)
         self._transport = None
 
@@ -198,7 +207,9 @@ class _Connection(asyncio.Protocol):
             while not self._paused and self._transport is not None and (
                     frame := self._frames.next()) is not None:
                 command = read_command(frame)
-                if not command.is_response:
+                if command.is_response:
+                    self._heard(command.opaque, command)
+                else:
                     answer(self._broker, self, command)
         except FrameError:
             self._server.broken += 1
@@ -237,10 +248,29 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(write_command(command))
 
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
+        if self._transport is None or len(self._asked) >= _MOST_ASKED:
+            then(None)
+            return
+        number = next(self._numbers)
+        timer = asyncio.get_running_loop().call_later(seconds, self._heard, number, None)
+        self._asked[number] = then, timer
+        self.send(replace(command, opaque=number))
+
+    def _heard(self, number: int, response: Command | None) -> None:
+        """The response to what the client was asked, if it still counts."""
+        then, timer = self._asked.pop(number, (None, None))
+        if then is not None and timer is not None:
+            timer.cancel()
+            then(response)
+
     def reply(self, request: Command, response: Response) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         size = sum(map(len, response.parts))
+        if size > _LARGEST_BODY:
+            size, response = 0, Response(code=Status.SYSTEM_ERROR, remark=(
+                f"the answer has {size} bytes, and a frame takes {_LARGEST_BODY} of them"))
         self._write([command_head(response.head(request), size), *response.parts])
 
     def _write(self, parts: list[Buffer]) -> None:

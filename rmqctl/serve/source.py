@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.serve.blocks import Blocks, LogReader
 from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Queue, StoredQueue, Windows
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end, first_record
 from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.store import Store
 
@@ -47,6 +48,7 @@ class Source:
     problem: str | None = None
     """Why the store could not be looked at anew; what was seen before is served meanwhile."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
+    _config: dict[str, ConfigFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.store = self.open_store()
@@ -54,6 +56,8 @@ class Source:
         self._read()
 
     def _read(self) -> None:
+        self._config.clear()
+        self._log_bounds: tuple[int, int] | None = None
         self.view: View = view_of(self.store, self.kind)
         self.log = LogReader(self.store.log, self.view.log_end, self.blocks)
         self.topics = self._topics()
@@ -116,20 +120,45 @@ class Source:
     def _is_compacted(self, topic: str, queue_id: int) -> bool:
         return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))
 
+    @property
+    def log_bounds(self) -> tuple[int, int]:
+        """The store time (ms) of the log's first message, -1 where there is none, and the physical
+        offset of its end.
+        """
+        if self._log_bounds is None:
+            try:
+                first = first_record(self.store.log)
+                end = find_end(self.store).offset
+            except RmqctlError:
+                first, end = None, self.store.log.min_offset
+            limit = self.view.log_end
+            self._log_bounds = (-1 if first is None else first.store_timestamp,
+                                end if limit is None else limit)
+        return self._log_bounds
+
     # -- configuration ------------------------------------------------------------------------
 
-    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+    def config(self, name: str) -> ConfigFile | None:
+        """A file of ``config/``, or what stands in for it; None where that cannot be judged."""
         if "config" in self.store.layout.unread:
-            return
-        yield from load_one(self.store, name).rows()
+            return None
+        known = self._config.get(name)
+        if known is None:
+            known = self._config[name] = load_one(self.store, name)
+        return known
+
+    def rows(self, name: str) -> Iterable[dict[str, Any]]:
+        """The entries of a file of ``config/``."""
+        found = self.config(name)
+        return () if found is None else found.rows()
 
     def _topics(self) -> dict[str, Topic]:
         """Topics of the configuration, and those that have queues, by name."""
         found: dict[str, Topic] = {}
-        for row in self._rows("topics.json"):
+        for row in self.rows("topics.json"):
             found[row["topic"]] = Topic(
                 row["topic"], _count(row["read_queue_nums"]), _count(row["write_queue_nums"]),
-                row["perm"] if isinstance(row["perm"], int) else READ | WRITE,
+                READ | WRITE if row["perm_bits"] is None else row["perm_bits"],
                 bool(row.get("order")), row.get("topic_sys_flag") or 0)
         on_disk: dict[str, int] = {}
         for topic, queue_id in (*self.store.known_queues, *self.store.batch_queues):
@@ -147,8 +176,8 @@ class Source:
         topics.
         """
         found: dict[str, dict[str, Any]] = {
-            row["group"]: row for row in self._rows("subscriptionGroup.json")}
-        for row in self._rows("consumerOffset.json"):
+            row["group"]: row for row in self.rows("subscriptionGroup.json")}
+        for row in self.rows("consumerOffset.json"):
             if row["group"]:
                 found.setdefault(row["group"], {})
         for topic in self.topics:
@@ -160,7 +189,7 @@ class Source:
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
         """(group, topic) -> queue id -> committed queue offset."""
         found: dict[tuple[str, str], dict[int, int]] = {}
-        for row in (*self._rows("consumerOffset.json"), *self._rows("lmqConsumerOffset.json")):
+        for row in (*self.rows("consumerOffset.json"), *self.rows("lmqConsumerOffset.json")):
             if row["group"] is not None and isinstance(row["offset"], int):
                 found.setdefault((row["group"], row["topic"]), {})[row["queue_id"]] = row["offset"]
         return found

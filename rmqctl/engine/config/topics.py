@@ -93,11 +93,15 @@ def name_problem(name: str) -> str | None:
     return None
 
 
+def system_topics(generation: int, cluster: str) -> frozenset[str]:
+    """The topics that a broker of the cluster has by itself, beside those with a prefix."""
+    return _SYSTEM | (_SYSTEM_SINCE_5 if generation >= 5 else frozenset()) | {
+        cluster, cluster + _REPLY_SUFFIX}
+
+
 def is_system(name: str, generation: int, cluster: str) -> bool:
     """Whether a broker of the cluster has this topic by itself."""
-    return (name in _SYSTEM or name.startswith(_SYSTEM_PREFIX)
-            or (generation >= 5 and name in _SYSTEM_SINCE_5)
-            or name in (cluster, cluster + _REPLY_SUFFIX))
+    return name in system_topics(generation, cluster) or name.startswith(_SYSTEM_PREFIX)
 
 
 def takes_no_messages(name: str, generation: int) -> bool:

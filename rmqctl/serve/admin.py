@@ -1,0 +1,268 @@
+"""What administration tools ask of a broker: its topics, groups, settings, figures and rows
+(spec: remoting.md §3.5).
+
+Topics and groups are answered as the store's configuration has them; that nobody may send stands in
+the routes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rmqctl.engine.config.topics import system_topics
+from rmqctl.formats.local.consume_queue_ext import is_address
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.remoting.codes import Answer, Status
+from rmqctl.remoting.command import VERSION
+from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.naming import json_response
+from rmqctl.serve.source import READ
+
+_VERSION_NAME = "V4_9_3"
+MOST_ROWS = 10_000
+"""Rows of a queue in one answer."""
+
+# Topics and groups ------------------------------------------------------------------------------
+
+_TOPIC = {"attributes": {}, "order": False, "perm": 6, "readQueueNums": 0,
+          "topicFilterType": "SINGLE_TAG", "topicName": "", "topicSysFlag": 0, "writeQueueNums": 0}
+_GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "consumeEnable": True,
+          "consumeFromMinEnable": True, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
+          "groupName": "", "groupSysFlag": 0, "notifyConsumerIdsChangedEnable": True,
+          "retryMaxTimes": 16, "retryQueueNums": 1, "whichBrokerWhenConsumeSlowly": 1}
+
+
+def _filled(given: Any, defaults: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+    """An object of the configuration with all fields that clients read, each of its type."""
+    entry = given if isinstance(given, dict) else {}
+    return {name: entry[name] if type(entry.get(name)) is type(value) else value
+            for name, value in {**defaults, **known}.items()}
+
+
+def _table(broker: Broker, file: str, name: str) -> dict[str, Any]:
+    config = broker.source.config(file)
+    value = None if config is None else config.value
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _data_version(broker: Broker, file: str) -> dict[str, int]:
+    config = broker.source.config(file)
+    version = (None if config is None else config.data_version) or {}
+    return {"counter": version.get("counter", 0), "stateVersion": version.get("state_version", 0),
+            "timestamp": version.get("timestamp", 0)}
+
+
+def _topic(broker: Broker, name: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
+    stored = broker.source.topics.get(name)
+    found = stored or broker.topic(name)
+    if found is None:
+        return None
+    return {**_filled(table.get(name), _TOPIC, readQueueNums=found.read_queues,
+                      writeQueueNums=found.write_queues, perm=found.perm), "topicName": name}
+
+
+def topics(broker: Broker, _call: Call) -> Response:
+    """All topics, as the store has them."""
+    table = _table(broker, "topics.json", "topicConfigTable")
+    return json_response({"dataVersion": _data_version(broker, "topics.json"), "topicConfigTable": {
+        name: _topic(broker, name, table) for name in broker.source.topics}})
+
+
+def topic_config(broker: Broker, call: Call) -> Response:
+    """One topic."""
+    name = call.fields["topic"]
+    found = _topic(broker, name, _table(broker, "topics.json", "topicConfigTable"))
+    if found is None:
+        raise Answer(Status.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+    return json_response(found)
+
+
+def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
+    """All groups: configured ones, and those that stand somewhere or are here, as brokers make
+    them.
+    """
+    table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
+    return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
+            for name in {**broker.source.groups, **broker.groups.consumers}}
+
+
+def groups(broker: Broker, _call: Call) -> Response:
+    """All groups of consumers, as the store has them."""
+    return json_response({"dataVersion": _data_version(broker, "subscriptionGroup.json"),
+                          "forbiddenTable": {}, "subscriptionGroupTable": _groups(broker)})
+
+
+def group_config(broker: Broker, call: Call) -> Response:
+    """One group of consumers."""
+    found = _groups(broker).get(call.fields["group"])
+    if found is None:
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+    return json_response(found)
+
+
+def broker_system_topics(broker: Broker, _call: Call) -> Response:
+    """The topics that a broker has by itself."""
+    return json_response({"topicList": sorted({
+        *system_topics(broker.source.view.generation, broker.cluster.name), broker.name})})
+
+
+# Positions --------------------------------------------------------------------------------------
+
+
+def consumer_offsets(broker: Broker, _call: Call) -> Response:
+    """Where all groups stand: the store's positions, and over them what was committed here."""
+    return json_response({"offsetTable": broker.positions.table()})
+
+
+def _delay_offsets(broker: Broker) -> dict[int, int]:
+    """Delay level -> queue offset up to which its messages were delivered."""
+    return {row["level"]: row["offset"] for row in broker.source.rows("delayOffset.json")}
+
+
+def delay_offsets(broker: Broker, _call: Call) -> Response:
+    """How far delayed messages were delivered when the store was last written."""
+    return json_response({"offsetTable": {
+        str(level): offset for level, offset in _delay_offsets(broker).items()}})
+
+
+# Settings and figures ---------------------------------------------------------------------------
+
+
+def _properties(values: Mapping[str, object]) -> Response:
+    return Response({}, ("".join(f"{name}={value}\n" for name, value in values.items()).encode(
+        "utf-8", "replace"),))
+
+
+def broker_config(broker: Broker, _call: Call) -> Response:
+    """The settings that a broker like this one would have: no others are known."""
+    first = next(iter(broker.cluster.brokers.values()))
+    response = _properties({
+        "autoCreateSubscriptionGroup": "true", "autoCreateTopicEnable": "false",
+        "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
+        "brokerName": broker.name, "brokerPermission": READ, "brokerRole": "ASYNC_MASTER",
+        "enablePropertyFilter": "true", "listenPort": broker.address.port,
+        "namesrvAddr": first.address, "storePathRootDir": broker.source.store.root})
+    response.ext = {"version": '{"counter":0,"timestamp":0}'}
+    return response
+
+
+def namesrv_config(broker: Broker, _call: Call) -> Response:
+    """The name server's settings."""
+    return _properties({"listenPort": broker.address.port})
+
+
+def _disk_ratio(path: str) -> float:
+    """The share of a file system that is used; -1 where that cannot be told."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return -1.0
+    return usage.used / usage.total if usage.total else -1.0
+
+
+def runtime_info(broker: Broker, _call: Call) -> Response:
+    """Figures of the broker since it is served. Rates are means since then: the same one stands for
+    each of the times that a broker has one for. Nothing is put and nothing waits.
+    """
+    source = broker.source
+    seconds = max(int(time.time() - broker.started), 1)
+    mean = f"{sum(broker.delivered.values()) / seconds:.2f}"
+    ratio = {"commitLogDiskRatio": _disk_ratio(source.store.log_folders[0]
+                                               if source.store.log_folders else source.store.root),
+             "consumeQueueDiskRatio": _disk_ratio(source.store.root)}
+    earliest, log_end = source.log_bounds
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    no, none = "0", "0.0 0.0 0.0"
+    return json_response({"table": {
+        "bootTimestamp": str(int(broker.started * 1000)),
+        "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
+        "brokerActive": "true", "brokerVersion": str(VERSION), "brokerVersionDesc": _VERSION_NAME,
+        "putTps": none, "getFoundTps": f"{mean} {mean} {mean}", "getMissTps": none,
+        "getTotalTps": f"{mean} {mean} {mean}", "getTransferedTps": f"{mean} {mean} {mean}",
+        "getTransferredTps": f"{mean} {mean} {mean}", "putMessageAverageSize": "0.0",
+        "msgPutTotalYesterdayMorning": no, "msgPutTotalTodayMorning": no, "msgPutTotalTodayNow": no,
+        "msgGetTotalYesterdayMorning": no, "msgGetTotalTodayMorning": no,
+        "msgGetTotalTodayNow": str(sum(broker.delivered.values())),
+        "commitLogMinOffset": str(source.store.log.min_offset), "commitLogMaxOffset": str(log_end),
+        "earliestMessageTimeStamp": str(earliest),
+        "dispatchBehindBytes": no, "pageCacheLockTimeMills": no,
+        "sendThreadPoolQueueSize": no, "sendThreadPoolQueueHeadWaitTimeMills": no,
+        "pullThreadPoolQueueSize": no, "pullThreadPoolQueueHeadWaitTimeMills": no,
+        "queryThreadPoolQueueSize": no, "queryThreadPoolQueueHeadWaitTimeMills": no,
+        "timerReadBehind": no, "timerOffsetBehind": no, "timerCongestNum": no,
+        "timerEnqueueTps": "0.0", "timerDequeueTps": "0.0",
+        **{name: str(value) for name, value in ratio.items()},
+        **{f"scheduleMessageOffset_{level}":
+           f"{offset},{broker.queue(SCHEDULE_TOPIC, level - 1).end}"
+           for level, offset in _delay_offsets(broker).items()},
+    }})
+
+
+def no_stats(_broker: Broker, call: Call) -> Response:
+    """Sums of minutes, hours and days: none are kept."""
+    raise Answer(Status.SYSTEM_ERROR, f"The stats <{call.fields['statsName']}> "
+                 f"<{call.fields['statsKey']}> not exist")
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+
+def queue_rows(broker: Broker, call: Call) -> Response:
+    """Rows of a plain consumequeue, as they lie there."""
+    wanted = call.fields
+    name, queue_id = wanted["topic"], wanted["queueId"]
+    known = broker.topic(name) is not None and queue_id >= 0
+    queue = broker.source.store.queue(name, queue_id) if known else None
+    if queue is None or not queue.exists:
+        raise Answer(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
+    bounds = broker.queue(name, queue_id)
+    body: dict[str, Any] = {"maxQueueIndex": bounds.end, "minQueueIndex": bounds.first}
+    group = wanted["consumerGroup"]
+    if group:
+        subscribed = broker.groups.consumers.get(group)
+        subscription = None if subscribed is None else subscribed.subscriptions.get(name)
+        if subscription is None:
+            body["filterData"] = f"{group}@{name} is not online!"
+        else:
+            body["subscriptionData"] = subscription.as_dict()
+    index = wanted["index"]
+    if not bounds.first <= index < bounds.end:
+        response = json_response(body)
+        response.remark = f"Index {index} of {queue_id}@{name} is not exist!"
+        return response
+    count = min(max(wanted["count"], 0), MOST_ROWS, bounds.end - index)
+    try:
+        units = queue.units(index, count)
+    finally:
+        queue.close()
+    body["queueData"] = [_row(*row) for row in zip(
+        *(units[each].tolist() for each in ("physical_offset", "size", "tags_code")), strict=True)]
+    return json_response(body)
+
+
+def _row(physical: int, size: int, tags: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"eval": False, "physicOffset": physical, "physicSize": size,
+                           "tagsCode": tags}
+    if is_address(tags):
+        row["msg"] = "the tags code stands in consumequeue_ext"
+    return row
+
+
+HANDLERS: Table = {
+    "GET_ALL_TOPIC_CONFIG": topics,
+    "GET_TOPIC_CONFIG": topic_config,
+    "GET_ALL_SUBSCRIPTIONGROUP_CONFIG": groups,
+    "GET_SUBSCRIPTIONGROUP_CONFIG": group_config,
+    "GET_SYSTEM_TOPIC_LIST_FROM_BROKER": broker_system_topics,
+    "GET_ALL_CONSUMER_OFFSET": consumer_offsets,
+    "GET_ALL_DELAY_OFFSET": delay_offsets,
+    "GET_BROKER_CONFIG": broker_config,
+    "GET_NAMESRV_CONFIG": namesrv_config,
+    "GET_BROKER_RUNTIME_INFO": runtime_info,
+    "VIEW_BROKER_STATS_DATA": no_stats,
+    "QUERY_CONSUME_QUEUE": queue_rows,
+}
