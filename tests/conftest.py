@@ -34,6 +34,9 @@ def pytest_configure() -> None:
         if name.startswith("RMQCTL_"):
             del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "rmqctl-tests-no-config")
+    # Else each process that a test starts compiles all modules anew, where that is not kept.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), "rmqctl-tests-compiled")
     os.environ["RMQCTL_LANG"] = "en"  # whatever the locale of the machine
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs this in the background has it so, and all that tests start inherits it.
