@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Protocol
 
 from rmqctl.broker.get_message import (
@@ -35,6 +36,9 @@ WINDOW = 512
 """Rows of a queue that are read together."""
 SCANNED_ROWS = 800
 """Rows that are looked at for one pull at most, if not more are asked for."""
+FILTER_S = 0.05
+"""A pull whose filter has taken so long ends; the client goes on from there."""
+_LOOK_AT_CLOCK = 16
 
 Accept = Callable[[int, bytes | memoryview], bool]
 """Whether a message is wanted, from the tags code of its row and its record."""
@@ -120,6 +124,7 @@ class StoredQueue:
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))
         most = min(max(most, 1), MAX_COUNT)
         read, seen = self._log.record, False
+        late = monotonic() + FILTER_S
         while at < last and len(records) < most:
             first = at - at % WINDOW
             physical, sizes, tags = self._rows(first)
@@ -141,6 +146,9 @@ class StoredQueue:
                 else:
                     seen = True
                 at += 1
+                if accept is not None and at % _LOOK_AT_CLOCK == 0 and monotonic() > late:
+                    last = at
+                    break
         status = FOUND if records else NO_MATCH if seen else REMOVING
         return Pulled(status, min(at, self.end), self.first, self.end, records, skipped)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rmqctl.errors import UsageError
@@ -73,6 +74,7 @@ def _by_tags(expression: str) -> Accept | None:
     return lambda code, _record: code in hashes or is_address(code)
 
 
+@lru_cache(maxsize=16)  # each pull has its filter with it, or that of its group
 def _by_sql(expression: str) -> Accept:
     from rmqctl.broker.sql92 import compile_filter
 
