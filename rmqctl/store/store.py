@@ -298,14 +298,14 @@ class Store(Closing):
         """Entries of an older time behind the end of a DLedger log, which are no part of it; None
         where there are none, where somebody writes to the store, or a file cannot be read.
         """
-        if self.snapshot is not None or len(self.nodes) != 1:
+        framed = sorted((file for listed in self._log_listings for file in listed.files
+                         if file.head), key=lambda file: file.name)
+        if self.snapshot is not None or not framed or len(self.nodes) != 1:
             return None
         from rmqctl.store.log.chain import left_over
 
         with suppress(StoreIOError):
-            return left_over(sorted((file for listed in self._log_listings
-                                     for file in listed.files), key=lambda file: file.name),
-                             self.nodes[0])
+            return left_over(framed, self.nodes[0])
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:

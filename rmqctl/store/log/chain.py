@@ -267,12 +267,12 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """What was left behind the end of a log, of which only the last file can have some; None where
-    nothing is. StoreIOError.
+    """What was left behind the end of a log of DLedger's ``files``, of which only the last one can
+    have some; None where nothing is. StoreIOError.
 
     As long as DLedger's index leads from entry to entry up to the last byte, no entry is read.
     """
-    files = [file for file in files if file.head]
+    files = list(files)
     while files:
         with files[-1].open() as source:
             used = used_size(source)
