@@ -59,7 +59,7 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 116),
+    ("query key STORE --topic TopicTest --key k -o json", 115),
     ("query id STORE 0A00000100002A9F0000000000000000 -o json", 114),
     ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 116),
     ("query offset STORE --phy 0 -o json", 114),

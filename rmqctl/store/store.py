@@ -318,10 +318,12 @@ class Store(Closing):
     @cached_property
     def nodes(self) -> list[Node]:
         """The DLedger nodes whose data are the log, or its end; none for a plain log."""
+        folders = [node for node in map(node_of, self.log_folders) if node is not None]
+        if not folders:
+            return []
         from rmqctl.store.log.dledger import Node
 
-        folders = (node_of(folder) for folder in self.log_folders)
-        return [Node(folder) for folder in folders if folder is not None]
+        return [Node(folder) for folder in folders]
 
     @property
     def log_troubles(self) -> list[Trouble]:

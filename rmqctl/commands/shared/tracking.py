@@ -82,7 +82,7 @@ def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, An
     """The field ``entry`` of each message, None where its head is damaged or a plain log has none;
     an empty list where no message lies in an entry of DLedger's.
     """
-    if not store.layout.is_dledger:
+    if not any(file.head for file in store.log.files):
         return []
     from rmqctl.store.log.dledger import entry_of
 
