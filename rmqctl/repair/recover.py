@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rmqctl.broker.recovery import ended_by_repair
@@ -18,7 +19,7 @@ from rmqctl.checks.consumers import QueueKey
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.errors import RefusedError, UsageError
+from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
@@ -41,6 +42,7 @@ from rmqctl.repair.rebuild.foreign_files import (
     refusals_left,
 )
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild.rebuild import wants as wants_queue
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.salvage import (
@@ -390,18 +392,27 @@ class _Planner:
         return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
 
     def _in_rocksdb(self, saved: Salvage) -> None:
-        """The data base of consumequeues, made anew as a whole where anything in it is wrong."""
-        if self._options.topic is not None:
-            raise UsageError("--topic: the consumequeues are a RocksDB data base, which is made "
-                             "anew as a whole")
-        store = self._store
+        """The data base of consumequeues, made anew where anything in it, or in the queues that are
+        asked for, is wrong.
+        """
+        store, options = self._store, self._options
+        wants = partial(wants_queue, options.topic, options.queue)
+        others = None if options.topic is None else store.rocksdb
+        damaged = RefusedError(
+            f"{self._root}: the data base of consumequeues is damaged, so rows of other topics "
+            "would be lost: recover without --topic makes all of them anew")
+        if options.topic is not None and (others is None or others.damage):
+            raise damaged
         with self._watch("rebuilding", log_size(saved.parts)) as done:
-            self._made = made = rocksdb.make(
-                saved.parts, self._known.settings, self._scratch,
-                {} if store.rocksdb is None else store.rocksdb.queues,
-                log_end=saved.log_end if COMMITLOG in self._options.only else None,
-                jobs=self._options.jobs, progress=done)
-        if rocksdb.is_right(store.rocksdb, made, store.log.min_offset):
+            try:
+                self._made = made = rocksdb.make(
+                    saved.parts, self._known.settings, self._scratch,
+                    {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
+                    if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
+                    progress=done, others=others, wants=None if others is None else wants)
+            except FormatError:
+                raise damaged from None
+        if rocksdb.is_right(store.rocksdb, made, store.log.min_offset, wants):
             return
         why = ("consumequeue cannot be read, or is missing" if self._before is None else
                "a part of consumequeue cannot be read" if store.rocksdb is not None

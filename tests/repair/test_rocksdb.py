@@ -102,8 +102,25 @@ def test_a_queue_without_messages_goes_on_where_it_stood(golden_copy):
     assert {key: end for key, end in before.items() if after.get(key) != end} == {}
 
 
-def test_one_topic_alone_is_refused(golden):
-    assert "as a whole" in run("recover", golden(SOUND), "--topic", "TP_audit_Topic").expect(2).err
+def test_one_topic_alone(golden_copy):
+    """Its queues are made anew, all else stays as it was, wrong or not."""
+    store = golden_copy("5.3.3/rocksdb-clean-trunc-b/after")
+    before = contents(store)
+    run("recover", store, "--topic", "TP_pay_Topic", "--queue", "0", "-o", "json").expect(0)
+    assert run("recover", store, "--topic", "TP_pay_Topic", "--queue", "0", "-o",
+               "json").json()["actions"] == []
+    plan = run("recover", store, "--topic", "TP_pay_Topic", "--apply", "-o", "json").expect(0)
+    assert [one["target"] for one in plan.json()["actions"]] == ["consumequeue"]
+    after = contents(store)
+    own = b"\1TP_pay_Topic\1"
+    for family in (keys.ROWS, keys.OFFSETS):
+        assert {key: value for key, value in after[family].items() if own not in key} == {
+            key: value for key, value in before[family].items() if own not in key}
+    found = run("verify", store, "--only", "consumequeue", "-o", "json").expect(1).json()
+    assert {(one["category"], one["topic"]) for one in found["findings"]
+            if one["category"] == "cq-last"} == {("cq-last", "%LMQ%go1")}
+    flip(store)
+    assert "damaged" in run("recover", store, "--topic", "TP_pay_Topic").expect(6).err
 
 
 def test_without_the_library(golden, monkeypatch: pytest.MonkeyPatch):

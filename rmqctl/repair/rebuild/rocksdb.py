@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -66,14 +67,16 @@ class Made:
 
 def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
          present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
-         progress: Callable[[int], None] | None = None) -> Made:
+         progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
+         wants: Callable[[QueueKey], bool] | None = None) -> Made:
     """Writes the data base that a broker would have of the log ``parts`` into a scratch folder.
 
     ``present`` are the queues that the store has: one without any message in the log goes on where
-    it stood. Messages that do not end at or before ``log_end`` are left out. StoreIOError,
-    MissingExtraError.
+    it stood. Messages that do not end at or before ``log_end`` are left out. ``wants``: only these
+    queues are made of the log; all else is that of ``others``, a FormatError where it cannot be
+    read. StoreIOError, MissingExtraError.
     """
-    writer = _Writer(scratch.path(_MADE))
+    writer = _Writer(scratch.path(_MADE), wants)
     try:
         work = partial(derive, settings, True, log_end)
         pieces = ranges.split(parts, derived_range.RANGE_SIZE, parts[0].base if parts else 0,
@@ -85,8 +88,10 @@ def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
                 progress(part.length)
         log_min = parts[0].base if parts else 0
         for key, queue in present.items():
-            if key not in writer.last:
+            if key not in writer.last and (wants is None or wants(key)):
                 writer.keep(key, stands_at(queue, log_min, log_end))
+        if others is not None:
+            writer.carry_over(others)
     finally:
         made = writer.finish()
     return made
@@ -114,7 +119,8 @@ def stands_at(queue: ConsumeQueue, log_min: int,
 class _Writer:
     """A data base being written."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None) -> None:
+        self._wants = wants
         self._database = NewDatabase(folder, (ROWS, OFFSETS), compressed=True)
         self._made = Made(folder)
         self.last: dict[QueueKey, PositionRecord] = {}
@@ -142,6 +148,12 @@ class _Writer:
              derived: Derived, message: Array) -> None:
         from rocksdict import WriteBatch
 
+        if self._wants is not None:
+            chosen: Array = np.array([
+                self._wants((os.fsdecode(names[of]), queue))
+                for of, queue in zip(topic.tolist(), queue_id.tolist(), strict=True)], bool)
+            topic, queue_id, offset, message = (
+                column[chosen] for column in (topic, queue_id, offset, message))
         good = (offset >= 0) & (queue_id >= 0)
         if not good.all():
             self._made.refused += int((~good).sum())
@@ -180,6 +192,29 @@ class _Writer:
         if last is not None:
             self.last[key] = last
 
+    def carry_over(self, others: RocksQueues) -> None:
+        """The rows of a data base, and what it notes, of all queues that are not made of the log;
+        its checkpoint too, as those may lag behind it. FormatError.
+        """
+        from rocksdict import WriteBatch
+
+        self._end = others.checkpoint
+        for (topic, queue_id), queue in others.queues.items():
+            if self._wants is None or self._wants((topic, queue_id)):
+                continue
+            name = os.fsencode(topic)
+            rows = others.database.items(ROWS, keys.queue_prefix(name, queue_id),
+                                         keys.behind_queue(name, queue_id))
+            while some := list(islice(rows, _PAGE)):
+                batch = WriteBatch(raw_mode=True)
+                for key, value in some:
+                    batch.put(key, value, self._rows)
+                self._database.write(batch)
+                self._made.rows += len(some)
+            self.keep((topic, queue_id), queue.last)
+            if queue.least is not None:
+                self._first[topic, queue_id] = queue.least
+
     def finish(self) -> Made:
         """Brings all of it into files and closes them."""
         from rocksdict import WriteBatch
@@ -215,9 +250,11 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 # -- what has to change ---------------------------------------------------------------------------
 
 
-def is_right(present: RocksQueues | None, made: Made, log_min: int) -> bool:
+def is_right(present: RocksQueues | None, made: Made, log_min: int,
+             wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
     """Whether the data base of a store has just the rows that were made of its log, and those of
-    expired messages at most. One of which a part cannot be read is wrong.
+    expired messages at most. One of which a part cannot be read is wrong. ``wants``: which queues
+    are compared.
     """
     if present is None or present.damage or present.odd_count:
         return False
@@ -225,7 +262,7 @@ def is_right(present: RocksQueues | None, made: Made, log_min: int) -> bool:
         try:
             return {key for key, queue in present.queues.items() if queue.disk_end} <= {
                 *fresh.queues} and all(_same(present.queues.get(key), queue, log_min)
-                                       for key, queue in fresh.queues.items()
+                                       for key, queue in fresh.queues.items() if wants(key)
                                        ) and not present.has_unread
         except StoreIOError:
             return False
