@@ -11,7 +11,7 @@ from rmqctl.formats.local import names
 from rmqctl.repair.plan import MoveAside, Patch, Step
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.source import FileSource
-from rmqctl.store.files import StoreFile
+from rmqctl.store.files import StoreFile, node_of
 from rmqctl.store.log.cut_off import NOTE
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
@@ -56,7 +56,9 @@ def part_target(store: Store, part: LogPart) -> str:
     """
     path = next((file.path for file in store.log.files if file.base == part.base), None)
     if path is None:
-        folders = sorted(store.log_folders)
+        folders = sorted(folder for folder in store.log_folders
+                         if bool(part.head) == (node_of(folder) is not None)) or sorted(
+                             store.log_folders)
         path = os.path.join(folders[(part.base // part.size) % len(folders)],
                             names.build_offset(part.base))
     relative = os.path.relpath(path, store.root)

@@ -108,6 +108,16 @@ def test_the_index_is_the_engines(tmp_path: Path, version: str) -> None:
     assert (one["action"], one["to"]) == ("rebuild", 1)
 
 
+def test_behind_the_plain_files_of_before(tmp_path: Path) -> None:
+    sound = layout_set("5.3.3/dledger-mixed") / "store"
+    store = layout_copy("5.3.3/dledger-mixed", tmp_path)
+    lose(store, f"{98304:020d}")
+    damage(store, 1, 3000)
+    run("recover", store, *LOG, "--from", sound, "--apply", "--yes").expect(0)
+    assert data_of(store) == data_of(sound)
+    assert len(list((store / "commitlog").iterdir())) == 2
+
+
 def test_only_what_is_committed_goes_behind_the_end(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     log = members.bodies(60)
