@@ -268,6 +268,16 @@ def test_rows_of_a_queue_are_the_engines(client, queues):
         "queueData"]
 
 
+def test_rows_whose_tags_code_stands_elsewhere_say_so(golden):
+    with serving(golden("5.3.3/cqext/store")) as served, served.client() as client:
+        topic = next(name for name in answer(client, "GET_ALL_TOPIC_CONFIG")["topicConfigTable"]
+                     if name.startswith("TP_"))
+        rows = answer(client, "QUERY_CONSUME_QUEUE", topic=topic, queueId=0, index=0, count=2)[
+            "queueData"]
+    assert len(rows) == 2
+    assert all(row["tagsCode"] < -(1 << 31) and "consumequeue_ext" in row["msg"] for row in rows)
+
+
 def test_answers_are_bounded(root, monkeypatch):
     topics = {"big": {"readQueueNums": 1 << 30, "writeQueueNums": 1 << 30, "perm": 6}}
     (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
