@@ -23,7 +23,7 @@ from itertools import groupby
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.log.contradicted import Known, contradicted
+from rmqctl.store.log.contradicted import MOST_PLACES, Known, contradicted
 from rmqctl.store.log.earlier_life import MOST, Damaged, of_unclear_age, records_between
 from rmqctl.store.store import Store
 
@@ -62,7 +62,7 @@ def contradicted_places(store: Store, parts: Sequence[LogPart], survey: Survey) 
     for part in parts if odd else ():
         with part.open() as source:
             for records in contradicted(source, store, (
-                    place for place in sorted(odd) if part.base <= place < part.end)):
+                    place for place in sorted(odd)[:MOST_PLACES] if part.base <= place < part.end)):
                 found.update(record.physical_offset for record in records)
     return found
 

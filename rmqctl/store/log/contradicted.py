@@ -28,10 +28,11 @@ from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.earlier_life import MOST, Leads
 from rmqctl.store.log.witness import Opened
 
-MOST_BODY = 16 << 20
+_MOST_BODY = 16 << 20
 _WINDOW = 64 << 10
 """Bytes around a place in which the page and what is on both sides of it must lie."""
-_MOST_LOOKS = 200
+MOST_PLACES = 200
+"""Of a store that are looked at, the first ones: where more is odd, no page explains it."""
 
 Taken = Callable[[Record], bool]
 """Whether the queue offset of a record is another intact message's as well."""
@@ -100,7 +101,7 @@ class Known(Leads):
         if unit is None or there is None or unit.size < MIN_SIZE:
             return False
         try:
-            other = decode(there[0].read(there[1], min(unit.size, MOST_BODY)))
+            other = decode(there[0].read(there[1], min(unit.size, _MOST_BODY)))
         except FormatError:
             return False
         return other.crc_ok and (
@@ -147,13 +148,14 @@ class Known(Leads):
 
 def contradicted(source: Source, store: Opened, places: Iterable[int]) -> Iterator[list[Record]]:
     """The contradicted records of a log file near physical ``places`` (ascending), where something
-    is odd: a row that leads elsewhere, queue offsets that do not go on. StoreIOError.
+    is odd: a row that leads elsewhere, queue offsets that do not go on. None of DLedger's data,
+    whose entries are chained. StoreIOError.
     """
-    reach, looks = -1, 0
+    reach = -1
     for place in places:
-        if place <= reach or looks == _MOST_LOOKS or source.witness is None:
+        if place <= reach or source.witness is None or source.head:
             continue
-        chain, looks = _chain(source, place), looks + 1
+        chain = _chain(source, place)
         reach = chain[-1].physical_offset if chain else -1
         known = Known(store, source.witness, chain)
         groups = [(led, list(some)) for led, some in groupby(chain, known.is_led)]

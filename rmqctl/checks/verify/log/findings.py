@@ -19,7 +19,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
-from rmqctl.store.log.contradicted import contradicted
+from rmqctl.store.log.contradicted import MOST_PLACES, contradicted
 from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
@@ -160,7 +160,7 @@ def _contradicted(context: Context) -> Iterator[Finding]:
     store = context.store
     odd = sorted({*context.loose_rows, *(
         claim.physical_offset for tally in context.result.queues.values()
-        for claim in tally.claims if claim.row is not None and any(claim.row))})
+        for claim in tally.claims if claim.row is not None and any(claim.row))})[:MOST_PLACES]
     for file, places in groupby(odd, store.log.file_of):
         located = None if file is None else store.log.locate(file.base)
         if located is None:
