@@ -150,7 +150,7 @@ class Members:
     equal: int = 0
     count: int = 0
     expired: list[Run] = field(default_factory=list)
-    """What only some still have, as others begin later."""
+    """The first ``most`` of what only some still have, as others begin later."""
     runs: list[Run] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
@@ -190,7 +190,8 @@ class Members:
         if all(kind in (BEFORE, WHOLE) for kind in run.kinds) and len(
                 {group for kind, group in zip(run.kinds, run.groups, strict=True)
                  if kind == WHOLE}) == 1:
-            self.expired.append(run)
+            if len(self.expired) < self.most:
+                self.expired.append(run)
             return
         self.count += count
         if run.parted and self.parted is None:
