@@ -6,13 +6,13 @@ import asyncio
 import signal
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import Out, StoreOptions
-from rmqctl.commands.shared.spark_options import MoreStores, roots_named
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
+from rmqctl.commands.shared.spark_options import roots_named
 from rmqctl.errors import UsageError
 from rmqctl.output import Output
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
@@ -30,7 +30,10 @@ def _seconds(text: str | int) -> int:
 
 def command(
     *,
-    more: MoreStores = None,
+    roots: Annotated[list[str] | None, typer.Argument(
+        metavar="[STORE]...", envvar=STORE_VARIABLE, autocompletion=complete_folders,
+        show_default=False, help="Store roots; a pattern such as '/backup/*/store' names all that "
+        "match. None with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address, help="Name server and first broker; "
         "further stores get the ports behind it. Port 0: any free ones.")] = _HERE,
@@ -53,7 +56,15 @@ def command(
     retry_memory: Annotated[int, typer.Option(
         "--retry-memory", metavar="SIZE", parser=parse_size, help="Memory for messages that "
         "consumers send back, for each store.")] = 64 << 20,
-    store: StoreOptions,
+    writable: Annotated[bool, typer.Option(
+        "--writable", help="Take messages, too: the store is locked and written as by a broker; "
+        "positions and topics go into its config.")] = False,
+    temp: Annotated[bool, typer.Option(
+        "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
+        "the end; no STORE is given.")] = False,
+    flush: Annotated[Literal["async", "sync"] | None, typer.Option(
+        "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
+    layout: LayoutOptions,
     out: Out,
 ) -> None:
     """Serve store directories to RocketMQ clients: consumers, mqadmin, Dashboard.
@@ -68,39 +79,49 @@ def command(
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
     from rmqctl.scan import malloc_tuning
+    from rmqctl.serve.opening import temporary_store
     from rmqctl.serve.server import Limits, Server
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
 
     if from_stored_offsets and start != "stored":
         raise UsageError("--from-stored-offsets and --from contradict each other")
-    stores = [replace(store, root=root) for root in roots_named(store.root, more)]
-    for each in stores:
-        for text in each.warnings():
-            out.warn(text)
-    settings = Settings(view, _start(start), start == "stored", offsets, retry_memory)
-    def told(**event: Any) -> None:
-        if out.is_data:
-            out.document(event, lambda _page: None)
-            out.flush()
+    if temp and roots:
+        raise UsageError("--temp makes a store of its own: no STORE is given with it")
+    if not temp and not roots:
+        raise UsageError("which STORE? (or --temp, to serve an empty one)")
+    with temporary_store(temp) as made:
+        named = [made] if made else roots_named(roots[0], roots[1:]) if roots else []
+        stores = [StoreOptions(root=root, **vars(layout)) for root in named]
+        for each in stores:
+            for text in each.warnings():
+                out.warn(text)
+        settings = Settings(view, _start(start), start == "stored", offsets, retry_memory,
+                            writable=writable or temp, flush=flush)
+        def told(**event: Any) -> None:
+            if out.is_data:
+                out.document(event, lambda _page: None)
+                out.flush()
 
-    def failed(name: str, error: Exception) -> None:
-        out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report it")
-        if out.verbose > 1:
-            out.warn("".join(traceback.format_exception(error)))
+        def failed(name: str, error: Exception) -> None:
+            out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report "
+                     "it")
+            if out.verbose > 1:
+                out.warn("".join(traceback.format_exception(error)))
 
-    brokers, save = open_brokers([Wanted(each.root, each.open) for each in stores], settings, told)
-    for broker in brokers:
-        broker.failed = failed
-    server = Server(brokers, Limits(connections=max_connections), save, out.warn,
-                    None if idle_exit is None else idle_exit / 1000)
-    if listen.host not in ("127.0.0.1", "::1", "localhost"):
-        out.warn(f"{listen}: whoever reaches this address can read every message")
+        wanted = [Wanted(each.root, each.open) for each in stores]
+        brokers, save = open_brokers(wanted, settings, told)
+        for broker in brokers:
+            broker.failed = failed
+        server = Server(brokers, Limits(connections=max_connections), save, out.warn,
+                        None if idle_exit is None else idle_exit / 1000)
+        if listen.host not in ("127.0.0.1", "::1", "localhost"):
+            out.warn(f"{listen}: whoever reaches this address can read every message")
 
-    def ready() -> None:
-        _say_ready(out, server)
+        def ready() -> None:
+            _say_ready(out, server)
 
-    malloc_tuning.keep_freed_memory()
-    asyncio.run(_run(server, listen, ready))
+        malloc_tuning.keep_freed_memory()
+        asyncio.run(_run(server, listen, ready))
 
 
 def _say_ready(out: Output, server: Any) -> None:

@@ -147,7 +147,10 @@ class LogReader:
             block = self._block = self._load(physical)
             at = physical - block.start
         if at + size <= len(block.data):
-            return block.record(physical, size)
+            found = block.record(physical, size)
+            if found is not None:
+                return found
+        # In two blocks, or written since its block was read, or damaged.
         data = self._alone(physical, size)
         return data if is_whole(data, physical) else None
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
@@ -21,9 +21,15 @@ from rmqctl.serve.groups import Group, Groups, QueueLocks
 from rmqctl.serve.memory import BASE, Memory
 from rmqctl.serve.positions import Positions
 from rmqctl.serve.reading import EmptyQueue, Queue
-from rmqctl.serve.source import READ, Source, Topic
+from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
+
+if TYPE_CHECKING:
+    from rmqctl.serve.delaying import Delays
+    from rmqctl.serve.writing import Writer
 
 Buffer = bytes | memoryview
+_DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 8
+"""What producers ask for when a topic is not there; others are made after it."""
 
 
 class Connection(Protocol):
@@ -110,13 +116,19 @@ class Broker:
     """Takes what a handler could not do for a reason that nobody foresaw."""
     _retries: dict[str, Topic] = field(default_factory=dict)
 
-    is_writable = False
+    writer: Writer | None = None
+    delays: Delays | None = None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether messages are taken."""
+        return self.writer is not None
 
     # -- topics and queues --------------------------------------------------------------------
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """All topics by name, with what clients may do: read."""
+        """All topics by name, with what clients may do."""
         known = {**self.source.topics, **self._retries}
         for group in (*self.source.groups, *self.groups.consumers):
             name = RETRY_PREFIX + group
@@ -130,6 +142,8 @@ class Broker:
             group = name.removeprefix(RETRY_PREFIX)
             if group in self.source.groups or group in self.groups.consumers:
                 found = Topic(name, 0, 0, READ)
+        if found is None and name == _DEFAULT_TOPIC and self.is_writable:
+            found = Topic(name, _DEFAULT_QUEUES, _DEFAULT_QUEUES, READ | WRITE | INHERIT)
         return None if found is None else self._served(found)
 
     def _served(self, topic: Topic) -> Topic:
@@ -138,8 +152,13 @@ class Broker:
         """
         extra = topic.name.startswith(RETRY_PREFIX) or (
             topic.name, topic.read_queues) in self.memory.queues
-        return Topic(topic.name, topic.read_queues + extra, topic.write_queues, topic.perm & READ,
-                     topic.order, topic.sys_flag)
+        perm = topic.perm
+        if not self.is_writable:
+            perm &= READ
+        elif topic.name.startswith(RETRY_PREFIX):
+            perm, extra = READ | WRITE, topic.read_queues == 0
+        return Topic(topic.name, topic.read_queues + extra, topic.write_queues + (
+            extra and self.is_writable), perm, topic.order, topic.sys_flag)
 
     def require_topic(self, name: str) -> Topic:
         """Answer 17 where there is no such topic."""
@@ -153,6 +172,9 @@ class Broker:
         found = self.memory.queues.get((topic, queue_id))
         if found is not None:
             return found
+        put = None if self.writer is None else self.writer.queue((topic, queue_id))
+        if put is not None:
+            return put
         if queue_id < 0 or topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return EmptyQueue()
         try:
@@ -189,10 +211,38 @@ class Broker:
 
     def look_again(self) -> None:
         """The store may have grown: everybody who waits looks."""
-        if self.source.refresh():
+        if self.writer is not None:
+            self.writer.settle_in_time()
+        elif self.source.refresh():
             self.told(event="changed", broker=self.name)
             for key in list(self.waiting):
                 self.arrived(*key)
+
+    def deliver(self) -> None:
+        """Delayed messages that are due go where they belong."""
+        if self.delays is not None:
+            self.delays.deliver()
+
+    def keep(self) -> None:
+        """Writes positions into a store that is written to. StoreIOError, RefusedError."""
+        if self.writer is None or self.writer.failure is not None:
+            return
+        from rmqctl.serve.opening import keep_json, keep_positions
+
+        store = self.source.store
+        if self.positions.changed:
+            self.positions.changed = False
+            keep_positions(store, self.positions)
+        if self.delays is not None and self.delays.changed:
+            self.delays.changed = False
+            keep_json(store, "delayOffset.json", {"offsetTable": {
+                str(level): offset for level, offset in sorted(self.delays.done.items())}})
+
+    def close(self) -> None:
+        """Gives the store back; one that was written to as a broker's shutdown leaves it."""
+        if self.writer is not None:
+            self.writer.close()
+        self.source.close()
 
     # -- groups -------------------------------------------------------------------------------
 

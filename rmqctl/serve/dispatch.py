@@ -15,10 +15,11 @@ from rmqctl.serve import (
     pulling,
     relay,
     returning,
+    sending,
 )
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
 
-_ROOMS = (pulling, offsets, clients, returning, messages, naming, admin, progress, relay)
+_ROOMS = (pulling, offsets, clients, returning, messages, naming, admin, progress, relay, sending)
 _BY_NAME: dict[str, Handler] = {
     name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
 HANDLERS: dict[int, Handler] = {

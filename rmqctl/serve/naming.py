@@ -8,8 +8,6 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.command import write_json
 from rmqctl.serve.broker import Broker, Call, Response, Table
 
-_DEFAULT_TOPIC = "TBW102"
-
 
 def json_response(value: Any) -> Response:
     """A response whose body is a JSON value."""
@@ -24,7 +22,7 @@ def route(broker: Broker, call: Call) -> Response:
     order: list[str] = []
     for each in broker.cluster.brokers.values():
         topic = each.topic(name)
-        if topic is None or (name == _DEFAULT_TOPIC and not each.is_writable):
+        if topic is None:
             continue
         brokers.append(_broker(each))
         queues.append({"brokerName": each.name, "perm": topic.perm,

@@ -24,6 +24,7 @@ from rmqctl.serve.broker import Broker, Buffer, Response
 from rmqctl.serve.dispatch import answer
 
 _LOOK_S = 1.0
+_DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG = 512
@@ -85,7 +86,8 @@ class Server:
                 servers.append(server)
                 broker.address = Address(listen.host, server.sockets[0].getsockname()[1])
             tasks = [asyncio.create_task(self._every(*each)) for each in (
-                (_LOOK_S, self._look), (_EXPIRE_S, self._expire), (_SAVE_S, self._save))]
+                (_DELIVER_S, self._deliver), (_LOOK_S, self._look), (_EXPIRE_S, self._expire),
+                (_SAVE_S, self._save))]
             ready()
             if self.once_idle is not None:
                 tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
@@ -98,6 +100,8 @@ class Server:
             for connection in list(self.connections):
                 connection.end()
             self._save()
+            for broker in self.brokers:
+                broker.close()
 
     async def _every(self, seconds: float, work: Callable[[], None]) -> None:
         while True:
@@ -107,6 +111,10 @@ class Server:
     def _look(self) -> None:
         for broker in self.brokers:
             broker.look_again()
+
+    def _deliver(self) -> None:
+        for broker in self.brokers:
+            broker.deliver()
 
     def _expire(self) -> None:
         now = time.monotonic()

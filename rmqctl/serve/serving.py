@@ -14,6 +14,7 @@ from rmqctl.serve.memory import Memory
 from rmqctl.serve.positions import Positions, PositionsFile
 from rmqctl.serve.reading import Windows
 from rmqctl.serve.source import Source
+from rmqctl.serve.writing import Writer
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store
 
@@ -42,6 +43,8 @@ class Settings:
     offsets: str | None = None
     retry_memory: int = 64 << 20
     cluster: str = CLUSTER
+    writable: bool = False
+    flush: str | None = None
 
 
 def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
@@ -60,20 +63,40 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
             for name, each in zip(names, wanted, strict=True)]
     known: dict[str, Any] = {} if file is None else file.load(keys)
     for name, key, each in zip(names, keys, wanted, strict=True):
-        source = Source(each.open, settings.view, blocks, windows)
+        writer = None
+        if settings.writable:
+            from rmqctl.serve.opening import open_writer
+
+            writer = open_writer(each.open, settings.flush, blocks, windows)
+        source = Source(each.open, settings.view, blocks, windows) if writer is None else (
+            writer.source)
         positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
-        cluster.brokers[name] = Broker(
+        cluster.brokers[name] = broker = Broker(
             name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-            told=told)
+            writer=writer, told=told)
+        if writer is not None:
+            _join(broker, writer)
     brokers = list(cluster.brokers.values())
 
     def save() -> None:
+        for broker in brokers:
+            broker.keep()
         if file is not None and any(broker.positions.changed for broker in brokers):
             for broker in brokers:
                 broker.positions.changed = False
             file.save({key: broker.positions for key, broker in zip(keys, brokers, strict=True)})
 
     return brokers, save
+
+
+def _join(broker: Broker, writer: Writer) -> None:
+    """The writer tells its broker what it put, and when delayed messages are due."""
+    from rmqctl.serve.delaying import Delays
+
+    delays = Delays(writer)
+    delays.load()
+    writer.arrived, writer.scheduled = broker.arrived, delays.add
+    broker.delays = delays
 
 
 def _name(number: int) -> str:

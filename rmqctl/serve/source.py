@@ -66,10 +66,12 @@ class Source:
 
     # -- change -------------------------------------------------------------------------------
 
-    def refresh(self) -> bool:
-        """Looks whether the store changed; True where it is another picture now."""
+    def refresh(self, *, force: bool = False) -> bool:
+        """Looks whether the store changed; True where it is another picture now. With ``force`` it
+        is opened anew in any case.
+        """
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp == self._seen and not force:
             return False
         before = self.store
         try:

@@ -70,8 +70,9 @@ ALLOWED = {
         "CURRENT in the temporary folder that is opened in the place of a data base",
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): COPY,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
-    ("repair/salvage/copies.py", "Copier._written", "O_TRUNC"): SCRATCH,
-    ("repair/salvage/copies.py", "Copier._written", "ftruncate"): SCRATCH,
+    ("repair/dledger/index.py", "index_steps", "ftruncate"): SCRATCH,
+    ("repair/sources/copying.py", "Copying._written", "O_TRUNC"): SCRATCH,
+    ("repair/sources/copying.py", "Copying._written", "ftruncate"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "ftruncate"): COPY,
     ("repair/executor/staging.py", "clear", "rmtree"):
         "what a repair staged that was never committed, or keeps and a user gave up: undo --prune",

@@ -87,8 +87,6 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
-        for broker in brokers:
-            broker.source.close()
     assert not thread.is_alive()
     assert not problems, problems
     assert not failures, failures

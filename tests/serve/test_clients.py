@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local.message import decode
+from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
@@ -215,6 +218,22 @@ def test_a_failing_consumer_gets_its_messages_again(ons: list[str], start: Start
         before = [message["body"] for message in client.messages if not message["times"]]
         assert len(again) == stored + 2
         assert len(set(again) & set(before)) == 2
+
+
+def test_what_one_client_sends_the_other_gets(cpp: list[str], ons: list[str], start: Start,
+                                              tmp_path: Path) -> None:
+    create_store(tmp_path / "store", StoreSettings(commitlog_file_size=1 << 20, index_slots=100,
+                                                   index_max=400))
+    with serving(tmp_path / "store", settings=Settings(writable=True)) as served:
+        for command in (cpp, ons):
+            producer = start(command, served, "TopicTest", "send", "PRODUCER")
+            producer.process.wait(30)
+            assert "sent" in producer.messages[0]
+        for command in (cpp, ons):
+            client = start(command, served, "TopicTest", "push", f"GROUP-{Path(command[-1]).stem}")
+            wait_until(lambda client=client: len(client.messages) >= 2)  # type: ignore[misc]
+            client.stop()
+            assert [message["body"] for message in client.messages] == [b"hello".hex()] * 2
 
 
 @pytest.mark.parametrize("kind", ["cpp", "ons"])

@@ -50,7 +50,24 @@ def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
         assert out.splitlines()[0].startswith("ready 127.0.0.1:")
 
 
+def test_a_store_for_a_while(golden: GoldenFolder) -> None:
+    with _started("--temp", "-o", "jsonl") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        with Client(parse_address(ready["ready"])) as client:
+            fields = {"a": "P", "b": "T", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0}
+            assert client.ask("SEND_MESSAGE_V2", b"body", **fields).code == 0
+            assert client.pull("T", 0, 0).code == 0
+        assert os.path.isdir(ready["brokers"][0]["store"])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert not os.path.exists(os.path.dirname(ready["brokers"][0]["store"]))
+
+
 @pytest.mark.parametrize(("args", "code", "words"), [
+    ([], 2, "which STORE"),
+    (["STORE", "--temp"], 2, "no STORE is given"),
     (["no-such-store"], 3, "not a store"),
     (["STORE", "--from", "earliest", "--from-stored-offsets"], 2, "contradict"),
     (["STORE", "--from", "soon"], 2, "soon"),

@@ -1,0 +1,81 @@
+"""A store opened for writing, as a broker has it; an empty one made for a while."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from rmqctl.broker.settings import LOCALHOST, Settings, resolve
+from rmqctl.engine.config.create import create_store
+from rmqctl.engine.config.topics import Topics
+from rmqctl.engine.engine import Engine
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import publish
+from rmqctl.formats.config import config_json
+from rmqctl.parse_values import now_ms
+from rmqctl.serve.blocks import Blocks
+from rmqctl.serve.positions import Positions
+from rmqctl.serve.reading import Windows
+from rmqctl.serve.source import Source
+from rmqctl.serve.writing import Writer
+from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
+from rmqctl.store.store import Store
+
+_SMALL: dict[str, Any] = {
+    "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
+"""Sizes of a store that is made for a while: so files are made at once."""
+
+
+@contextmanager
+def temporary_store(wanted: bool) -> Iterator[str | None]:
+    """An empty store of small files in a folder that is gone afterwards; None if not wanted."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="rmqctl-serve-") as folder:
+        root = os.path.join(folder, "store")
+        create_store(root, Settings(**_SMALL))
+        yield root
+
+
+def open_writer(open_store: Callable[[], Store], flush: str | None, blocks: Blocks,
+                windows: Windows) -> Writer:
+    """Takes the store's lock. StoreHeldError, StoreIOError, RefusedError where appending would do
+    harm, UnsupportedError for layouts that are not written.
+    """
+    with open_store() as store:
+        store.layout.require_writable(store.root)
+        root, folders = store.root, store.log_folders
+        settings = resolve(store, {"flush": flush}).settings
+    settings = replace(settings, store_host=(LOCALHOST, 10911))
+    engine = Engine.open(root, settings, commitlog_dirs=[
+        os.path.relpath(folder, root) for folder in folders])
+    try:
+        engine.reput()
+        source = Source(open_store, "disk", blocks, windows)
+        return Writer(engine, Topics(root, settings, now_ms), source)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def keep_json(store: Store, name: str, value: dict[str, object]) -> None:
+    """Writes a file of ``config/`` as a broker does: the one that was there becomes the backup.
+    RefusedError where what is there cannot be read: it is not overwritten. StoreIOError.
+    """
+    known = load_one(store, name)
+    path = store.path(FOLDER, name)
+    if known.main.state == OK:
+        publish(path + BACKUP, store.read_small(FOLDER, name, most=1 << 28), store=store.root)
+    elif known.main.usable or known.main.damaged:
+        raise RefusedError(f"{path}: {known.main.reason}; it is not written over")
+    publish(path, config_json.build(value), store=store.root)
+
+
+def keep_positions(store: Store, positions: Positions) -> None:
+    """Groups' positions in ``config/consumerOffset.json``."""
+    keep_json(store, "consumerOffset.json", {"offsetTable": positions.table()})

@@ -1,0 +1,160 @@
+"""Producers: messages, batches, and topics that are made by sending (spec: remoting.md §3.4)."""
+
+from __future__ import annotations
+
+import random
+import socket
+from typing import Any
+
+from rmqctl.broker.settings import Host
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
+from rmqctl.errors import RefusedError, RmqctlError
+from rmqctl.formats import layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    PROPERTIES_LENGTH_SIZE,
+    BatchRequestItem,
+    properties_length_at,
+)
+from rmqctl.parse_values import parse_address
+from rmqctl.remoting.codes import SEND_V2, Answer, Status
+from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.writing import Writer
+
+_REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+_CODES = {
+    "PUT_OK": Status.SUCCESS, "FLUSH_DISK_TIMEOUT": Status.FLUSH_DISK_TIMEOUT,
+    "MESSAGE_ILLEGAL": Status.MESSAGE_ILLEGAL,
+    "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
+    "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
+_ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
+"""Of a message in a batch, what lies before its body."""
+
+
+def send_message(broker: Broker, call: Call) -> Response | None:
+    """One message."""
+    return _send(broker, call, call.fields)
+
+
+def send_short(broker: Broker, call: Call) -> Response | None:
+    """One message or a batch, by the short names of fields."""
+    return _send(broker, call, {name: call.fields[short] for short, name in SEND_V2.items()})
+
+
+def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None:
+    writer = broker.writer
+    assert writer is not None
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    _make_topic(writer, topic)
+    if queue_id < 0:
+        known = writer.topics.get(topic) or {}
+        queue_id = random.randrange(max(int(known.get("writeQueueNums", 1)), 1))  # noqa: S311
+    problem = writer.topics.allows(topic, queue_id)
+    if problem is not None:
+        raise Answer(Status.SYSTEM_ERROR, problem)
+    born = _host(call.connection.peer)
+    message: Outgoing | OutgoingBatch
+    if wanted["batch"]:
+        message = OutgoingBatch(
+            topic, _items(call.command.body), "", queue_id, wanted["sysFlag"],
+            wanted["bornTimestamp"], born, reconsume_times=wanted["reconsumeTimes"] or 0)
+    else:
+        message = Outgoing(
+            topic, call.command.body, _properties(broker, wanted["properties"] or ""), queue_id,
+            wanted["flag"], wanted["sysFlag"], wanted["bornTimestamp"], born,
+            reconsume_times=wanted["reconsumeTimes"] or 0)
+
+    def then(result: PutResult) -> None:
+        if not call.command.is_one_way:
+            call.reply(_answer(result, wanted["queueId"] if wanted["queueId"] >= 0 else queue_id))
+
+    writer.put(message, then)
+    return None
+
+
+def _make_topic(writer: Writer, topic: str) -> None:
+    """The topic, made where a broker would. Answer."""
+    if writer.topics.get(topic) is not None:
+        return
+    try:
+        writer.topics.auto_create(topic)
+    except RefusedError as error:
+        code = Status.SYSTEM_ERROR if "characters" in str(error) else Status.TOPIC_NOT_EXIST
+        raise Answer(code, str(error)) from None
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    writer.source.refresh(force=True)
+
+
+def _answer(result: PutResult, queue_id: int) -> Response:
+    code = _CODES.get(result.status, Status.SYSTEM_ERROR)
+    if not result.stored:
+        return Response(dict(_REGION), (), int(code), result.reason or result.status)
+    return Response({**_REGION, "msgId": result.msg_id or "", "queueId": str(queue_id),
+                     "queueOffset": str(result.queue_offset)}, (), int(code))
+
+
+def _properties(broker: Broker, given: str) -> str:
+    """A message's properties as a broker of the store's version stores them."""
+    writer = broker.writer
+    assert writer is not None
+    known = props.parse(given)
+    if writer.settings.profile.generation < 5:
+        known.pop("WAIT", None)
+    else:
+        known.pop("POP_CK", None)
+        known |= _REGION
+    known["CLUSTER"] = broker.cluster.name
+    return props.build(known)
+
+
+def _items(body: bytes) -> list[BatchItem]:
+    """The messages in a batch's body. Answer where it holds none."""
+    items = []
+    at = 0
+    while at < len(body):
+        flag, length = _ITEM.unpack_from(body, at) if at + _ITEM.size <= len(body) else (0, -1)
+        start = at + _ITEM.size
+        tail = start + length + PROPERTIES_LENGTH_SIZE
+        size = -1
+        if length >= 0 and tail <= len(body):
+            size = properties_length_at(body, start + length)
+        if size < 0 or tail + size > len(body):
+            raise Answer(Status.MESSAGE_ILLEGAL, "the batch ends within a message")
+        items.append(BatchItem(body[start:start + length],
+                               body[tail:tail + size].decode("utf-8", "surrogateescape"), flag))
+        at = tail + size
+    if not items:
+        raise Answer(Status.MESSAGE_ILLEGAL, "a batch without messages")
+    return items
+
+
+def _host(peer: str) -> Host:
+    """Packed address and port of a client."""
+    address = parse_address(peer)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.inet_pton(family, address.host), address.port
+    except OSError:
+        return bytes([127, 0, 0, 1]), address.port
+
+
+def create_topic(broker: Broker, call: Call) -> Response:
+    """Makes or changes a topic."""
+    writer, wanted = broker.writer, call.fields
+    assert writer is not None
+    try:
+        writer.topics.create(wanted["topic"], wanted["readQueueNums"], wanted["writeQueueNums"],
+                             wanted["perm"], order=wanted["order"])
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    writer.source.refresh(force=True)
+    return Response()
+
+
+HANDLERS: Table = {
+    "SEND_MESSAGE": send_message,
+    "SEND_MESSAGE_V2": send_short,
+    "SEND_BATCH_MESSAGE": send_short,
+    "UPDATE_AND_CREATE_TOPIC": create_topic,
+}

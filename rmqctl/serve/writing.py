@@ -1,0 +1,235 @@
+"""The store of a writable server: what producers send goes through the engine's put path.
+
+Messages that come in one turn of the event loop are put together. Their rows are known here at
+once; consumequeues on the disk follow, and the store is opened anew when enough has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
+from rmqctl.engine.config.topics import Topics
+from rmqctl.engine.engine import Engine
+from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
+from rmqctl.engine.put.put import Message
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local import delay, properties
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.parse_values import now_ms
+from rmqctl.serve.blocks import LogReader
+from rmqctl.serve.reading import Accept, Pulled, Queue
+from rmqctl.serve.source import Source
+
+_MANY_ROWS = 50_000
+_SETTLE_S = 2.0
+"""So long rows of ordinary messages are known here alone, so many at most."""
+QueueKey = tuple[str, int]
+Then = Callable[[PutResult], None]
+
+
+@dataclass(slots=True)
+class TailQueue:
+    """A queue and what was put into it since its store was opened."""
+
+    stored: Queue
+    log: LogReader
+    start: int
+    physical: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The queue offset of the oldest message."""
+        return self.stored.first
+
+    @property
+    def end(self) -> int:
+        """The queue offset of the next one."""
+        return self.start + len(self.physical)
+
+    def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
+             ) -> Pulled:
+        """What lies on the disk first, then what was put since."""
+        if offset < self.start and self.stored.end:
+            pulled = self.stored.pull(offset, most, accept, max_bytes)
+            return replace(pulled, max=self.end)
+        refused = outside(offset, self.first, self.end, 5)
+        if refused is not None:
+            return Pulled(refused.status, refused.next_begin, self.first, self.end)
+        records: list[bytes | memoryview] = []
+        size, at, most = 0, offset, min(max(most, 1), MAX_COUNT)
+        while at < self.end and len(records) < most:
+            place = at - self.start
+            record = self.log.record(self.physical[place], self.sizes[place])
+            if record is not None and (accept is None or accept(self.tags[place], record)):
+                size += len(record)
+                if records and size > max_bytes:
+                    break
+                records.append(record)
+            at += 1
+        return Pulled(FOUND if records else NO_MATCH, at, self.first, self.end, records)
+
+
+class Writer:
+    """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
+    got some; ``scheduled`` of each delayed message: when it is due (ms), its place and size.
+    """
+
+    def __init__(self, engine: Engine, topics: Topics, source: Source) -> None:
+        self.engine, self.topics, self.source = engine, topics, source
+        self.settings = engine.settings
+        self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
+        self.scheduled: Callable[[int, int, int, int], None] = lambda *_: None
+        self.failure: str | None = None
+        self._pending: list[tuple[Message, Then]] = []
+        self._tails: dict[QueueKey, TailQueue] = {}
+        self._rows = 0
+        self._unsettled = False
+        self._settled_at = time.monotonic()
+        self._running: asyncio.Future[None] | None = None
+
+    # -- putting ------------------------------------------------------------------------------
+
+    def put(self, message: Message, then: Then) -> None:
+        """Puts a message with the others of this turn; ``then`` gets its result."""
+        if not self._pending and self._running is None:
+            asyncio.get_running_loop().call_soon(self._put_pending)
+        self._pending.append((message, then))
+
+    def _put_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        messages = [message for message, _ in pending]
+        if self.settings.flush == "sync":
+            loop = asyncio.get_running_loop()
+            self._running = asyncio.ensure_future(self._put_in_thread(loop, pending, messages))
+            return
+        self._answer(pending, self._results(messages))
+
+    async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
+                             pending: list[tuple[Message, Then]], messages: list[Message]) -> None:
+        """With one fsync for all; what comes meanwhile waits for the next."""
+        results = await loop.run_in_executor(None, self._results, messages)
+        self._running = None
+        self._answer(pending, results)
+        self._put_pending()
+
+    def _results(self, messages: list[Message]) -> list[PutResult]:
+        try:
+            return self.engine.put_many(messages)
+        except RmqctlError as error:
+            self.failure = str(error)
+            return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
+
+    def _answer(self, pending: list[tuple[Message, Then]], results: list[PutResult]) -> None:
+        touched: set[QueueKey] = set()
+        for (message, _), result in zip(pending, results, strict=True):
+            if result.stored:
+                self._note(message, result, touched)
+        if self._rows > _MANY_ROWS:
+            self.settle()
+        for (_, then), result in zip(pending, results, strict=True):
+            then(result)
+        for key in touched:
+            self.arrived(*key)
+
+    def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
+        """Remembers the rows of what was put."""
+        self._unsettled = True
+        assert result.physical_offset is not None
+        assert result.queue_offset is not None
+        is_moved = isinstance(message, Outgoing) and (
+            _is_moved(known := properties.parse(message.properties)))
+        if is_moved:
+            self._note_delay(known, result)
+        if result.physical_offset >= self.source.store.log.end:
+            self.settle()  # a new file of the log
+            touched.add((_text(message.topic), message.queue_id))
+            return
+        if is_moved:
+            return
+        if isinstance(message, Outgoing):
+            rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
+        elif isinstance(message, OutgoingBatch):
+            ends = (*result.physical_offsets[1:], result.physical_offset + (result.wrote_bytes or 0)
+                    )
+            rows = [(place, end - place, properties.parse(item.properties)) for place, end, item in
+                    zip(result.physical_offsets, ends, message.messages, strict=True)]
+        else:
+            rows = [(result.physical_offset, result.wrote_bytes or 0,
+                     properties.parse(_text(message.properties)))]
+        key = _text(message.topic), message.queue_id
+        tail = self._tails.get(key)
+        if tail is None:
+            stored = self.source.queue(*key)
+            tail = self._tails[key] = TailQueue(stored, self.source.log, result.queue_offset)
+        for place, size, known in rows:
+            tail.physical.append(place)
+            tail.sizes.append(size)
+            tail.tags.append(tags_code(known.get(properties.TAGS)))
+        self._rows += len(rows)
+        touched.add(key)
+
+    def _note_delay(self, known: dict[str, str], result: PutResult) -> None:
+        level = min(delay.delay_level_of(known), max(self.levels))
+        if level > 0:
+            due = (result.store_timestamp or now_ms()) + self.levels.get(level, 1000)
+            self.scheduled(due, level, result.physical_offset or 0, result.wrote_bytes or 0)
+
+    @property
+    def levels(self) -> delay.Levels:
+        """Milliseconds of each delay level."""
+        return delay.parse_levels(self.settings.message_delay_level)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def queue(self, key: QueueKey) -> Queue | None:
+        """A queue that got something since; None for one that did not."""
+        return self._tails.get(key)
+
+    def settle(self) -> None:
+        """Everything put so far becomes rows on the disk, and the store is opened anew."""
+        self.engine.reput()
+        self.source.refresh(force=True)
+        self._tails.clear()
+        self._rows, self._unsettled = 0, False
+        self._settled_at = time.monotonic()
+
+    def settle_in_time(self) -> None:
+        """The same now and then."""
+        if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
+            self.settle()
+
+    def close(self) -> None:
+        """Ends as a broker that is shut down. StoreIOError."""
+        self._put_pending()
+        self.engine.close()
+
+
+def _is_moved(known: dict[str, str]) -> bool:
+    """Whether the put path puts such a message into another queue, or into several."""
+    return delay.delay_level_of(known) > 0 or any(
+        name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM,
+                                   "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
+
+
+def _text(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
+
+
+def delivered(raw: bytes | memoryview) -> Record:
+    """A delayed message as it is put when it is due: as it was, in its own queue."""
+    record = decode(raw)
+    known = properties.parse(_text(record.properties))
+    topic = known.get(properties.REAL_TOPIC, "")
+    queue = known.get(properties.REAL_QUEUE_ID, "0")
+    return replace(record, topic=topic.encode("utf-8", "surrogateescape"),
+                   queue_id=int(queue) if queue.isdigit() else 0, queue_offset=-1, magic=0,
+                   physical_offset=-1, store_timestamp=now_ms(), body=bytes(record.body))
