@@ -1,0 +1,223 @@
+"""Pulls from a served store, and sends to one: a client of ours in processes of its own.
+
+    python -m benchmarks.serving --dir DIR [--clients 2] [--seconds 4] [--write-results]
+
+Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
+1 KiB one after the other; all over loopback, the stores in the page cache. The latency is that of a
+single client beside which others keep the server about half as busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import ROOT
+from benchmarks.results import machine, publish
+from benchmarks.run import prepare, warm
+from rmqctl.parse_values import Address, parse_address
+from rmqctl.remoting.client import Client
+from rmqctl.remoting.command import Command, read_command, write_command
+from rmqctl.remoting.frame import FrameReader
+
+MARK = "\n## Serving\n"
+BODY = bytes(range(256)) * 4
+MOST = 32
+PULL, SEND = 11, 310
+Queue = tuple[str, int, int]
+"""Topic, queue id, and the queue offset behind its last message."""
+
+
+@contextmanager
+def served(*args: str) -> Iterator[tuple[Address, int]]:
+    """(address, process id) of a server that ends with the block."""
+    command = [sys.executable, "-m", "rmqctl", "serve", *args, "--listen", "127.0.0.1:0", "-o",
+               "jsonl"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield parse_address(json.loads(process.stdout.readline())["ready"]), process.pid
+        process.terminate()
+
+
+def queues_of(address: Address) -> list[Queue]:
+    """The queues with messages enough for several pulls, the longest first."""
+    found: list[Queue] = []
+    with Client(address) as client:
+        for topic in client.ask("GET_ALL_TOPIC_LIST_FROM_NAMESERVER").json()["topicList"]:
+            route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic=topic)
+            for queue_id in range(route.json()["queueDatas"][0]["readQueueNums"]
+                                  if route.code == 0 else 0):
+                end = int(client.ask("GET_MAX_OFFSET", topic=topic,
+                                     queueId=queue_id).ext["offset"])
+                found += [(topic, queue_id, end)] * (end > 2 * MOST)
+    return sorted(found, key=lambda queue: -queue[2])
+
+
+class Requests:
+    """One connection with a request under way; as little work as possible for each."""
+
+    def __init__(self, address: Address) -> None:
+        self._socket = socket.create_connection((address.host, address.port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames = FrameReader()
+        self._buffer = bytearray(1 << 20)
+
+    def ask(self, command: Command) -> Command:
+        """The response to a command."""
+        self._socket.sendall(write_command(command))
+        while (frame := self._frames.next()) is None:
+            count = self._socket.recv_into(self._buffer)
+            self._frames.feed(bytes(memoryview(self._buffer)[:count]))
+        return read_command(frame)
+
+
+def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float) -> Iterator[
+        tuple[int, int, float]]:
+    """(messages, bytes, seconds) of each pull, queue by queue, until the time is over."""
+    requests = Requests(address)
+    places = [0] * len(queues)
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number = (number + 1) % len(queues)
+        topic, queue_id, behind = queues[number]
+        offset = places[number]
+        command = Command(PULL, 0, 0, {
+            "consumerGroup": "g", "topic": topic, "queueId": str(queue_id),
+            "queueOffset": str(offset), "maxMsgNums": str(MOST), "sysFlag": "4",
+            "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
+            "subVersion": "0"})
+        begun = time.perf_counter()
+        answer = requests.ask(command)
+        took = time.perf_counter() - begun
+        following = int(answer.ext["nextBeginOffset"])
+        yield following - offset, len(answer.body), took
+        places[number] = following if following < behind else 0
+        if pause:
+            time.sleep(pause)
+
+
+def send_all(address: Address, queue_id: int, seconds: float) -> Iterator[tuple[int, int, float]]:
+    """The same of each send."""
+    requests = Requests(address)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        fields = {"a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(queue_id), "f": "0",
+                  "g": "1700000000000", "h": "0", "i": "TAGS\x01A\x02KEYS\x01k", "j": "0"}
+        begun = time.perf_counter()
+        answer = requests.ask(Command(SEND, 0, 0, fields, body=BODY))
+        took = time.perf_counter() - begun
+        assert answer.code == 0, answer.remark
+        yield 1, len(BODY), took
+
+
+def _client(kind: str, results: Any, *args: Any) -> None:
+    took = list((pull_all if kind == "pull" else send_all)(*args))
+    results.put((sum(each[0] for each in took), sum(each[1] for each in took),
+                 [each[2] for each in took]))
+
+
+def together(kind: str, clients: list[tuple[Any, ...]]) -> list[tuple[int, int, list[float]]]:
+    """What each of several clients did, at the same time."""
+    results: Any = multiprocessing.Queue()
+    processes = [multiprocessing.Process(target=_client, args=(kind, results, *args))
+                 for args in clients]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def resident_mib(pid: int) -> float:
+    """MiB of a process in memory."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * 4096 / (1 << 20)
+
+
+def percentile(times: list[float], share: float) -> float:
+    """Milliseconds that this share of the calls took at most."""
+    return sorted(times)[min(int(len(times) * share), len(times) - 1)] * 1000
+
+
+def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[str]:
+    """Rows of the table for pulls from a bench store."""
+    store, _ = prepare(profile, directory)
+    warm(store)
+    rows = []
+    with served(str(store)) as (address, pid):
+        queues = queues_of(address)
+        for name, chosen in (("all queues", queues), ("4 queues", queues[:4])):
+            parts = [chosen[number::clients] for number in range(clients)]
+            together("pull", [(address, part, seconds / 2, 0.0) for part in parts])
+            before = cpu_seconds(pid)
+            found = together("pull", [(address, part, seconds, 0.0) for part in parts])
+            spent = cpu_seconds(pid) - before
+            messages, size = (sum(each[number] for each in found) for number in (0, 1))
+            alone = together("pull", [(address, parts[0], seconds, 0.001)])[0][2]
+            rows.append(
+                f"| pull, {profile}, {name} | {messages / seconds:,.0f} "
+                f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
+                f"| {size / spent / 1e6:,.0f} | {percentile(alone, 0.5):.2f} "
+                f"| {percentile(alone, 0.99):.2f} | {resident_mib(pid):.0f} |")
+    return rows
+
+
+def sends(connections: int, seconds: float) -> list[str]:
+    """A row for sends, each connection with one message under way."""
+    with served("--temp") as (address, pid):
+        empty = resident_mib(pid)
+        clients = [(address, number % 4, seconds) for number in range(connections)]
+        together("send", [(address, 0, 0.5)])
+        before = cpu_seconds(pid)
+        found = together("send", clients)
+        spent = cpu_seconds(pid) - before
+        messages, size = (sum(each[number] for each in found) for number in (0, 1))
+        times = [took for each in found for took in each[2]]
+        return [(f"| send, {connections} connections | {messages / seconds:,.0f} "
+                f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
+                f"| {size / spent / 1e6:,.0f} | {percentile(times, 0.5):.2f} "
+                f"| {percentile(times, 0.99):.2f} | {empty:.0f} (empty) |")]
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it into RESULTS.md where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--write-results", action="store_true")
+    given = parser.parse_args()
+    rows = [row for profile in ("1k", "100")
+            for row in pulls(given.dir, profile, given.clients, given.seconds)]
+    rows += sends(8, given.seconds)
+    table = "\n".join((
+        "| work | messages/s | MB/s | messages/s of CPU | MB/s of CPU | median ms | p99 ms | MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |", *rows))
+    print(table)
+    if given.write_results:
+        publish(MARK, [
+            "## Serving", "",
+            (f"Made by `python -m benchmarks.serving --dir DIR --write-results`: {given.clients} "
+            "clients in processes of their own, on the same cores as the server; \"of CPU\" is by "
+            "the server's own seconds. Medians and p99 of pulls are those of a client that asks "
+            f"every millisecond, of sends those of all. {machine()}"), "", table, ""])
+
+
+if __name__ == "__main__":
+    main()
