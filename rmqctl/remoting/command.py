@@ -29,8 +29,14 @@ VERSION = 399
 LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
-_BARE_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=\s*+:)', re.DOTALL)
-"""A text, or a key without quotes, as old versions of fastjson write it."""
+_LENIENT = 1 << 20
+"""Bytes of JSON that is read as fastjson writes it."""
+_BARE_KEY = re.compile(
+    r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
+"""A text, or a word, which is a key where a colon follows: old versions of fastjson write keys
+without quotes. Texts without an end and other words are taken whole, too: tried again from each of
+their bytes they would take a time that grows with the square of their length.
+"""
 
 
 @dataclass(slots=True)
@@ -82,8 +88,9 @@ def read_json(data: bytes) -> Any:
     """A JSON value, written strictly or as fastjson writes it. FrameError."""
     try:
         return json.loads(data)
-    except (ValueError, RecursionError):
-        pass
+    except (ValueError, RecursionError) as error:
+        if len(data) > _LENIENT or isinstance(error, RecursionError):
+            raise FrameError(f"no JSON: {error}") from None
     try:
         return json.loads(_BARE_KEY.sub(_quoted, data.decode()))
     except (ValueError, RecursionError) as error:
@@ -91,7 +98,7 @@ def read_json(data: bytes) -> Any:
 
 
 def _quoted(found: re.Match[str]) -> str:
-    return f'"{found[1]}"' if found[1] else found[0]
+    return f'"{found[1]}"' if found[2] else found[0]
 
 
 def _read_json_header(data: bytes) -> Header:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rmqctl.serve.writing import Writer
 
 Buffer = bytes | memoryview
+_TURN_S = 0.02
+"""So long those who wait look, before it is the others' turn."""
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 8
 """What producers ask for when a topic is not there; others are made after it."""
 
@@ -39,7 +41,14 @@ class Connection(Protocol):
     at_end: set[Callable[[], None]]
     """Called when it is closed; each takes itself out when it has no more to do then."""
 
-    def send(self, command: Command) -> None: ...
+    @property
+    def is_full(self) -> bool:
+        """Whether the client does not take what it was sent."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Sends what nobody asked for; not to a client that takes nothing."""
+        ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
         """Sends a request to the client. ``then`` is called with its response, once, or with None
@@ -114,7 +123,11 @@ class Broker:
     """Takes events: what happened, as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Takes what a handler could not do for a reason that nobody foresaw."""
+    held: int = 0
+    """What the pulls that wait take, as `pulling` counts it."""
     _retries: dict[str, Topic] = field(default_factory=dict)
+    _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
+    _waking: bool = False
 
     writer: Writer | None = None
     delays: Delays | None = None
@@ -206,8 +219,29 @@ class Broker:
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """New messages may be in a queue."""
-        for wake in list(self.waiting.get((topic, queue_id), ())):
-            wake(True)
+        for each in self.waiting.get((topic, queue_id), ()):
+            self.wake(each)
+
+    def wake(self, waiting: Callable[[bool], None]) -> None:
+        """Has one who waits look soon."""
+        self._woken[waiting] = None
+        if not self._waking:
+            self._waking = True
+            self.later(0, self._wake)
+
+    def _wake(self) -> None:
+        """Some look; who is left does when others had their turn."""
+        late = time.monotonic() + _TURN_S
+        while self._woken and time.monotonic() < late:
+            waiting = next(iter(self._woken))
+            del self._woken[waiting]
+            try:
+                waiting(True)
+            except Exception as error:  # noqa: BLE001 - as for requests: the others are told all the same
+                self.failed("PULL_MESSAGE", error)
+        self._waking = bool(self._woken)
+        if self._waking:
+            self.later(0, self._wake)
 
     def look_again(self) -> None:
         """The store may have grown: everybody who waits looks."""
@@ -231,12 +265,11 @@ class Broker:
 
         store = self.source.store
         if self.positions.changed:
-            self.positions.changed = False
             keep_positions(store, self.positions)
         if self.delays is not None and self.delays.changed:
-            self.delays.changed = False
             keep_json(store, "delayOffset.json", {"offsetTable": {
                 str(level): offset for level, offset in sorted(self.delays.done.items())}})
+            self.delays.changed = False
 
     def close(self) -> None:
         """Gives the store back; one that was written to as a broker's shutdown leaves it."""
@@ -266,6 +299,7 @@ class Broker:
             for group in self.groups.drop(gone):
                 self.tell_members(group)
             self.groups.drop_producers(gone)
+        self.locks.expire()
 
     def knows_group(self, group: str) -> bool:
         return group in self.source.groups or group in self.groups.consumers

@@ -4,17 +4,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.frame import FrameError
 from rmqctl.serve.broker import Broker, Call, Response, Table
-from rmqctl.serve.groups import Group, Member
+from rmqctl.serve.groups import Group, Member, size_of
 from rmqctl.serve.naming import json_response
 from rmqctl.serve.subscriptions import TAG, Subscription
 
 _MOST_SUBSCRIPTIONS = 10_000
+_MOST_TEXT = 64 << 20
+"""Bytes of all subscriptions of a broker."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONGEST_NAME = 1024
+"""Characters of a client's, a group's or a topic's name that are kept; brokers allow 255."""
 
 
 def body_of(call: Call) -> dict[str, Any]:
@@ -33,31 +39,47 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
+def _name(value: Any) -> str:
+    """A name; nothing where it is none that could be kept or written."""
+    text = value if isinstance(value, str) and len(value) <= _LONGEST_NAME else ""
+    return "" if _SURROGATE.search(text) else text
+
+
 def heartbeat(broker: Broker, call: Call) -> Response:
     """A client is there, with its groups and what they subscribe to."""
     value = body_of(call)
-    client_id = str(value.get("clientID") or "")
+    client_id = _name(value.get("clientID"))
     if not client_id:
         raise Answer(Status.SYSTEM_ERROR, "a heartbeat without a clientID")
     member = Member(client_id, call.connection, call.command.language, call.command.version,
                     time.monotonic())
     groups = broker.groups
+    room = groups.most - groups.count
+    text = groups.size
     for each in objects(value.get("producerDataSet")):
-        name = str(each.get("groupName") or "")
-        if name and groups.count < groups.most:
+        name = _name(each.get("groupName"))
+        is_new = client_id not in groups.producers.get(name, {})
+        if name and (room > 0 or not is_new):
+            room -= is_new
             groups.producers.setdefault(name, {})[client_id] = member
     for each in objects(value.get("consumerDataSet")):
-        name = str(each.get("groupName") or "")
-        if not name or groups.count >= groups.most:
-            continue
-        group = groups.consumers.setdefault(name, Group(name))
+        name = _name(each.get("groupName"))
+        group = groups.consumers.get(name) or Group(name)
         known = group.members.get(client_id)
+        if not name or (known is None and room <= 0):
+            continue
+        room -= known is None
+        groups.consumers[name] = group
         is_new = known is None or known.peer is not call.connection
         group.members[client_id] = member
         group.describe(each)
         wanted = [Subscription.of(one) for one in objects(each.get("subscriptionDataSet"))[
             :_MOST_SUBSCRIPTIONS]]
-        changed = group.subscribe([one for one in wanted if one.topic])
+        wanted = [one for one in wanted if _name(one.topic)]
+        text += size_of(wanted) - group.size
+        if text > _MOST_TEXT:
+            raise Answer(Status.SYSTEM_ERROR, "too many subscriptions are kept already")
+        changed = group.subscribe(wanted)
         if is_new:
             broker.told(event="joined", broker=broker.name, group=name, client=client_id)
         if is_new or changed:
@@ -98,14 +120,15 @@ def check_client(_broker: Broker, call: Call) -> Response:
 
 
 def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(str(each.get("topic")), queue_id) for each in objects(value.get("mqSet"))
-            if isinstance(queue_id := each.get("queueId"), int)]
+    return [(topic, queue_id) for each in objects(value.get("mqSet"))
+            if (topic := _name(each.get("topic"))) and isinstance(
+                queue_id := each.get("queueId"), int)]
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
     """Gives a member queues to itself, for orderly consumption: those that are free."""
     value = body_of(call)
-    got = broker.locks.take(str(value.get("consumerGroup")), str(value.get("clientId")),
+    got = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
                             _queues(value))
     return json_response({"lockOKMQSet": [
         {"brokerName": broker.name, "queueId": queue_id, "topic": topic}

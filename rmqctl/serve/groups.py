@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class Group:
     model: str = CLUSTERING
     type: str = _TYPES[1]
     from_where: str = _FROM[0]
+    size: int = 0
+    """Bytes that the subscriptions take, roughly."""
 
     def describe(self, value: dict[str, Any]) -> None:
         """Takes over what a heartbeat says of the group."""
@@ -76,7 +78,14 @@ class Group:
             known = self.subscriptions.get(each.topic)
             if known is None or known.version < each.version:
                 self.subscriptions[each.topic] = each
+        self.size = size_of(self.subscriptions.values())
         return changed
+
+
+def size_of(subscriptions: Iterable[Subscription]) -> int:
+    """Bytes that they take, roughly."""
+    return sum(200 + len(each.topic) + len(each.expression) + len(each.kind)
+               for each in subscriptions)
 
 
 def _named(value: object, names: tuple[str, ...], other: str) -> str:
@@ -97,6 +106,11 @@ class Groups:
     def count(self) -> int:
         return sum(len(group.members) for group in self.consumers.values()) + sum(
             map(len, self.producers.values()))
+
+    @property
+    def size(self) -> int:
+        """Bytes that all subscriptions take, roughly."""
+        return sum(group.size for group in self.consumers.values())
 
     def members(self) -> Iterator[Member]:
         for group in self.consumers.values():
@@ -142,22 +156,39 @@ class Groups:
 
 @dataclass(slots=True)
 class QueueLocks:
-    """Which member of a group has a queue to itself, for orderly consumption."""
+    """Which member of a group has a queue to itself, for orderly consumption. At most ``most``."""
 
+    most: int = 100_000
     _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
         """Those of the queues that the client has now: free ones, its own, and long held ones."""
         now = time.monotonic()
-        held = self._held.setdefault(group, {})
+        room = self.most - sum(map(len, self._held.values()))
+        held = self._held.get(group, {})
         got = []
         for queue in queues:
             owner = held.get(queue)
+            if owner is None and room <= 0:
+                continue
+            room -= owner is None
             if owner is None or owner[0] == client_id or now - owner[1] > LOCK_S:
                 held[queue] = client_id, now
                 got.append(queue)
+        if held:
+            self._held[group] = held
         return got
+
+    def expire(self) -> None:
+        """Gives back what was held for long."""
+        now = time.monotonic()
+        for group, held in list(self._held.items()):
+            left = {queue: owner for queue, owner in held.items() if now - owner[1] <= LOCK_S}
+            if left:
+                self._held[group] = left
+            else:
+                del self._held[group]
 
     def give_back(self, group: str, client_id: str, queues: list[tuple[str, int]] | None = None
                   ) -> None:

@@ -12,6 +12,8 @@ from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, out
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
 from rmqctl.serve.reading import Accept, Pulled
 
+EACH = 512
+"""Bytes that a message takes beside its own."""
 BASE = 1 << 61
 """The physical offset of the first record; no log of a broker is that long."""
 
@@ -56,7 +58,7 @@ class Memory:
     _places: dict[int, bytes] = field(default_factory=dict)
 
     def has_room(self, record: Record) -> bool:
-        return self.size + 2 * len(record.body) + len(record.properties) <= self.limit
+        return self.size + 2 * (len(record.body) + EACH) + len(record.properties) <= self.limit
 
     def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
         """Puts a copy of a record as the next one of a queue."""
@@ -73,7 +75,7 @@ class Memory:
         queue.tags.append(tags)
         self._places[self._next] = raw
         self._next += len(raw)
-        self.size += len(raw)
+        self.size += len(raw) + EACH
         return raw
 
     def raw_at(self, physical: int) -> bytes | None:

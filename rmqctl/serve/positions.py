@@ -17,6 +17,8 @@ from rmqctl.scan.source import FileSource
 
 _MOST = 1_000_000
 """Positions of queues that are kept."""
+_NAMES = 256
+"""So many characters of names count as a position."""
 MAX_SIZE = 256 << 20
 Key = tuple[str, str]
 """Group and topic."""
@@ -40,9 +42,10 @@ class Positions:
         """Notes a position; False where there are too many already."""
         queues = self.committed.get((group, topic))
         if queues is None or queue_id not in queues:
-            if self._count >= _MOST:
+            cost = 1 if queues is not None else 1 + (len(group) + len(topic)) // _NAMES
+            if self._count + cost > _MOST:
                 return False
-            self._count += 1
+            self._count += cost
             queues = self.committed.setdefault((group, topic), {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
@@ -85,7 +88,7 @@ class PositionsFile:
         try:
             value = json.loads(data)
             found = {name: _positions(value.get(name, {})) for name in names}
-        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        except (ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
             raise FormatError(f"no file of positions: {error}", file=self.path) from None
         self._others = {name: each for name, each in value.items() if name not in names}
         return found

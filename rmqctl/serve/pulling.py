@@ -26,6 +26,13 @@ COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 LONGEST_WAIT_S = 300.0
 MOST_WAITING = 1024
 """Pulls of one connection that wait at a time."""
+MOST_HELD = 100_000
+"""Pulls of a broker that wait at a time; each `_TEXT` characters of their filters and groups count
+as one, too.
+"""
+_TEXT = 64
+_MOST_GROUPS = 10_000
+"""Groups and topics that are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
           REMOVING: Status.PULL_RETRY_IMMEDIATELY, OVERFLOW_ONE: Status.PULL_NOT_FOUND}
 
@@ -42,8 +49,10 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
     response = _pulled(broker, wanted, accept)
     if response.code == Status.PULL_NOT_FOUND and flags & SUSPEND:
         wait = min((wanted["suspendTimeoutMillis"] or 0) / 1000, LONGEST_WAIT_S)
-        if wait > 0 and len(call.connection.at_end) < MOST_WAITING:
-            _Waiting(broker, call, accept).begin(wait)
+        waiting = _Waiting(broker, call, accept)
+        if wait > 0 and len(call.connection.at_end) < MOST_WAITING and (
+                broker.held + waiting.weight <= MOST_HELD):
+            waiting.begin(wait)
             return None
     return response
 
@@ -92,7 +101,9 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     broker.skipped += pulled.skipped
     if pulled.records:
-        broker.delivered[wanted["consumerGroup"], wanted["topic"]] += len(pulled.records)
+        key = wanted["consumerGroup"], wanted["topic"]
+        if key in broker.delivered or len(broker.delivered) < _MOST_GROUPS:
+            broker.delivered[key] += len(pulled.records)
         broker.delivered_bytes += pulled.size
     code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
     if pulled.status == NO_MESSAGE and wanted["queueOffset"] == 0:
@@ -111,14 +122,28 @@ class _Waiting:
     call: Call
     accept: Accept | None
 
+    @property
+    def weight(self) -> int:
+        wanted = self.call.fields
+        return 1 + (len(wanted["consumerGroup"]) + len(wanted["subscription"] or "")) // _TEXT
+
     def begin(self, seconds: float) -> None:
         wanted = self.call.fields
+        self.call.command.ext, self.call.command.body = {}, b""  # which may be large
+        self.broker.held += self.weight
         self._key = wanted["topic"], wanted["queueId"]
         self._timer = self.broker.later(seconds, self._over)
         self.broker.waiting[self._key].add(self._look)
         self.call.connection.at_end.add(self._end)
 
+    @property
+    def _waits(self) -> bool:
+        return self._look in self.broker.waiting.get(self._key, ())
+
     def _end(self) -> None:
+        if not self._waits:
+            return
+        self.broker.held -= self.weight
         self._timer.cancel()
         waiting = self.broker.waiting[self._key]
         waiting.discard(self._look)
@@ -128,10 +153,15 @@ class _Waiting:
 
     def _over(self) -> None:
         self._look(False)
-        self._end()
 
     def _look(self, may_wait: bool) -> None:
         """Looks once more; answers unless there is nothing yet and it may wait."""
+        if not self._waits:
+            return
+        if self.call.connection.is_full:
+            self._end()
+            self.call.reply(self._not_now())
+            return
         try:
             response = _pulled(self.broker, self.call.fields, self.accept)
         except Answer as answer:
@@ -140,10 +170,21 @@ class _Waiting:
             return
         if response.code == Status.PULL_RETRY_IMMEDIATELY and may_wait:
             # Messages came, but none that passes the filter: go on behind them.
-            self.call.fields["queueOffset"] = int((response.ext or {})["nextBeginOffset"])
+            ext = response.ext or {}
+            self.call.fields["queueOffset"] = following = int(ext["nextBeginOffset"])
+            if following < int(ext["maxOffset"]):
+                self.broker.wake(self._look)
             return
         self._end()
         self.call.reply(response)
+
+    def _not_now(self) -> Response:
+        """Has a client that does not take what it has got ask again: the messages of all its pulls
+        that wait would have to be kept for it.
+        """
+        offset = str(self.call.fields["queueOffset"])
+        return Response({"maxOffset": offset, "minOffset": "0", "nextBeginOffset": offset,
+                         "suggestWhichBrokerId": "0"}, (), int(Status.PULL_RETRY_IMMEDIATELY))
 
 
 HANDLERS: Table = {"PULL_MESSAGE": pull_message, "LITE_PULL_MESSAGE": pull_message}

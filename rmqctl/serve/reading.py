@@ -37,7 +37,9 @@ WINDOW = 512
 SCANNED_ROWS = 800
 """Rows that are looked at for one pull at most, if not more are asked for."""
 FILTER_S = 0.05
-"""A pull whose filter has taken so long ends; the client goes on from there."""
+"""A pull whose filter, or whose damaged rows, have taken so long ends; the client goes on from
+there.
+"""
 _LOOK_AT_CLOCK = 16
 
 Accept = Callable[[int, bytes | memoryview], bool]
@@ -135,6 +137,9 @@ class StoredQueue:
                 record = read(physical[place], sizes[place])
                 if record is None:
                     skipped += sizes[place] != FILLER.size
+                    if monotonic() > late:
+                        last = at = at + 1
+                        break
                 elif accept is None or accept(tags[place], record):
                     size += len(record)
                     if size > max_bytes and records:

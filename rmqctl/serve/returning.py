@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rmqctl.engine.put.admission import MAX_PROPERTIES
 from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import DEFAULT_LEVELS
@@ -16,6 +17,7 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.memory import EACH
 from rmqctl.serve.source import READ, WRITE
 from rmqctl.serve.writing import Writer
 from rmqctl.store.objects import java_text
@@ -42,7 +44,10 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     most = wanted["maxReconsumeTimes"] or settings.get("retry_max_times") or MOST_TIMES
     given_up = record.reconsume_times >= most or level < 0
     returned, tags = _returned(record)
-    level = level if level > 0 else _FIRST_LEVEL + record.reconsume_times
+    if len(returned.properties) > MAX_PROPERTIES:
+        raise Answer(Status.MESSAGE_ILLEGAL, f"its properties have {len(returned.properties)} "
+                     f"bytes, and a message takes {MAX_PROPERTIES}")
+    level = level if level > 0 else max(_FIRST_LEVEL + record.reconsume_times, 1)
     if broker.writer is not None:
         topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
         _put(broker.writer, call, returned, topic, 0 if given_up else level)
@@ -52,7 +57,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
         return Response({})
     delay = DEFAULT_LEVELS[min(level, max(DEFAULT_LEVELS))]
     topic = props.RETRY_PREFIX + group
-    broker.memory.size += len(returned.body)
+    broker.memory.size += len(returned.body) + EACH
     broker.later(delay / 1000, lambda: _due(broker, returned, topic, tags))
     return Response({})
 
@@ -79,7 +84,7 @@ def _put(writer: Writer, call: Call, record: Record, topic: str, level: int) -> 
 
 
 def _due(broker: Broker, record: Record, topic: str, tags: int) -> None:
-    broker.memory.size -= len(record.body)
+    broker.memory.size -= len(record.body) + EACH
     _append(broker, record, topic, tags)
 
 

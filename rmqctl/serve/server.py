@@ -29,6 +29,8 @@ _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG = 512
 _LARGEST_BODY = MAX_FRAME - (1 << 20)
+_TURN_S = 0.02
+"""So long requests of one connection are answered before it is the others' turn."""
 _MOST_ASKED = 64
 """Requests to one client that wait for its response."""
 _MOST_BUFFERS = 512
@@ -67,6 +69,8 @@ class Server:
     broken: int = 0
     """Connections that sent what cannot be understood."""
     last_used: float = field(default_factory=time.monotonic)
+    _problem: str | None = None
+    """The last one that was told: one that stays is told once."""
 
     async def run(self, listen: Address, ready: Callable[[], None], stop: asyncio.Event) -> None:
         """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds. StoreIOError
@@ -106,7 +110,13 @@ class Server:
     async def _every(self, seconds: float, work: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            work()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - what is done now and then goes on
+                problem = f"{type(error).__name__}: {error}"
+                if problem != self._problem:
+                    self._problem = problem
+                    self.problem(problem)
 
     def _look(self) -> None:
         for broker in self.brokers:
@@ -144,7 +154,7 @@ class _Connection(asyncio.Protocol):
         self._server, self._broker = server, broker
         self._frames = FrameReader(server.limits.frame)
         self._paused = False
-        self._busy = False
+        self._busy = self._waits = False
         self.at_end: set[Callable[[], None]] = set()
         self.peer = self.local_host = ""
         self._last = self._since = time.monotonic()
@@ -201,24 +211,40 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._work()
-        if not self._paused and self._transport is not None and not self._transport.is_closing():
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self._paused or self._waits or self._transport is None
+                or self._transport.is_closing()):
             self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        """It is this connection's turn again."""
+        self._waits = False
+        self._work()
+        self._read_on()
 
     # -- requests -----------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Answers what is there, as long as the client takes the answers."""
-        if self._busy:
+        if self._busy or self._waits:
             return
         self._busy = True
+        late = time.monotonic() + _TURN_S
         try:
-            while not self._paused and self._transport is not None and (
+            while not self._paused and (transport := self._transport) is not None and (
                     frame := self._frames.next()) is not None:
                 command = read_command(frame)
                 if command.is_response:
                     self._heard(command.opaque, command)
                 else:
                     answer(self._broker, self, command)
+                if self._frames.held and time.monotonic() > late and not transport.is_closing():
+                    self._waits = True
+                    transport.pause_reading()
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    break
         except FrameError:
             self._server.broken += 1
             self.end()
@@ -246,6 +272,10 @@ class _Connection(asyncio.Protocol):
             (self._paused or self._held > 0) and now - self._since > idle)
 
     @property
+    def is_full(self) -> bool:
+        return self._paused
+
+    @property
     def unsent(self) -> int:
         """Bytes of answers that the client has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -253,7 +283,7 @@ class _Connection(asyncio.Protocol):
     # -- answers ------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not (self._paused or self._transport.is_closing()):
             self._transport.write(write_command(command))
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:

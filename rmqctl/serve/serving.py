@@ -79,12 +79,13 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     brokers = list(cluster.brokers.values())
 
     def save() -> None:
+        changed = [broker.positions for broker in brokers if broker.positions.changed]
+        if file is not None and changed:
+            file.save({key: broker.positions for key, broker in zip(keys, brokers, strict=True)})
         for broker in brokers:
             broker.keep()
-        if file is not None and any(broker.positions.changed for broker in brokers):
-            for broker in brokers:
-                broker.positions.changed = False
-            file.save({key: broker.positions for key, broker in zip(keys, brokers, strict=True)})
+        for positions in changed:
+            positions.changed = False
 
     return brokers, save
 

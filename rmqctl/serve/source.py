@@ -45,6 +45,8 @@ class Source:
     kind: str
     blocks: Blocks
     windows: Windows
+    _again: bool = False
+    """Whether to look once more though nothing changed: rows may follow their messages later."""
     problem: str | None = None
     """Why the store could not be looked at anew; what was seen before is served meanwhile."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
@@ -71,8 +73,9 @@ class Source:
         is opened anew in any case.
         """
         stamp = self._stamp()
-        if stamp == self._seen and not force:
+        if stamp == self._seen and not force and not self._again:
             return False
+        self._again = stamp != self._seen
         before = self.store
         try:
             self.store = self.open_store()
@@ -106,7 +109,9 @@ class Source:
         key = topic, queue_id
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = self._open_queue(topic, queue_id)
+            queue = self._open_queue(topic, queue_id)
+            if not isinstance(queue, EmptyQueue):  # of which there can be any number
+                self._queues[key] = queue
         return queue
 
     def _open_queue(self, topic: str, queue_id: int) -> Queue:
@@ -211,9 +216,9 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _stat(path: str) -> tuple[int, int] | None:
+def _stat(path: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns

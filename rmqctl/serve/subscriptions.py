@@ -5,6 +5,7 @@ A tag expression compares hashes, as a broker does: clients compare the tags the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from rmqctl.store.objects import java_text
 TAG, SQL = "TAG", "SQL92"
 ALL = "*"
 _LONGEST = 64 << 10
+_VERSION = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,10 @@ class Subscription:
         """From a heartbeat's object; whatever is missing in it or of another shape is left out."""
         kind = value.get("expressionType")
         version = value.get("subVersion")
-        text = version if isinstance(version, str) else ""
+        text = version if isinstance(version, str) and _VERSION.fullmatch(version) else "0"
         return cls(str(value.get("topic") or ""), str(value.get("subString") or ALL),
                    kind if isinstance(kind, str) and kind else TAG,
-                   version if isinstance(version, int) else int(text) if text.isdigit() else 0)
+                   version if isinstance(version, int) else int(text))
 
     def as_dict(self) -> dict[str, Any]:
         """The object that tools are shown."""

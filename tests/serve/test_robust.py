@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rmqctl.formats.local.message import build, decode, size_of
 from rmqctl.remoting.codes import REQUESTS
-from rmqctl.remoting.command import Command, write_command
+from rmqctl.remoting.command import Command, read_json, write_command
+from rmqctl.remoting.frame import FrameError
+from rmqctl.serve import positions, reading
+from rmqctl.serve.blocks import Blocks, LogReader
+from rmqctl.serve.broker import Broker, Call, Response
 from rmqctl.serve.dispatch import HANDLERS
 from rmqctl.serve.server import Limits
+from rmqctl.serve.serving import Settings
+from rmqctl.serve.source import Source
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
@@ -149,3 +160,151 @@ def test_frames_that_are_not_whole_are_held_up_to_a_limit(root: Path) -> None:
             client.close()
         assert ended == 1
         assert alive(served)
+
+
+@pytest.mark.parametrize("data", [b"{" + b"a" * 300_000, b'{"' + b'\\"' * 150_000,
+                                  b"[" * 300_000, b"a " * 150_000])
+def test_what_is_no_json_is_refused_in_no_time(data: bytes) -> None:
+    begun = time.monotonic()
+    with pytest.raises(FrameError):
+        read_json(data)
+    assert time.monotonic() - begun < 2
+
+
+def test_requests_that_take_long_let_others_in(served: Running,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_broker: Broker, _call: Call) -> Response:
+        time.sleep(0.05)
+        return Response({})
+
+    monkeypatch.setitem(HANDLERS, 26, slow)
+    with served.client() as busy, served.client() as other:
+        numbers = [busy.send("GET_BROKER_CONFIG", ext={}) for _ in range(40)]
+        time.sleep(0.1)
+        begun = time.monotonic()
+        assert other.ask("GET_BROKER_CLUSTER_INFO").code == 0
+        assert time.monotonic() - begun < 1
+        assert [busy.receive().opaque for _ in numbers] == numbers
+
+
+def test_what_is_done_now_and_then_goes_on_after_an_error(
+        served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[str] = []
+    calls: list[int] = []
+
+    def fails() -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.server, "problem", problems.append)
+    monkeypatch.setattr(served.brokers[0], "deliver", fails)
+    _wait_until(lambda: len(calls) > 2)
+    assert problems == ["ZeroDivisionError: "]
+
+
+def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path) -> None:
+    with Store.open(root) as store:
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+    with serving(root) as served, served.client() as client:
+        end = client.ask("GET_MAX_OFFSET", topic=topic, queueId=queue_id).ext["offset"]
+        client.send("PULL_MESSAGE", bytes(100_000), ext={
+            "consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": end,
+            "maxMsgNums": 32, "sysFlag": 6, "suspendTimeoutMillis": 60_000, "subscription": "*"})
+        (broker,) = served.brokers
+        _wait_until(lambda: broker.held == 1)
+        (connection,) = served.server.connections
+        (waiting,) = broker.waiting[topic, queue_id]
+        call = waiting.__self__.call  # type: ignore[attr-defined]
+        assert not call.command.body
+        assert not call.command.ext
+        call.fields["queueOffset"] = 0
+        served.do(connection.pause_writing)
+        served.do(lambda: broker.arrived(topic, queue_id))
+        answer = client.receive()
+        assert (answer.code, answer.ext["nextBeginOffset"], answer.body) == (20, "0", b"")
+        served.do(lambda: connection.send(Command(40, 1)))  # not kept for it
+        served.do(connection.resume_writing)
+        assert client.ask("GET_BROKER_CLUSTER_INFO").code == 0
+        assert client.told == []
+        assert broker.held == 0
+
+
+def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
+        served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    (broker,) = served.brokers
+    with served.client() as client:
+        for version in ("\u00b2", "9" * 5000, "7"):
+            value: dict[str, Any] = {"clientID": "c", "consumerDataSet": [{
+                "groupName": "g", "subscriptionDataSet": [{"topic": "t", "subVersion": version}]}]}
+            assert client.ask("HEART_BEAT", value).code == 0
+        assert broker.groups.consumers["g"].subscriptions["t"].version == 7
+        value = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [
+            {"groupName": name} for name in ("x" * 2000, "\ud800")]}
+        assert client.ask("HEART_BEAT", value).code == 0
+        assert list(broker.groups.consumers) == ["g"]
+        broker.groups.most = broker.groups.count
+        value["consumerDataSet"] = [{"groupName": name} for name in ("g", "other")]
+        broker.groups.consumers["g"].members["c"].seen = 0
+        assert client.ask("HEART_BEAT", value).code == 0
+        assert list(broker.groups.consumers) == ["g"]
+        assert broker.groups.consumers["g"].members["c"].seen > 0
+        for number in range(50):
+            client.ask("GET_MAX_OFFSET", topic=f"none{number}", queueId=number)
+        assert not any(topic.startswith("none") for topic, _ in broker.source._queues)
+        broker.locks.most = 3
+        locked = client.ask("LOCK_BATCH_MQ", {
+            "consumerGroup": "g", "clientId": "c",
+            "mqSet": [{"topic": "t", "queueId": number} for number in range(5)]})
+        assert len(locked.json()["lockOKMQSet"]) == 3
+    monkeypatch.setattr(positions, "_MOST", 10)
+    kept = positions.Positions({})
+    assert kept.commit("g", "t", 0, 1)
+    assert not kept.commit("g" * 5000, "t", 0, 1)
+
+
+def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pytest.MonkeyPatch
+                                                   ) -> None:
+    monkeypatch.setattr(LogReader, "record", lambda *_: None)
+    monkeypatch.setattr(reading, "FILTER_S", -1)
+    with Store.open(root) as store:
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+    with serving(root) as served, served.client() as client:
+        answer = client.pull(topic, queue_id, 0)
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "1")
+
+
+def test_a_store_is_looked_at_once_more_after_a_change(root: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(root, tmp_path / "store")
+    source = Source(lambda: Store.open(root), "disk", Blocks(), reading.Windows())
+    assert not source.refresh()
+    os.utime(root / "consumequeue")
+    assert [source.refresh() for _ in range(3)] == [True, True, False]
+    log = max((root / "commitlog").iterdir())
+    times = os.stat(log.parent)
+    shutil.copy2(log, tmp_path / "same")
+    os.replace(tmp_path / "same", log)
+    os.utime(log.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert source.refresh()
+    source.close()
+
+
+def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
+        root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(root) as store:
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+    with serving(root, settings=Settings(retry_memory=40_000)) as served, (
+            served.client()) as client:
+        (broker,) = served.brokers
+        raw = client.pull(topic, queue_id, 0, most=1).body
+        record = replace(decode(raw), body=b"", body_crc=0, reconsume_times=-9)
+        client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]})
+
+        def sent_back(text: bytes, level: int = 0) -> int:
+            made = build(replace(record, properties=text, total_size=size_of(
+                0, record.magic, 0, len(record.topic), len(text))))
+            monkeypatch.setattr(broker, "raw_at", lambda _: made)
+            return client.ask("CONSUMER_SEND_MSG_BACK", offset=0, group="g", delayLevel=level).code
+
+        assert sent_back(b"K\x01" + b"v" * 32_760) == 13
+        assert sent_back(b"") == 0
+        assert {sent_back(b"", 18) for _ in range(100)} == {0, 16}
