@@ -9,7 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
+from rmqctl.engine.put.message import PutResult
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.parse_values import now_ms
 from rmqctl.serve.writing import Writer, delivered
@@ -42,7 +44,8 @@ class Delays:
             if topic != SCHEDULE_TOPIC:
                 continue
             bounds = view.bounds(queue)
-            first = max(self.done.get(queue_id + 1, 0), bounds.first)
+            first = min(max(self.done.get(queue_id + 1, 0), bounds.first), bounds.end)
+            self.done[queue_id + 1] = first
             for _, rows in queue.pages(first, bounds.end):
                 for physical, size, due in rows.tolist():
                     self.add(due, queue_id + 1, physical, size)
@@ -53,18 +56,32 @@ class Delays:
         self._number += 1
         heapq.heappush(self.waiting, (due, self._number, level, physical, size))
 
-    def _due(self) -> Iterator[tuple[int, int, int]]:
+    def _due(self) -> Iterator[tuple[int, int, int, int]]:
         now = now_ms()
         for _ in range(_AT_ONCE):
             if not self.waiting or self.waiting[0][0] > now:
                 return
-            yield heapq.heappop(self.waiting)[2:]
+            due, _, level, physical, size = heapq.heappop(self.waiting)
+            yield due, level, physical, size
 
     def deliver(self) -> None:
-        """Puts what is due."""
-        for level, physical, size in self._due():
-            raw = self.writer.source.log.record(physical, size)
-            if raw is not None:
-                self.writer.put(delivered(raw), lambda _result: None)
-            self.done[level] = self.done.get(level, 0) + 1
-            self.changed = True
+        """Puts what is due. A message that cannot be read is passed over."""
+        if self.writer.failure is not None:
+            return
+        for each in self._due():
+            raw = self.writer.source.log.record(*each[2:])
+            message = None if raw is None else delivered(raw)
+            if message is None:
+                self._count(each[1])
+            else:
+                self.writer.put(message, partial(self._put, each))
+
+    def _put(self, waiting: tuple[int, int, int, int], result: PutResult) -> None:
+        if result.status in ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR"):
+            self.add(*waiting)  # not now
+        else:
+            self._count(waiting[1])
+
+    def _count(self, level: int) -> None:
+        self.done[level] = self.done.get(level, 0) + 1
+        self.changed = True

@@ -44,6 +44,8 @@ def send_short(broker: Broker, call: Call) -> Response | None:
 def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None:
     writer = broker.writer
     assert writer is not None
+    if writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
     topic, queue_id = wanted["topic"], wanted["queueId"]
     _make_topic(writer, topic)
     if queue_id < 0:

@@ -7,12 +7,13 @@ once; consumequeues on the disk follow, and the store is opened anew when enough
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
-from rmqctl.engine.config.topics import Topics
+from rmqctl.engine.config.topics import Topics, name_problem
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message
@@ -20,6 +21,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.formats.local import delay, properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.parse_values import now_ms
 from rmqctl.serve.blocks import LogReader
 from rmqctl.serve.reading import Accept, Pulled, Queue
@@ -28,6 +30,11 @@ from rmqctl.serve.source import Source
 _MANY_ROWS = 50_000
 _SETTLE_S = 2.0
 """So long rows of ordinary messages are known here alone, so many at most."""
+_MOST_PENDING = 64 << 20
+"""Bytes of messages that wait to be put."""
+_SMALL = 1000
+"""Bytes that one takes beside its body."""
+_QUEUE_ID = re.compile(r"[0-9]{1,9}")
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 
@@ -88,22 +95,34 @@ class Writer:
         self.scheduled: Callable[[int, int, int, int], None] = lambda *_: None
         self.failure: str | None = None
         self._pending: list[tuple[Message, Then]] = []
+        self._pending_size = 0
         self._tails: dict[QueueKey, TailQueue] = {}
         self._rows = 0
-        self._unsettled = False
+        self._unsettled = self._must_settle = False
         self._settled_at = time.monotonic()
         self._running: asyncio.Future[None] | None = None
 
     # -- putting ------------------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much waits to be put that no more should be taken."""
+        return self._pending_size > _MOST_PENDING
+
     def put(self, message: Message, then: Then) -> None:
         """Puts a message with the others of this turn; ``then`` gets its result."""
+        self._pending_size += _SMALL + (sum(len(each.body) for each in message.messages) if (
+            isinstance(message, OutgoingBatch)) else len(message.body))
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)
         self._pending.append((message, then))
 
+    def _taken(self) -> list[tuple[Message, Then]]:
+        pending, self._pending, self._pending_size = self._pending, [], 0
+        return pending
+
     def _put_pending(self) -> None:
-        pending, self._pending = self._pending, []
+        pending = self._taken()
         if not pending:
             return
         messages = [message for message, _ in pending]
@@ -124,7 +143,7 @@ class Writer:
     def _results(self, messages: list[Message]) -> list[PutResult]:
         try:
             return self.engine.put_many(messages)
-        except RmqctlError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, all who wait get an answer
             self.failure = str(error)
             return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
 
@@ -133,55 +152,66 @@ class Writer:
         for (message, _), result in zip(pending, results, strict=True):
             if result.stored:
                 self._note(message, result, touched)
-        if self._rows > _MANY_ROWS:
-            self.settle()
+        try:
+            if self._must_settle or self._rows > _MANY_ROWS:
+                self.settle()
+        except RmqctlError as error:
+            self.failure = str(error)
         for (_, then), result in zip(pending, results, strict=True):
             then(result)
         for key in touched:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Remembers the rows of what was put."""
+        """Remembers the rows of what was put. Where it cannot be told here which rows there are,
+        they are read from the disk.
+        """
         self._unsettled = True
         assert result.physical_offset is not None
         assert result.queue_offset is not None
-        is_moved = isinstance(message, Outgoing) and (
-            _is_moved(known := properties.parse(message.properties)))
-        if is_moved:
-            self._note_delay(known, result)
-        if result.physical_offset >= self.source.store.log.end:
-            self.settle()  # a new file of the log
-            touched.add((_text(message.topic), message.queue_id))
+        key = _text(message.topic), message.queue_id
+        self._must_settle |= result.physical_offset >= self.source.store.log.end  # in a new file
+        rows: list[tuple[int, int, dict[str, str]]] = []
+        if not has_consume_queue_row(message.sys_flag):
             return
-        if is_moved:
-            return
-        if isinstance(message, Outgoing):
-            rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
-        elif isinstance(message, OutgoingBatch):
+        if isinstance(message, OutgoingBatch):
             ends = (*result.physical_offsets[1:], result.physical_offset + (result.wrote_bytes or 0)
                     )
             rows = [(place, end - place, properties.parse(item.properties)) for place, end, item in
                     zip(result.physical_offsets, ends, message.messages, strict=True)]
         else:
-            rows = [(result.physical_offset, result.wrote_bytes or 0,
-                     properties.parse(_text(message.properties)))]
-        key = _text(message.topic), message.queue_id
+            known = properties.parse(_text(message.properties))
+            level = _delay_level(known) if isinstance(message, Outgoing) else 0
+            if level > 0:
+                self._note_delay(level, result)
+                return
+            if not _has_other_rows(known):
+                rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
+            for name in known.get(properties.MULTI_DISPATCH, "").split(","):
+                touched.update(((name, 0), (name, message.queue_id)))
+        touched.add(key)
         tail = self._tails.get(key)
-        if tail is None:
-            stored = self.source.queue(*key)
-            tail = self._tails[key] = TailQueue(stored, self.source.log, result.queue_offset)
+        try:
+            if tail is None:
+                tail = TailQueue(self.source.queue(*key), self.source.log, result.queue_offset)
+            if tail.end != result.queue_offset or tail.start > tail.stored.end:
+                rows = []
+        except RmqctlError:
+            rows = []
+        if not rows or tail is None or self._must_settle:
+            self._must_settle = True
+            return
+        self._tails[key] = tail
         for place, size, known in rows:
             tail.physical.append(place)
             tail.sizes.append(size)
             tail.tags.append(tags_code(known.get(properties.TAGS)))
         self._rows += len(rows)
-        touched.add(key)
 
-    def _note_delay(self, known: dict[str, str], result: PutResult) -> None:
-        level = min(delay.delay_level_of(known), max(self.levels))
-        if level > 0:
-            due = (result.store_timestamp or now_ms()) + self.levels.get(level, 1000)
-            self.scheduled(due, level, result.physical_offset or 0, result.wrote_bytes or 0)
+    def _note_delay(self, asked: int, result: PutResult) -> None:
+        level = min(asked, max(self.levels))
+        due = (result.store_timestamp or now_ms()) + self.levels.get(level, 1000)
+        self.scheduled(due, level, result.physical_offset or 0, result.wrote_bytes or 0)
 
     @property
     def levels(self) -> delay.Levels:
@@ -197,10 +227,11 @@ class Writer:
     def settle(self) -> None:
         """Everything put so far becomes rows on the disk, and the store is opened anew."""
         self.engine.reput()
-        self.source.refresh(force=True)
-        self._tails.clear()
-        self._rows, self._unsettled = 0, False
         self._settled_at = time.monotonic()
+        if not self.source.refresh(force=True):
+            return  # what is known here is served on
+        self._tails.clear()
+        self._rows, self._unsettled, self._must_settle = 0, False, False
 
     def settle_in_time(self) -> None:
         """The same now and then."""
@@ -209,27 +240,39 @@ class Writer:
 
     def close(self) -> None:
         """Ends as a broker that is shut down. StoreIOError."""
-        self._put_pending()
+        pending = self._taken()
+        if pending:
+            self._answer(pending, self._results([message for message, _ in pending]))
         self.engine.close()
 
 
-def _is_moved(known: dict[str, str]) -> bool:
-    """Whether the put path puts such a message into another queue, or into several."""
-    return delay.delay_level_of(known) > 0 or any(
-        name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM,
-                                   "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
+def _delay_level(known: dict[str, str]) -> int:
+    try:
+        return delay.delay_level_of(known)
+    except ValueError:
+        return 0
+
+
+def _has_other_rows(known: dict[str, str]) -> bool:
+    """Whether the put path may put such a message into another queue, or into several."""
+    return any(name in known for name in (
+        properties.MULTI_DISPATCH, properties.INNER_NUM, "TIMER_DELAY_SEC", "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS"))
 
 
 def _text(raw: bytes | str) -> str:
     return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
 
 
-def delivered(raw: bytes | memoryview) -> Record:
-    """A delayed message as it is put when it is due: as it was, in its own queue."""
+def delivered(raw: bytes | memoryview) -> Record | None:
+    """A delayed message as it is put when it is due: as it was, in its own queue. None where it
+    names no such queue.
+    """
     record = decode(raw)
     known = properties.parse(_text(record.properties))
     topic = known.get(properties.REAL_TOPIC, "")
     queue = known.get(properties.REAL_QUEUE_ID, "0")
-    return replace(record, topic=topic.encode("utf-8", "surrogateescape"),
-                   queue_id=int(queue) if queue.isdigit() else 0, queue_offset=-1, magic=0,
+    if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
+        return None
+    return replace(record, topic=topic.encode(), queue_id=int(queue), queue_offset=-1, magic=0,
                    physical_offset=-1, store_timestamp=now_ms(), body=bytes(record.body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
-from rmqctl.errors import StoreHeldError
+from rmqctl.engine.put.message import PutResult
+from rmqctl.errors import FormatError, StoreHeldError, StoreIOError
 from rmqctl.formats.local import properties
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import Record, build, magic_for, size_of
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.command import Command
+from rmqctl.serve import positions
 from rmqctl.serve.serving import Settings
+from rmqctl.serve.writing import delivered
 from tests.conftest import Runner
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join
@@ -184,3 +188,115 @@ def test_topics_are_made_and_changed(served: Running) -> None:
         route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic="made").json()["queueDatas"][0]
         assert (route["readQueueNums"], route["writeQueueNums"], route["perm"]) == (3, 3, 6)
         assert client.ask("UPDATE_AND_CREATE_TOPIC", **{**fields, "topic": "TBW102"}).code == 1
+
+
+def test_messages_with_rows_of_another_kind_are_given_in_order(served: Running) -> None:
+    with served.client() as client:
+        texts = ["INNER_MULTI_DISPATCH\x01%LMQ%x", "", "TIMER_DELAY_SEC\x01-5", "",
+                 "TIMER_DELIVER_MS\x011", ""]
+        for number, text in enumerate(texts):
+            assert sent(client, "orders", b"%d" % number, text=text).code == 0
+        assert [(record.queue_offset, record.body) for record in pulled(client, "orders")] == [
+            (number, b"%d" % number) for number in range(len(texts))]
+
+
+def test_a_half_message_has_no_row_and_its_sender_an_answer(served: Running) -> None:
+    with served.client() as client:
+        assert sent(client, "orders", b"half", text="DELAY\x0199999999999", f=4).code == 0
+        assert sent(client, "orders", b"half", f=4).code == 0
+        assert sent(client, "orders", b"whole").code == 0
+        assert [record.body for record in pulled(client, "orders")] == [b"whole"]
+
+
+def test_a_waiting_pull_goes_on_behind_what_it_does_not_want(served: Running) -> None:
+    with served.client() as waiting, served.client() as sender:
+        sent(sender, "orders", b"first")
+        (broker,) = served.brokers
+        waiting.send("PULL_MESSAGE", ext={
+            "consumerGroup": "g", "topic": "orders", "queueId": 0, "queueOffset": 1,
+            "maxMsgNums": 32, "sysFlag": 6, "suspendTimeoutMillis": 15_000, "subscription": "A"})
+        while not broker.waiting:
+            time.sleep(0.01)
+        held = broker.waiting.pop(("orders", 0))  # hears of nothing until all is there
+        for _ in range(900):
+            sender.send("SEND_MESSAGE_V2", b"other", ext={
+                "a": "P", "b": "orders", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0})
+        sent(sender, "orders", b"wanted", text="TAGS\x01A")
+        assert broker.writer is not None
+        served.do(broker.writer.settle)
+        broker.waiting["orders", 0] = held
+        served.do(lambda: broker.arrived("orders", 0))
+        begun = time.monotonic()
+        (record,) = records(waiting.receive().body)
+        assert record.body == b"wanted"
+        assert time.monotonic() - begun < 5
+
+
+def test_delays_are_counted_when_the_message_is_in_its_queue(
+        served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    (broker,) = served.brokers
+    delays, writer = broker.delays, broker.writer
+    assert delays is not None
+    assert writer is not None
+    with served.client() as client:
+        assert sent(client, "orders", b"late", text="DELAY\x011").code == 0
+        put = writer.engine.put_many
+        monkeypatch.setattr(writer.engine, "put_many", lambda messages: [
+            PutResult("SERVICE_NOT_AVAILABLE") for _ in messages])
+        time.sleep(1.3)
+        assert (len(delays.waiting), delays.done.get(1, 0)) == (1, 0)
+        monkeypatch.setattr(writer.engine, "put_many", put)
+        time.sleep(0.3)
+        assert (len(delays.waiting), delays.done[1]) == (0, 1)
+        (late,) = pulled(client, "orders")
+        assert late.body == b"late"
+        monkeypatch.setattr(type(writer), "is_busy", True)
+        assert sent(client, "orders", b"no").code == 2
+
+
+def test_a_delayed_message_that_names_no_queue_is_put_nowhere() -> None:
+    def stored(text: str) -> bytes:
+        magic, host, raw = magic_for(b"t"), (bytes(4), 1), text.encode()
+        return build(Record(size_of(0, magic, 1, 1, len(raw)), magic, 0, 0, 0, 0, 0, 0, 0, host, 0,
+                            host, 0, 0, b"x", b"t", raw))
+
+    good = delivered(stored("REAL_TOPIC\x01a\x02REAL_QID\x013"))
+    assert good is not None
+    assert (good.topic, good.queue_id) == (b"a", 3)
+    for text in ("", "REAL_TOPIC\x01a\x02REAL_QID\x01\u00b2",
+                 "REAL_TOPIC\x01../x\x02REAL_QID\x011",
+                 "REAL_TOPIC\x01a\x02REAL_QID\x0199999999999"):
+        assert delivered(stored(text)) is None
+
+
+def test_positions_of_delays_are_kept_within_their_queues(root: Path) -> None:
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        for _ in range(2):
+            sent(client, "orders", b"late", text="DELAY\x0118")
+    (root / "config" / "delayOffset.json").write_text('{"offsetTable":{"18":99}}')
+    with serving(root, settings=WRITABLE) as served:
+        delays = served.brokers[0].delays
+        assert delays is not None
+        assert delays.done[18] == 2
+
+
+def test_positions_that_could_not_be_written_are_written_later(
+        root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "positions.json"
+    with serving(root, settings=Settings(writable=True, offsets=str(file))) as served:
+        with served.client() as client:
+            client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=0,
+                       commitOffset=5)
+
+        def full(_path: str, _data: bytes) -> None:
+            raise StoreIOError("no space left")
+
+        monkeypatch.setattr(positions, "replace_file", full)
+        with pytest.raises(StoreIOError):
+            served.server.save()
+        monkeypatch.undo()
+    assert json.loads(file.read_text())[f"broker-a {root}"]["offsetTable"] == {"t@g": {"0": 5}}
+    assert b"t@g" in (root / "config" / "consumerOffset.json").read_bytes()
+    file.write_text(json.dumps({f"broker-a {root}": {"offsetTable": {"t@g": {"0": 1e999}}}}))
+    with pytest.raises(FormatError), serving(root, settings=Settings(offsets=str(file))):
+        pass
