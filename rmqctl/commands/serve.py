@@ -15,6 +15,7 @@ from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, com
 from rmqctl.commands.shared.spark_options import roots_named
 from rmqctl.errors import UsageError
 from rmqctl.output import Output
+from rmqctl.output.units import counted
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
 
 _HERE = Address("127.0.0.1", 9876)
@@ -112,6 +113,11 @@ def command(
         brokers, save = open_brokers(wanted, settings, told)
         for broker in brokers:
             broker.failed = failed
+            missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
+            if missing:
+                out.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the end "
+                         "of the log have no rows, and are not served; `rmqctl recover` makes "
+                         "them")
         server = Server(brokers, Limits(connections=max_connections), save, out.warn,
                         None if idle_exit is None else idle_exit / 1000)
         if listen.host not in ("127.0.0.1", "::1", "localhost"):

@@ -17,9 +17,8 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import config_json
 from rmqctl.parse_values import now_ms
-from rmqctl.serve.blocks import Blocks
 from rmqctl.serve.positions import Positions
-from rmqctl.serve.reading import Windows
+from rmqctl.serve.reading import Pages
 from rmqctl.serve.source import Source
 from rmqctl.serve.writing import Writer
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
@@ -42,8 +41,7 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
         yield root
 
 
-def open_writer(open_store: Callable[[], Store], flush: str | None, blocks: Blocks,
-                windows: Windows) -> Writer:
+def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages) -> Writer:
     """Takes the store's lock. StoreHeldError, StoreIOError, RefusedError where appending would do
     harm, UnsupportedError for layouts that are not written.
     """
@@ -56,7 +54,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, blocks: Bloc
         os.path.relpath(folder, root) for folder in folders])
     try:
         engine.reput()
-        source = Source(open_store, "disk", blocks, windows)
+        source = Source(open_store, "disk", pages)
         return Writer(engine, Topics(root, settings, now_ms), source)
     except BaseException:
         engine.close()

@@ -6,6 +6,7 @@ whose body does not match its CRC, is passed over and counted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +28,16 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import decode
-from rmqctl.serve.blocks import LogReader
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.serve.log_reader import LogReader
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-WINDOW = 512
-"""Rows of a queue that are read together."""
+PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
+"""Rows of a queue that are read together with their records, if these are no larger together."""
+KEPT = 64 << 20
+"""Bytes of pages that are kept."""
 SCANNED_ROWS = 800
 """Rows that are looked at for one pull at most, if not more are asked for."""
 FILTER_S = 0.05
@@ -77,29 +81,40 @@ class Queue(Protocol):
              ) -> Pulled: ...
 
 
-Rows = tuple[list[int], list[int], list[int]]
-"""Physical offsets, sizes and tags codes."""
+@dataclass(slots=True)
+class Page:
+    """Rows of a queue from one on, with their records: None where none is served, which are
+    ``damaged`` but for fillers.
+    """
+
+    records: list[memoryview | None]
+    tags: list[int]
+    damaged: frozenset[int]
+    size: int
 
 
 @dataclass(slots=True)
-class Windows:
-    """Rows of queues, `WINDOW` of them at a time; the least used given up first."""
+class Pages:
+    """Pages of all queues of a server, the least used given up first."""
 
-    limit: int = 512
-    _kept: OrderedDict[tuple[int, int], Rows] = field(default_factory=OrderedDict)
+    limit: int = KEPT
+    _kept: OrderedDict[tuple[int, int], Page] = field(default_factory=OrderedDict)
+    _size: int = 0
 
-    def get(self, key: tuple[int, int]) -> Rows | None:
-        """Rows that are kept; they count as used now."""
-        rows = self._kept.get(key)
-        if rows is not None:
+    def get(self, key: tuple[int, int]) -> Page | None:
+        """A page that is kept; it counts as used now."""
+        page = self._kept.get(key)
+        if page is not None:
             self._kept.move_to_end(key)
-        return rows
+        return page
 
-    def put(self, key: tuple[int, int], rows: Rows) -> None:
-        """Keeps rows, and gives others up for them."""
-        self._kept[key] = rows
-        if len(self._kept) > self.limit:
-            self._kept.popitem(last=False)
+    def put(self, key: tuple[int, int], page: Page) -> None:
+        """Keeps a page, and gives others up for it."""
+        old = self._kept.pop(key, None)
+        self._size += page.size - (0 if old is None else old.size)
+        self._kept[key] = page
+        while self._size > self.limit and len(self._kept) > 1:
+            self._size -= self._kept.popitem(last=False)[1].size
 
 
 class StoredQueue:
@@ -107,12 +122,13 @@ class StoredQueue:
 
     _numbers = iter(range(1 << 62))
 
-    def __init__(self, view: View, queue: ConsumeQueue, log: LogReader, windows: Windows) -> None:
+    def __init__(self, view: View, queue: ConsumeQueue, log: LogReader, pages: Pages) -> None:
         bounds = view.bounds(queue)
         self.first, self.end = bounds.first, bounds.end
         self._queue, self._generation = queue, view.generation
-        self._log, self._windows = log, windows
+        self._log, self._pages = log, pages
         self._number = next(self._numbers)
+        self._starts: list[int] = []
         queue.close()
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
@@ -125,22 +141,21 @@ class StoredQueue:
         size = skipped = 0
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))
         most = min(max(most, 1), MAX_COUNT)
-        read, seen = self._log.record, False
+        seen = False
         late = monotonic() + FILTER_S
         while at < last and len(records) < most:
-            first = at - at % WINDOW
-            physical, sizes, tags = self._rows(first)
-            if at - first >= len(physical):
+            first, page = self._page(at)
+            if not page.records:
                 at = self._behind_hole(at)
                 continue
-            for place in range(at - first, min(len(physical), last - first)):
-                record = read(physical[place], sizes[place])
+            for place in range(at - first, min(len(page.records), last - first)):
+                record = page.records[place]
                 if record is None:
-                    skipped += sizes[place] != FILLER.size
+                    skipped += place in page.damaged
                     if monotonic() > late:
                         last = at = at + 1
                         break
-                elif accept is None or accept(tags[place], record):
+                elif accept is None or accept(page.tags[place], record):
                     size += len(record)
                     if size > max_bytes and records:
                         return Pulled(FOUND, at, self.first, self.end, records, skipped)
@@ -162,20 +177,41 @@ class StoredQueue:
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
-    def _rows(self, first: int) -> Rows:
-        """The rows from ``first`` on, up to a hole; of those before the queue's first, fillers."""
-        key = self._number, first
-        rows = self._windows.get(key)
-        if rows is None:
-            begin = max(first, self.first)
-            units = self._queue.units(begin, min(first + WINDOW, self.end) - begin)
-            self._queue.close()
-            before = begin - first
-            rows = ([0] * before + units["physical_offset"].tolist(),
-                    [FILLER.size] * before + units["size"].tolist(),
-                    [0] * before + units["tags_code"].tolist())
-            self._windows.put(key, rows)
-        return rows
+    def _page(self, offset: int) -> tuple[int, Page]:
+        """(queue offset of its first row, page) with the row at ``offset``; read from there on
+        where none is kept. Without a row at a hole in the files.
+        """
+        place = bisect_right(self._starts, offset)
+        if place:
+            first = self._starts[place - 1]
+            page = self._pages.get((self._number, first))
+            if page is None:
+                place -= 1
+                del self._starts[place]
+            elif offset < first + len(page.records):
+                return first, page
+        end = self._starts[place] if place < len(self._starts) else self.end
+        page = self._load(offset, min(end, self.end) - offset)
+        if page.records:
+            self._starts.insert(place, offset)
+            self._pages.put((self._number, offset), page)
+        return offset, page
+
+    def _load(self, first: int, count: int) -> Page:
+        rows = self._queue.units(first, min(PAGE_ROWS, count))
+        self._queue.close()
+        sizes: list[int] = rows["size"].tolist()
+        total = 0
+        for number, size in enumerate(sizes):
+            total += min(max(size, 0), MAX_RECORD) if size != FILLER.size else 0
+            if total > PAGE_BYTES and number:
+                rows, sizes = rows[:number], sizes[:number]
+                break
+        records = self._log.records(rows["physical_offset"].tolist(), sizes)
+        damaged = [number for number, record in enumerate(records)
+                   if record is None and sizes[number] != FILLER.size]
+        held = sum(len(record) for record in records if record is not None)
+        return Page(records, rows["tags_code"].tolist(), frozenset(damaged), held + 200 * len(rows))
 
 
 class AnsweredQueue:

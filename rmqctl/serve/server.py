@@ -74,7 +74,7 @@ class Server:
 
     async def run(self, listen: Address, ready: Callable[[], None], stop: asyncio.Event) -> None:
         """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds. StoreIOError
-        where a port is not to be had.
+        where a port is not to be had, or a store can no longer be written to.
         """
         loop = asyncio.get_running_loop()
         servers = []
@@ -90,8 +90,8 @@ class Server:
                 servers.append(server)
                 broker.address = Address(listen.host, server.sockets[0].getsockname()[1])
             tasks = [asyncio.create_task(self._every(*each)) for each in (
-                (_DELIVER_S, self._deliver), (_LOOK_S, self._look), (_EXPIRE_S, self._expire),
-                (_SAVE_S, self._save))]
+                (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
+                (_EXPIRE_S, self._expire), (_SAVE_S, self._save))]
             ready()
             if self.once_idle is not None:
                 tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
@@ -106,6 +106,14 @@ class Server:
             self._save()
             for broker in self.brokers:
                 broker.close()
+        if self.failure is not None:
+            raise StoreIOError(f"{self.failure}; no message is taken any more")
+
+    @property
+    def failure(self) -> str | None:
+        """Why a store cannot be written to any more."""
+        return next((broker.writer.failure for broker in self.brokers
+                     if broker.writer is not None and broker.writer.failure is not None), None)
 
     async def _every(self, seconds: float, work: Callable[[], None]) -> None:
         while True:
@@ -118,7 +126,9 @@ class Server:
                     self._problem = problem
                     self.problem(problem)
 
-    def _look(self) -> None:
+    def _look(self, stop: asyncio.Event) -> None:
+        if self.failure is not None:
+            stop.set()
         for broker in self.brokers:
             broker.look_again()
 

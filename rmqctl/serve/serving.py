@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.serve.blocks import Blocks
 from rmqctl.serve.broker import Broker, Cluster
 from rmqctl.serve.memory import Memory
 from rmqctl.serve.positions import Positions, PositionsFile
-from rmqctl.serve.reading import Windows
+from rmqctl.serve.reading import Pages
 from rmqctl.serve.source import Source
 from rmqctl.serve.writing import Writer
 from rmqctl.store.inside_store import refuse_in_store
@@ -56,7 +55,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         raise UsageError("a store is named twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
-    cluster, blocks, windows = Cluster(settings.cluster), Blocks(), Windows()
+    cluster, pages = Cluster(settings.cluster), Pages()
     names = [_name(number) for number in range(len(wanted))]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(each.root)}"
@@ -67,8 +66,8 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         if settings.writable:
             from rmqctl.serve.opening import open_writer
 
-            writer = open_writer(each.open, settings.flush, blocks, windows)
-        source = Source(each.open, settings.view, blocks, windows) if writer is None else (
+            writer = open_writer(each.open, settings.flush, pages)
+        source = Source(each.open, settings.view, pages) if writer is None else (
             writer.source)
         positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
         cluster.brokers[name] = broker = Broker(

@@ -10,14 +10,20 @@ from typing import Any
 from rmqctl.broker.view import view_of
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
-from rmqctl.serve.blocks import Blocks, LogReader
-from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Queue, StoredQueue, Windows
+from rmqctl.formats.local.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_NONE,
+)
+from rmqctl.serve.log_reader import LogReader
+from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
 from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.end import find_end, first_record
+from rmqctl.store.log.end import find_end, first_record, last_dispatched
 from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.store import Store
 
+_MOST_COUNTED = 1_000_000
 READ, WRITE, INHERIT = 4, 2, 1
 """Bits of a topic's permission."""
 
@@ -37,14 +43,13 @@ class Topic:
 @dataclass
 class Source:
     """A store, and what of it is asked again and again. ``kind``: ``disk``, ``broker`` or
-    ``auto``, as `rmqctl.broker.view.view_of` has it. ``blocks`` and ``windows`` are shared by
-    all stores of a server.
+    ``auto``, as `rmqctl.broker.view.view_of` has it. ``pages`` is shared by all stores of
+    a server.
     """
 
     open_store: Callable[[], Store]
     kind: str
-    blocks: Blocks
-    windows: Windows
+    pages: Pages
     _again: bool = False
     """Whether to look once more though nothing changed: rows may follow their messages later."""
     problem: str | None = None
@@ -61,7 +66,7 @@ class Source:
         self._config.clear()
         self._log_bounds: tuple[int, int] | None = None
         self.view: View = view_of(self.store, self.kind)
-        self.log = LogReader(self.store.log, self.view.log_end, self.blocks)
+        self.log = LogReader(self.store.log, self.view.log_end)
         self.topics = self._topics()
         self.groups = self._groups()
         self.offsets = self._offsets()
@@ -102,6 +107,22 @@ class Source:
                   if (names := _names(folder))]
         return [_stat(place) for place in (*places, *newest)]
 
+    def without_rows(self) -> int:
+        """How many messages behind the last row's have none, up to `_MOST_COUNTED`: they are not
+        served. StoreIOError.
+        """
+        count = 0
+        start = last_dispatched(self.store)
+        for batch in self.store.log.walk(0 if start is None else start):
+            kind = batch.column("sys_flag") & TRANSACTION_MASK
+            has_row = (kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)
+            if start is not None:
+                has_row &= batch.offset > start
+            count += int(has_row.sum())
+            if count >= _MOST_COUNTED:
+                break
+        return count
+
     # -- queues -------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
@@ -122,7 +143,7 @@ class Source:
         plain = self.store.queue(topic, queue_id)
         if plain is None or not plain.exists:
             return EmptyQueue()
-        return StoredQueue(self.view, plain, self.log, self.windows)
+        return StoredQueue(self.view, plain, self.log, self.pages)
 
     def _is_compacted(self, topic: str, queue_id: int) -> bool:
         return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))

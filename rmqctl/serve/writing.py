@@ -23,7 +23,7 @@ from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.parse_values import now_ms
-from rmqctl.serve.blocks import LogReader
+from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.reading import Accept, Pulled, Queue
 from rmqctl.serve.source import Source
 

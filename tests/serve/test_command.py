@@ -16,10 +16,11 @@ from rmqctl.remoting.client import Client
 from tests.conftest import GoldenFolder, Runner
 
 
-def _started(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "rmqctl", "serve", *args, "--listen",
-                             "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True)
+def _started(*args: str, limit: str = "unlimited") -> subprocess.Popen[str]:
+    """The command, with files of at most ``limit`` blocks of 512 or 1024 bytes."""
+    command = [sys.executable, "-m", "rmqctl", "serve", *args, "--listen", "127.0.0.1:0"]
+    return subprocess.Popen(["sh", "-c", f'trap "" XFSZ; ulimit -f {limit}; exec "$@"', "sh",
+                             *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_ready_then_events_then_a_clean_end(golden: GoldenFolder, tmp_path: Path) -> None:
@@ -48,6 +49,27 @@ def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 0
         assert out.splitlines()[0].startswith("ready 127.0.0.1:")
+
+
+def test_messages_without_rows_are_told_of(golden: GoldenFolder) -> None:
+    root = golden("5.3.3/crash-cqlag") / "before"
+    with _started(str(root), "--idle-exit", "100ms") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "at the end of the log have no rows, and are not served" in err
+
+
+def test_a_disk_that_takes_no_more_ends_it() -> None:
+    with _started("--temp", "-o", "jsonl", limit="800") as process:
+        assert process.stdout is not None
+        with Client(parse_address(json.loads(process.stdout.readline())["ready"])) as client:
+            fields = {"a": "P", "b": "T", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0}
+            answers = [client.ask("SEND_MESSAGE_V2", bytes(100_000), **fields).code
+                       for _ in range(20)]
+        _, err = process.communicate(timeout=20)
+    assert answers[-1] != 0
+    assert process.returncode == 5
+    assert "no message is taken any more" in err
 
 
 def test_a_store_for_a_while(golden: GoldenFolder) -> None:

@@ -21,9 +21,9 @@ from rmqctl.remoting.codes import REQUESTS
 from rmqctl.remoting.command import Command, read_json, write_command
 from rmqctl.remoting.frame import FrameError
 from rmqctl.serve import positions, reading
-from rmqctl.serve.blocks import Blocks, LogReader
 from rmqctl.serve.broker import Broker, Call, Response
 from rmqctl.serve.dispatch import HANDLERS
+from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.server import Limits
 from rmqctl.serve.serving import Settings
 from rmqctl.serve.source import Source
@@ -264,7 +264,7 @@ def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
 
 def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pytest.MonkeyPatch
                                                    ) -> None:
-    monkeypatch.setattr(LogReader, "record", lambda *_: None)
+    monkeypatch.setattr(LogReader, "records", lambda _self, places, _sizes: [None] * len(places))
     monkeypatch.setattr(reading, "FILTER_S", -1)
     with Store.open(root) as store:
         (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
@@ -275,7 +275,7 @@ def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pyte
 
 def test_a_store_is_looked_at_once_more_after_a_change(root: Path, tmp_path: Path) -> None:
     root = shutil.copytree(root, tmp_path / "store")
-    source = Source(lambda: Store.open(root), "disk", Blocks(), reading.Windows())
+    source = Source(lambda: Store.open(root), "disk", reading.Pages())
     assert not source.refresh()
     os.utime(root / "consumequeue")
     assert [source.refresh() for _ in range(3)] == [True, True, False]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,6 +215,33 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
             yield Window(rows, np.zeros(len(rows), bool), None)
             continue
         yield from _in_file(source, rows, offset[rows] - source.base, size[rows])
+
+
+def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, Array]:
+    """The records at ``offset`` (ascending, each once) in one buffer, without what lies between.
+
+    Returns a batch over all of them, whose ``base`` says nothing, and for each whether a whole
+    record of just ``size`` bytes is provably there. What cannot be read is none.
+    """
+    end = np.cumsum(size)
+    start = end - size
+    data = np.zeros(int(end[-1]) if len(end) else 0, np.uint8)
+    view = memoryview(data.data)
+    bases = np.array([file.base for file in log.files], np.int64)
+    number = np.searchsorted(bases, offset, "right") - 1
+    cut = np.flatnonzero((offset[1:] != offset[:-1] + size[:-1]) | (np.diff(number) != 0)) + 1
+    first = np.r_[np.zeros(min(len(offset), 1), np.int64), cut]
+    last = np.r_[cut, np.full(min(len(offset), 1), len(offset), np.int64)] - 1
+    for file in np.unique(number[number >= 0]).tolist():
+        runs = number[first] == file
+        with suppress(StoreIOError):
+            source = log.source(file)
+            source.read_parts(view, zip(
+                start[first[runs]].tolist(), end[last[runs]].tolist(),
+                (offset[first[runs]] - source.base).tolist(), strict=True))
+    batch, ok = examine(data, offset - start, start)
+    ok &= batch.column("total_size") == size
+    return batch, ok
 
 
 def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iterator[Window]:
