@@ -105,7 +105,7 @@ class PositionsFile:
 def _positions(value: dict[str, Any]) -> dict[Key, dict[int, int]]:
     found: dict[Key, dict[int, int]] = {}
     for key, queues in value.get("offsetTable", {}).items():
-        topic, _, group = key.rpartition("@")
+        topic, _, group = key.partition("@")  # no topic has one in its name
         found[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
     return found
 

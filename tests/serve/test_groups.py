@@ -212,3 +212,14 @@ def test_several_stores_are_brokers_of_one_cluster(golden: GoldenFolder, root: P
             assert second.pull(topic, queue_id, 0).code == 0
     with pytest.raises(UsageError, match="twice"), serving(root, root):
         pass
+
+
+def test_a_group_may_have_an_at_sign_in_its_name(root: Path, topic: str, tmp_path: Path) -> None:
+    settings = Settings(offsets=str(tmp_path / "positions.json"))
+    for expected in (None, "4"):
+        with serving(root, settings=settings) as served, served.client() as client:
+            fields = {"consumerGroup": "a@b", "topic": topic, "queueId": 0}
+            if expected is None:
+                client.ask("UPDATE_CONSUMER_OFFSET", **fields, commitOffset=4)
+            else:
+                assert client.ask("QUERY_CONSUMER_OFFSET", **fields).ext["offset"] == expected
