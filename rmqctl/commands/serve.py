@@ -80,7 +80,7 @@ def command(
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
     from rmqctl.scan import malloc_tuning
-    from rmqctl.serve.opening import temporary_store
+    from rmqctl.serve.producing.opening import temporary_store
     from rmqctl.serve.server import Limits, Server
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
 

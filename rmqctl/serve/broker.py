@@ -17,15 +17,15 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
 from rmqctl.remoting.command import RESPONSE, Command
-from rmqctl.serve.groups import Group, Groups, QueueLocks
-from rmqctl.serve.memory import BASE, Memory
-from rmqctl.serve.positions import Positions
+from rmqctl.serve.consuming.groups import Group, Groups, QueueLocks
+from rmqctl.serve.consuming.memory import BASE, Memory
+from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.reading import EmptyQueue, Queue
 from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
-    from rmqctl.serve.delaying import Delays
-    from rmqctl.serve.writing import Writer
+    from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.writing import Writer
 
 Buffer = bytes | memoryview
 _TURN_S = 0.02
@@ -261,7 +261,7 @@ class Broker:
         """Writes positions into a store that is written to. StoreIOError, RefusedError."""
         if self.writer is None or self.writer.failure is not None:
             return
-        from rmqctl.serve.opening import keep_json, keep_positions
+        from rmqctl.serve.producing.opening import keep_json, keep_positions
 
         store = self.source.store
         if self.positions.changed:

@@ -5,19 +5,11 @@ from __future__ import annotations
 from rmqctl.errors import RmqctlError
 from rmqctl.remoting.codes import REQUESTS, Answer, Status
 from rmqctl.remoting.command import Command
-from rmqctl.serve import (
-    admin,
-    clients,
-    messages,
-    naming,
-    offsets,
-    progress,
-    pulling,
-    relay,
-    returning,
-    sending,
-)
+from rmqctl.serve import naming
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
+from rmqctl.serve.consuming import clients, messages, offsets, pulling, returning
+from rmqctl.serve.producing import sending
+from rmqctl.serve.tools import admin, progress, relay
 
 _ROOMS = (pulling, offsets, clients, returning, messages, naming, admin, progress, relay, sending)
 _BY_NAME: dict[str, Handler] = {

@@ -9,11 +9,11 @@ from typing import Any
 
 from rmqctl.errors import UsageError
 from rmqctl.serve.broker import Broker, Cluster
-from rmqctl.serve.memory import Memory
-from rmqctl.serve.positions import Positions, PositionsFile
+from rmqctl.serve.consuming.memory import Memory
+from rmqctl.serve.consuming.positions import Positions, PositionsFile
+from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
 from rmqctl.serve.source import Source
-from rmqctl.serve.writing import Writer
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store
 
@@ -64,7 +64,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     for name, key, each in zip(names, keys, wanted, strict=True):
         writer = None
         if settings.writable:
-            from rmqctl.serve.opening import open_writer
+            from rmqctl.serve.producing.opening import open_writer
 
             writer = open_writer(each.open, settings.flush, pages)
         source = Source(each.open, settings.view, pages) if writer is None else (
@@ -91,7 +91,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
 
 def _join(broker: Broker, writer: Writer) -> None:
     """The writer tells its broker what it put, and when delayed messages are due."""
-    from rmqctl.serve.delaying import Delays
+    from rmqctl.serve.producing.delaying import Delays
 
     delays = Delays(writer)
     delays.load()

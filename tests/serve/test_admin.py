@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.codes import REQUESTS
 from rmqctl.remoting.command import RESPONSE, Command, write_command
-from rmqctl.serve import relay, server
+from rmqctl.serve import server
 from rmqctl.serve.dispatch import HANDLERS
+from rmqctl.serve.tools import relay
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local import properties
 from rmqctl.remoting.client import Client, records
-from rmqctl.serve import groups
+from rmqctl.serve.consuming import groups
 from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder

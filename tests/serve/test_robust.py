@@ -20,8 +20,9 @@ from rmqctl.formats.local.message import build, decode, size_of
 from rmqctl.remoting.codes import REQUESTS
 from rmqctl.remoting.command import Command, read_json, write_command
 from rmqctl.remoting.frame import FrameError
-from rmqctl.serve import positions, reading
+from rmqctl.serve import reading
 from rmqctl.serve.broker import Broker, Call, Response
+from rmqctl.serve.consuming import positions
 from rmqctl.serve.dispatch import HANDLERS
 from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.server import Limits

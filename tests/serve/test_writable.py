@@ -19,9 +19,9 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, build, magic_for, size_of
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.command import Command
-from rmqctl.serve import positions
+from rmqctl.serve.consuming import positions
+from rmqctl.serve.producing.writing import delivered
 from rmqctl.serve.serving import Settings
-from rmqctl.serve.writing import delivered
 from tests.conftest import Runner
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join

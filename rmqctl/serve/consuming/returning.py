@@ -17,9 +17,9 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
-from rmqctl.serve.memory import EACH
+from rmqctl.serve.consuming.memory import EACH
+from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.source import READ, WRITE
-from rmqctl.serve.writing import Writer
 from rmqctl.store.objects import java_text
 
 MOST_TIMES = 16

@@ -17,10 +17,10 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import config_json
 from rmqctl.parse_values import now_ms
-from rmqctl.serve.positions import Positions
+from rmqctl.serve.consuming.positions import Positions
+from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
 from rmqctl.serve.source import Source
-from rmqctl.serve.writing import Writer
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.store import Store
 

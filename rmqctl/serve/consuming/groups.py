@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rmqctl.remoting.command import Command
-from rmqctl.serve.subscriptions import Subscription
+from rmqctl.serve.consuming.subscriptions import Subscription
 
 EXPIRY_S = 120.0
 """Without a heartbeat for so long a client is gone."""

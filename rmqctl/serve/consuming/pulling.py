@@ -17,9 +17,9 @@ from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.serve.reading import Accept
 from rmqctl.serve.source import READ
-from rmqctl.serve.subscriptions import TAG, Subscription
 
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag."""

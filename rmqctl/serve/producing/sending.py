@@ -19,7 +19,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.parse_values import parse_address
 from rmqctl.remoting.codes import SEND_V2, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
-from rmqctl.serve.writing import Writer
+from rmqctl.serve.producing.writing import Writer
 
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 _CODES = {

@@ -10,11 +10,11 @@ from rmqctl.formats.local.message import parse_message_id
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.command import Command
 from rmqctl.serve.broker import Broker, Buffer, Call, Response, Table
-from rmqctl.serve.clients import body_of
-from rmqctl.serve.groups import BROADCASTING, Member
+from rmqctl.serve.consuming.clients import body_of
+from rmqctl.serve.consuming.groups import BROADCASTING, Member
 from rmqctl.serve.naming import json_response
-from rmqctl.serve.progress import MOST_QUEUES, message_queue
 from rmqctl.serve.source import READ
+from rmqctl.serve.tools.progress import MOST_QUEUES, message_queue
 
 PATIENCE_S = 10.0
 """A client that was asked something has so long."""

@@ -11,9 +11,9 @@ from typing import Any
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.frame import FrameError
 from rmqctl.serve.broker import Broker, Call, Response, Table
-from rmqctl.serve.groups import Group, Member, size_of
+from rmqctl.serve.consuming.groups import Group, Member, size_of
+from rmqctl.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.serve.naming import json_response
-from rmqctl.serve.subscriptions import TAG, Subscription
 
 _MOST_SUBSCRIPTIONS = 10_000
 _MOST_TEXT = 64 << 20

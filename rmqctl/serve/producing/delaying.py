@@ -14,7 +14,7 @@ from functools import partial
 from rmqctl.engine.put.message import PutResult
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.parse_values import now_ms
-from rmqctl.serve.writing import Writer, delivered
+from rmqctl.serve.producing.writing import Writer, delivered
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.bounds import View
 

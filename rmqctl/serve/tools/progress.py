@@ -15,8 +15,8 @@ from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import RESET_CONSUMER_CLIENT_OFFSET, Answer, Status
 from rmqctl.remoting.command import ONE_WAY, Command, write_json
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.consuming.offsets import at_time
 from rmqctl.serve.naming import json_response
-from rmqctl.serve.offsets import at_time
 from rmqctl.serve.source import Topic
 
 MOST_QUEUES = 50_000

@@ -1,0 +1,1 @@
+"""Consumers: pulling, groups and their positions, what is sent back."""

@@ -1,0 +1,1 @@
+"""What `mqadmin` and the Dashboard ask for."""
