@@ -32,6 +32,8 @@ _TURN_S = 0.02
 """So long those who wait look, before it is the others' turn."""
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 8
 """What producers ask for when a topic is not there; others are made after it."""
+ANY_QUEUE = -1
+"""In place of a queue id: who waits for messages of any queue of a topic."""
 
 
 class Connection(Protocol):
@@ -219,8 +221,9 @@ class Broker:
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """New messages may be in a queue."""
-        for each in self.waiting.get((topic, queue_id), ()):
-            self.wake(each)
+        for key in ((topic, queue_id), (topic, ANY_QUEUE)):
+            for each in self.waiting.get(key, ()):
+                self.wake(each)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
         """Has one who waits look soon."""

@@ -55,24 +55,35 @@ def earliest_time(broker: Broker, call: Call) -> Response:
     return Response({"timestamp": str(when)})
 
 
+def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
+             ) -> int | None:
+    """Where a group stands; where it has no position, where it is to begin. None where a broker
+    leaves that to the client, without ``zero`` for queues that begin at 0, too. Answer where the
+    queue cannot be read.
+    """
+    known = broker.positions.get(group, topic, queue_id)
+    if known is not None:
+        return known
+    queue = broker.queue(topic, queue_id)
+    if isinstance(broker.start, int):
+        return at_time(broker, topic, queue_id, broker.start)
+    if broker.start == "earliest":
+        return queue.first
+    if broker.start == "latest":
+        return queue.end
+    # As brokers say of queues that they have from the beginning.
+    return 0 if zero and queue.first == 0 else None
+
+
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
     """Where a group stands; where it has no position, where it is to begin."""
     wanted = call.fields
-    group, topic, queue_id = wanted["consumerGroup"], wanted["topic"], wanted["queueId"]
-    known = broker.positions.get(group, topic, queue_id)
-    if known is not None:
-        return _offset(known)
-    queue = broker.queue(topic, queue_id)
-    if isinstance(broker.start, int):
-        return _offset(at_time(broker, topic, queue_id, broker.start))
-    if broker.start == "earliest":
-        return _offset(queue.first)
-    if broker.start == "latest":
-        return _offset(queue.end)
-    if queue.first == 0 and wanted["setZeroIfNotFound"] is not False:
-        return _offset(0)  # as brokers say of queues that they have from the beginning
-    raise Answer(Status.QUERY_NOT_FOUND,
-                 "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+    found = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+                     zero=wanted["setZeroIfNotFound"] is not False)
+    if found is None:
+        raise Answer(Status.QUERY_NOT_FOUND,
+                     "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+    return _offset(found)
 
 
 def update_consumer_offset(broker: Broker, call: Call) -> Response:

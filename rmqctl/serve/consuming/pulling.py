@@ -18,7 +18,7 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.subscriptions import TAG, Subscription
-from rmqctl.serve.reading import Accept
+from rmqctl.serve.reading import Accept, Pulled
 from rmqctl.serve.source import READ
 
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
@@ -91,20 +91,27 @@ def _filter(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
     return None if name.startswith(RETRY_PREFIX) else found.accept()
 
 
-def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Response:
-    limit = wanted.get("maxMsgBytes")
-    queue = broker.queue(wanted["topic"], wanted["queueId"])
+def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
+         accept: Accept | None, max_bytes: int | None = None) -> Pulled:
+    """Messages of a queue from an offset on for a group, counted as given out. Answer."""
+    queue = broker.queue(topic, queue_id)
     try:
-        pulled = queue.pull(wanted["queueOffset"], wanted["maxMsgNums"], accept,
-                            MAX_BYTES if limit is None else min(max(limit, 1), MAX_BYTES))
+        pulled = queue.pull(offset, most, accept,
+                            MAX_BYTES if max_bytes is None else min(max(max_bytes, 1), MAX_BYTES))
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     broker.skipped += pulled.skipped
     if pulled.records:
-        key = wanted["consumerGroup"], wanted["topic"]
+        key = group, topic
         if key in broker.delivered or len(broker.delivered) < _MOST_GROUPS:
             broker.delivered[key] += len(pulled.records)
         broker.delivered_bytes += pulled.size
+    return pulled
+
+
+def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Response:
+    pulled = pull(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+                  wanted["queueOffset"], wanted["maxMsgNums"], accept, wanted.get("maxMsgBytes"))
     code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
     if pulled.status == NO_MESSAGE and wanted["queueOffset"] == 0:
         code = Status.PULL_NOT_FOUND
