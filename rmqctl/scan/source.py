@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
@@ -182,18 +181,19 @@ class FileSource(Closing):
             buffer[inside:done] = bytes(done - inside)
         return done
 
-    def read_parts(self, buffer: memoryview, parts: Iterable[tuple[int, int, int]]) -> None:
-        """Fills ``buffer[start:end]`` from ``position`` for each (start, end, position); what lies
-        behind the end of the file, or behind ``limit``, stays as it is. StoreIOError.
+    def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
+        """Fills ``buffer[start:end]`` from ``position`` for each (int64); what lies behind the end
+        of the file, or behind ``limit``, stays as it is. StoreIOError.
         """
         stopping.check()
-        fd, preadv = self._fd, os.preadv
         limit = self.size if self._limit is None else self._limit
-        for start, end, position in parts:
-            try:
-                preadv(fd, [buffer[start:min(end, start + max(limit - position, 0))]], position)
-            except OSError as error:
-                raise self._failed(error, position) from None
+        at = 0
+        try:
+            for first, last, at in zip(start.tolist(), end.tolist(), position.tolist(),
+                                       strict=True):
+                os.preadv(self._fd, [buffer[first:min(last, first + max(limit - at, 0))]], at)
+        except OSError as error:
+            raise self._failed(error, at) from None
 
     def _failed(self, error: OSError, position: int) -> StoreIOError:
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")

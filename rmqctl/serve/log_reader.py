@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -17,6 +19,7 @@ from rmqctl.formats.local.message import (
     properties_length_at,
     variant,
 )
+from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
@@ -68,27 +71,33 @@ class LogReader:
             return None
         return data if is_whole(data, physical) else None
 
-    def records(self, physical: list[int], sizes: list[int]) -> list[memoryview | None]:
-        """The same of several places, read and checked together."""
-        if len(physical) < FEW:
-            return list(map(self.record, physical, sizes))
-        place, size = np.array(physical, np.int64), np.array(sizes, np.int64)
+    def records(self, place: Array, size: Array) -> tuple[memoryview, list[int]]:
+        """The same of several places (int64), read and checked together: one behind the other in
+        the order in which they are asked for, and where each begins in that, with the end of the
+        last one. One that is not served takes no bytes.
+        """
+        if len(place) < FEW:
+            return _joined(list(map(self.record, place.tolist(), size.tolist())))
         wanted = (place >= 0) & (size >= MIN_SIZE) & (size <= MAX_RECORD)
         if self._end is not None:
             wanted &= place + size <= self._end
-        order = np.flatnonzero(wanted)
-        order = order[np.argsort(place[order], kind="stable")]
-        found: list[memoryview | None] = [None] * len(physical)
-        if not len(order):
-            return found
-        is_first = np.r_[True, np.diff(place[order]) > 0]
-        order, again = order[is_first], order[~is_first]
-        batch, ok = packed_records(self._log, place[order], size[order])
+        wanted[1:] &= place[1:] > np.maximum.accumulate(np.where(wanted, place, -1))[:-1]
+        batch, ok = packed_records(self._log, place[wanted], size[wanted])
         ok &= batch.crc_ok()
         data = memoryview(batch.data.data).toreadonly()
-        for number, start, length in zip(order[ok].tolist(), batch.start[ok].tolist(),
-                                         size[order][ok].tolist(), strict=True):
+        if len(ok) == len(place) and ok.all():
+            return data, [*batch.start.tolist(), len(data)]
+        found: list[memoryview | None] = [None] * len(place)
+        good = np.flatnonzero(wanted)[ok]
+        for number, start, length in zip(good.tolist(), batch.start[ok].tolist(),
+                                         size[good].tolist(), strict=True):
             found[number] = data[start:start + length]
-        for number in again.tolist():  # rows that lead to one place
-            found[number] = self.record(physical[number], sizes[number])
-        return found
+        # Rows that lead to a place before that of another, or to the same.
+        for number in np.flatnonzero(~wanted).tolist():
+            found[number] = self.record(int(place[number]), int(size[number]))
+        return _joined(found)
+
+
+def _joined(records: list[memoryview | None]) -> tuple[memoryview, list[int]]:
+    parts = [b"" if record is None else record for record in records]
+    return memoryview(b"".join(parts)), list(accumulate(map(len, parts), initial=0))

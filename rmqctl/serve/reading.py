@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
+
+import numpy as np
 
 from rmqctl.broker.get_message import (
     FOUND,
@@ -24,10 +26,11 @@ from rmqctl.broker.get_message import (
     outside,
 )
 from rmqctl.errors import FormatError
+from rmqctl.formats import layout
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.javahash import tags_code
-from rmqctl.formats.local.message import decode
+from rmqctl.formats.local.message import Message, decode
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.serve.log_reader import LogReader
 from rmqctl.store.log.bounds import View
@@ -45,6 +48,7 @@ FILTER_S = 0.05
 there.
 """
 _LOOK_AT_CLOCK = 16
+_SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
 """Whether a message is wanted, from the tags code of its row and its record."""
@@ -53,19 +57,31 @@ Accept = Callable[[int, bytes | memoryview], bool]
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """The answer of a queue: ``status`` in the broker's words, where to go on, the queue's bounds,
-    the records. ``skipped``: damaged ones that were passed over.
+    and ``count`` records, of which those that lie behind each other are one part. ``skipped``:
+    damaged ones that were passed over.
     """
 
     status: str
     next_begin: int
     min: int
     max: int
-    records: Sequence[bytes | memoryview] = ()
+    parts: Sequence[bytes | memoryview] = ()
+    count: int = 0
     skipped: int = 0
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.records))
+        return sum(map(len, self.parts))
+
+    @property
+    def records(self) -> Iterator[bytes | memoryview]:
+        """The records, each by itself."""
+        for part in self.parts:
+            at = 0
+            while at < len(part):
+                size, = _SIZE.unpack_from(part, at)
+                yield part[at:at + size]
+                at += size
 
 
 class Queue(Protocol):
@@ -83,14 +99,25 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class Page:
-    """Rows of a queue from one on, with their records: None where none is served, which are
-    ``damaged`` but for fillers.
+    """Rows of a queue from one on, with their records one behind the other: that of a row is
+    ``data[starts[row]:starts[row + 1]]``, empty where none is served. ``damaged`` are the rows of
+    these but for fillers; ``whole``: whether each row has its record.
     """
 
-    records: list[memoryview | None]
+    data: memoryview
+    starts: list[int]
     tags: list[int]
     damaged: frozenset[int]
-    size: int
+    whole: bool
+
+    @property
+    def rows(self) -> int:
+        return len(self.tags)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes."""
+        return len(self.data) + 200 * len(self.tags)
 
 
 @dataclass(slots=True)
@@ -137,30 +164,47 @@ class StoredQueue:
         refused = outside(offset, self.first, self.end, self._generation)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, self.first, self.end)
-        records: list[bytes | memoryview] = []
-        size = skipped = 0
+        parts: list[memoryview] = []
+        count = size = skipped = 0
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))
         most = min(max(most, 1), MAX_COUNT)
         seen = False
         late = monotonic() + FILTER_S
-        while at < last and len(records) < most:
+        while at < last and count < most:
             first, page = self._page(at)
-            if not page.records:
+            if not page.rows:
                 at = self._behind_hole(at)
                 continue
-            for place in range(at - first, min(len(page.records), last - first)):
-                record = page.records[place]
-                if record is None:
-                    skipped += place in page.damaged
+            starts, place, stop = page.starts, at - first, min(page.rows, last - first)
+            if accept is None and page.whole:
+                # All that fit, as one part; the first record of an answer always does.
+                stop = min(stop, place + most - count)
+                begin = starts[place]
+                fitting = bisect_right(starts, begin + max_bytes - size, place, stop + 1) - 1
+                until = max(fitting, place + (not count))
+                if until > place:
+                    parts.append(page.data[begin:starts[until]])
+                    size += starts[until] - begin
+                    count += until - place
+                    at = first + until
+                if until < stop:
+                    return Pulled(FOUND, at, self.first, self.end, parts, count, skipped)
+                continue
+            for row in range(place, stop):
+                length = starts[row + 1] - starts[row]
+                if not length:
+                    skipped += row in page.damaged
                     if monotonic() > late:
                         last = at = at + 1
                         break
-                elif accept is None or accept(page.tags[place], record):
-                    size += len(record)
-                    if size > max_bytes and records:
-                        return Pulled(FOUND, at, self.first, self.end, records, skipped)
-                    records.append(record)
-                    if len(records) == most:
+                elif accept is None or accept(page.tags[row], page.data[starts[row]:starts[row + 1]]
+                                              ):
+                    size += length
+                    if size > max_bytes and count:
+                        return Pulled(FOUND, at, self.first, self.end, parts, count, skipped)
+                    parts.append(page.data[starts[row]:starts[row + 1]])
+                    count += 1
+                    if count == most:
                         at += 1
                         break
                 else:
@@ -169,8 +213,8 @@ class StoredQueue:
                 if accept is not None and at % _LOOK_AT_CLOCK == 0 and monotonic() > late:
                     last = at
                     break
-        status = FOUND if records else NO_MATCH if seen else REMOVING
-        return Pulled(status, min(at, self.end), self.first, self.end, records, skipped)
+        status = FOUND if parts else NO_MATCH if seen else REMOVING
+        return Pulled(status, min(at, self.end), self.first, self.end, parts, count, skipped)
 
     def _behind_hole(self, offset: int) -> int:
         """The queue offset of the first row behind a hole in the files."""
@@ -188,11 +232,11 @@ class StoredQueue:
             if page is None:
                 place -= 1
                 del self._starts[place]
-            elif offset < first + len(page.records):
+            elif offset < first + page.rows:
                 return first, page
         end = self._starts[place] if place < len(self._starts) else self.end
         page = self._load(offset, min(end, self.end) - offset)
-        if page.records:
+        if page.rows:
             self._starts.insert(place, offset)
             self._pages.put((self._number, offset), page)
         return offset, page
@@ -200,18 +244,16 @@ class StoredQueue:
     def _load(self, first: int, count: int) -> Page:
         rows = self._queue.units(first, min(PAGE_ROWS, count))
         self._queue.close()
-        sizes: list[int] = rows["size"].tolist()
-        total = 0
-        for number, size in enumerate(sizes):
-            total += min(max(size, 0), MAX_RECORD) if size != FILLER.size else 0
-            if total > PAGE_BYTES and number:
-                rows, sizes = rows[:number], sizes[:number]
-                break
-        records = self._log.records(rows["physical_offset"].tolist(), sizes)
-        damaged = [number for number, record in enumerate(records)
-                   if record is None and sizes[number] != FILLER.size]
-        held = sum(len(record) for record in records if record is not None)
-        return Page(records, rows["tags_code"].tolist(), frozenset(damaged), held + 200 * len(rows))
+        sizes = rows["size"].astype(np.int64)
+        is_filler = sizes == FILLER.size
+        ends = np.cumsum(np.where(is_filler, 0, np.clip(sizes, 0, MAX_RECORD)))
+        most = max(int(np.searchsorted(ends, PAGE_BYTES, "right")), 1)
+        rows, sizes, is_filler = rows[:most], sizes[:most], is_filler[:most]
+        data, starts = self._log.records(rows["physical_offset"].astype(np.int64), sizes)
+        missing = np.diff(starts) == 0
+        damaged = np.flatnonzero(missing & ~is_filler).tolist()
+        return Page(data, starts, rows["tags_code"].tolist(), frozenset(damaged),
+                    not missing.any())
 
 
 class AnsweredQueue:
@@ -243,7 +285,7 @@ class AnsweredQueue:
         if compacted is not None:
             compacted.close()
         return Pulled(FOUND if records else NO_MATCH, answer.next_begin, answer.min, answer.max,
-                      records, skipped)
+                      records, len(records), skipped)
 
 
 def _is_whole(raw: bytes) -> bool:

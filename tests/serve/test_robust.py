@@ -265,7 +265,8 @@ def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
 
 def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pytest.MonkeyPatch
                                                    ) -> None:
-    monkeypatch.setattr(LogReader, "records", lambda _self, places, _sizes: [None] * len(places))
+    monkeypatch.setattr(LogReader, "records", lambda _self, places, _sizes: (
+        memoryview(b""), [0] * (len(places) + 1)))
     monkeypatch.setattr(reading, "FILTER_S", -1)
     with Store.open(root) as store:
         (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)

@@ -44,7 +44,7 @@ class MemoryQueue:
                 found.append(self.records[at])
                 size += len(self.records[at])
             at += 1
-        return Pulled(FOUND if found else NO_MATCH, at, 0, self.end, found)
+        return Pulled(FOUND if found else NO_MATCH, at, 0, self.end, found, len(found))
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def earliest_time(broker: Broker, call: Call) -> Response:
     """The store time of the queue's first message; -1 where there is none."""
     queue = broker.queue(call.fields["topic"], call.fields["queueId"])
     pulled = queue.pull(queue.first, 1, None)
-    when = decode(pulled.records[0]).store_timestamp if pulled.records else -1
+    when = decode(pulled.parts[0]).store_timestamp if pulled.parts else -1
     return Response({"timestamp": str(when)})
 
 

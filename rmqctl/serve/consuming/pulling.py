@@ -101,10 +101,10 @@ def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, mos
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     broker.skipped += pulled.skipped
-    if pulled.records:
+    if pulled.count:
         key = group, topic
         if key in broker.delivered or len(broker.delivered) < _MOST_GROUPS:
-            broker.delivered[key] += len(pulled.records)
+            broker.delivered[key] += pulled.count
         broker.delivered_bytes += pulled.size
     return pulled
 
@@ -118,7 +118,7 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
     return Response({
         "maxOffset": str(pulled.max), "minOffset": str(pulled.min),
         "nextBeginOffset": str(pulled.next_begin), "suggestWhichBrokerId": "0"},
-        pulled.records, int(code), pulled.status)
+        pulled.parts, int(code), pulled.status)
 
 
 @dataclass(eq=False)

@@ -80,7 +80,8 @@ class TailQueue:
                     break
                 records.append(record)
             at += 1
-        return Pulled(FOUND if records else NO_MATCH, at, self.first, self.end, records)
+        return Pulled(FOUND if records else NO_MATCH, at, self.first, self.end, records,
+                      len(records))
 
 
 class Writer:

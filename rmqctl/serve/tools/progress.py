@@ -44,9 +44,9 @@ def store_time(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
         pulled = queue.pull(offset, 1, None)
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    if not pulled.records or pulled.skipped:
+    if not pulled.parts or pulled.skipped:
         return -1
-    return decode(pulled.records[0]).store_timestamp
+    return decode(pulled.parts[0]).store_timestamp
 
 
 def _queue_ids(topic: Topic) -> range:

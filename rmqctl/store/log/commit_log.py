@@ -236,9 +236,8 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
         runs = number[first] == file
         with suppress(StoreIOError):
             source = log.source(file)
-            source.read_parts(view, zip(
-                start[first[runs]].tolist(), end[last[runs]].tolist(),
-                (offset[first[runs]] - source.base).tolist(), strict=True))
+            source.read_parts(view, start[first[runs]], end[last[runs]],
+                              offset[first[runs]] - source.base)
     batch, ok = examine(data, offset - start, start)
     ok &= batch.column("total_size") == size
     return batch, ok
