@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                            "pipeline", "output", "browse", "report", "serve"},
     "": {"api"},  # what `rmqctl.open` loads
     "api": LIBRARY | {"broker", "checks"},
+    "testing": LIBRARY | {"remoting"},
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import stat
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -13,12 +16,15 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
-from rmqctl.errors import UsageError
+from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.output import Output
 from rmqctl.output.units import counted
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
 
 _HERE = Address("127.0.0.1", 9876)
+_STDIN = 0
+_LONGEST = 255
+"""Characters of a name in an event, so that a pipe takes it as a whole."""
 _STARTS = ("stored", "earliest", "latest")
 
 
@@ -52,6 +58,9 @@ def command(
     idle_exit: Annotated[int | None, typer.Option(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds, help="End "
         "when no client was connected for so long (10s, or seconds).")] = None,
+    end_with_stdin: Annotated[bool, typer.Option(
+        "--end-with-stdin", help="End when standard input, a pipe, is closed: so nothing is left "
+        "of it when the program that started it is gone.")] = False,
     max_connections: Annotated[int, typer.Option(
         "--max-connections", min=1, help="More are turned away.")] = 1000,
     retry_memory: Annotated[int, typer.Option(
@@ -63,6 +72,9 @@ def command(
     temp: Annotated[bool, typer.Option(
         "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
         "the end; no STORE is given.")] = False,
+    topic: Annotated[list[str] | None, typer.Option(
+        "--topic", metavar="NAME", help="Make a topic with 4 queues, if it is not there; "
+        "repeatable, with --writable or --temp.")] = None,
     flush: Annotated[Literal["async", "sync"] | None, typer.Option(
         "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
     layout: LayoutOptions,
@@ -90,6 +102,10 @@ def command(
         raise UsageError("--temp makes a store of its own: no STORE is given with it")
     if not temp and not roots:
         raise UsageError("which STORE? (or --temp, to serve an empty one)")
+    if topic and not (temp or writable):
+        raise UsageError("--topic makes topics, and only --writable or --temp takes any")
+    if end_with_stdin:
+        _require_pipe()
     with temporary_store(temp) as made:
         named = [made] if made else roots_named(roots[0], roots[1:]) if roots else []
         stores = [StoreOptions(root=root, **vars(layout)) for root in named]
@@ -98,10 +114,6 @@ def command(
                 out.warn(text)
         settings = Settings(view, _start(start), start == "stored", offsets, retry_memory,
                             writable=writable or temp, flush=flush)
-        def told(**event: Any) -> None:
-            if out.is_data:
-                out.document(event, lambda _page: None)
-                out.flush()
 
         def failed(name: str, error: Exception) -> None:
             out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report "
@@ -110,7 +122,8 @@ def command(
                 out.warn("".join(traceback.format_exception(error)))
 
         wanted = [Wanted(each.root, each.open) for each in stores]
-        brokers, save = open_brokers(wanted, settings, told)
+        brokers, save = open_brokers(wanted, settings, _Events(out).tell)
+        _make_topics(brokers, topic or [])
         for broker in brokers:
             broker.failed = failed
             missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
@@ -127,7 +140,47 @@ def command(
             _say_ready(out, server)
 
         malloc_tuning.keep_freed_memory()
-        asyncio.run(_run(server, listen, ready))
+        asyncio.run(_run(server, listen, ready, end_with_stdin=end_with_stdin))
+
+
+class _Events:
+    """Events as lines, with ``-o jsonl``. One that nobody reads would make the server wait: it is
+    left out, and the next one says how many were.
+    """
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._wanted = out.format == "jsonl"
+        self._left_out = 0
+
+    def tell(self, **event: Any) -> None:
+        if not self._wanted:
+            return
+        if not self._out.takes_a_line:
+            self._left_out += 1
+            return
+        line = {name: value[:_LONGEST] if isinstance(value, str) else value
+                for name, value in event.items()}
+        if self._left_out:
+            line["left_out"], self._left_out = self._left_out, 0
+        try:
+            self._out.document(line)
+            self._out.flush()
+        except (BrokenPipeError, RmqctlError):  # whoever read it is gone, or its disk is full
+            self._wanted = False
+
+
+def _make_topics(brokers: list[Any], names: list[str]) -> None:
+    """Topics as sending makes them. RefusedError for names that brokers do not take."""
+    try:
+        for broker in brokers if names else ():
+            for name in names:
+                broker.writer.topics.auto_create(name)
+            broker.source.refresh(force=True)
+    except BaseException:
+        for broker in brokers:
+            broker.close()
+        raise
 
 
 def _say_ready(out: Output, server: Any) -> None:
@@ -145,11 +198,27 @@ def _say_ready(out: Output, server: Any) -> None:
     out.flush()
 
 
-async def _run(server: Any, listen: Address, ready: Callable[[], None]) -> None:
+async def _run(server: Any, listen: Address, ready: Callable[[], None], *, end_with_stdin: bool
+               ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+    def heard() -> None:
+        if not os.read(_STDIN, 1 << 16):
+            loop.remove_reader(_STDIN)
+            stop.set()
+
+    if end_with_stdin:
+        loop.add_reader(_STDIN, heard)
     await server.run(listen, ready, stop)
+
+
+def _require_pipe() -> None:
+    """UsageError where standard input is nothing that somebody could close."""
+    mode = 0 if sys.stdin is None else os.fstat(_STDIN).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (mode and os.isatty(_STDIN))):
+        raise UsageError("--end-with-stdin: standard input is no pipe")
 
 
 def _start(text: str) -> str | int:

@@ -13,7 +13,7 @@ from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
-from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal
+from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal, takes_a_line
 
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
@@ -162,6 +162,11 @@ class Output:
         if self._terminal:
             raise UsageError("this is for a file or a program, not for a terminal")
         return Raw(self._sink)
+
+    @property
+    def takes_a_line(self) -> bool:
+        """Whether whoever reads standard output keeps up: else a line would have to wait."""
+        return takes_a_line(self._stdout)
 
     def flush(self) -> None:
         """Hand all data written so far to the system."""

@@ -59,6 +59,19 @@ def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
     return _FALLBACK_WIDTH
 
 
+def takes_a_line(stream: Any) -> bool:
+    """Whether a line of up to 4096 bytes (PIPE_BUF) can be written without waiting for whoever
+    reads ``stream``.
+    """
+    try:
+        number = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def can_encode(stream: Any, sample: str) -> bool:
     """Whether the encoding of ``stream`` holds every character of ``sample``."""
     try:

@@ -102,3 +102,38 @@ def test_what_is_refused(golden: GoldenFolder, rmqctl: Runner, args: list[str], 
     assert result.code == code, result.err
     assert words in result.err
     assert os.path.exists(root)
+
+
+def test_events_that_nobody_reads_are_left_out() -> None:
+    with _started("--temp", "-o", "jsonl") as process:
+        assert process.stdout is not None
+        with Client(parse_address(json.loads(process.stdout.readline())["ready"])) as client:
+            for number in range(20):  # more than the 64 KiB that a pipe holds
+                groups = [{"groupName": f"{number}-{group}-{'é' * 200}"} for group in range(20)]
+                client.ask("HEART_BEAT", {"clientID": "c" * 1024, "consumerDataSet": groups})
+            first = json.loads(process.stdout.readline())
+            assert first["event"] == "joined"
+            os.read(process.stdout.fileno(), 1 << 16)
+            client.ask("HEART_BEAT", {"clientID": "d", "consumerDataSet": [{"groupName": "g"}]})
+            process.send_signal(signal.SIGTERM)
+            rest, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(rest.splitlines()[-1])["left_out"] > 0
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_it_serves_on_when_nobody_reads_its_events_any_more(kind: str) -> None:
+    with _started("--temp", "-o", kind) as process:
+        assert process.stdout is not None
+        text = ""
+        while not text.startswith("{") or text.count("{") > text.count("}"):
+            text += process.stdout.readline()
+        process.stdout.close()
+        with Client(parse_address(json.loads(text)["ready"])) as client:
+            for group in "ab":
+                assert client.ask("HEART_BEAT", {
+                    "clientID": "c", "consumerDataSet": [{"groupName": group}]}).code == 0
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert process.stderr is not None
+        assert (process.returncode, process.stderr.read()) == (0, "")

@@ -1,0 +1,26 @@
+"""A program that uses RocketMQ, tested with pytest against a server of its own, without Java."""
+
+from __future__ import annotations
+
+import json
+
+from rmqctl.testing import RocketMQ, rocketmq  # noqa: F401 - the fixture, for the tests below
+
+
+def place_order(server: str, topic: str, number: int) -> None:
+    """Stands for the program. It would make a producer with this name server."""
+    client = RocketMQ()
+    client.address = server
+    client.send(topic, json.dumps({"order": number}), tags="new", keys=f"order-{number}")
+
+
+def test_an_order_is_sent(rocketmq: RocketMQ) -> None:  # noqa: F811 - pytest takes it by its name
+    topic = rocketmq.topic()
+    place_order(rocketmq.address, topic, 7)
+    (message,) = rocketmq.messages(topic)
+    assert json.loads(message.body) == {"order": 7}
+    assert (message.tags, message.keys) == ("new", ["order-7"])
+
+
+def test_another_topic_is_empty(rocketmq: RocketMQ) -> None:  # noqa: F811
+    assert rocketmq.messages(rocketmq.topic()) == []
