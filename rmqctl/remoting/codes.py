@@ -169,9 +169,13 @@ class Request:
 
 
 _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
+_SURE = 10
+"""So many digits may be too many for 32 bits."""
 
 
 def _number(name: str, text: str, bits: int) -> int:
+    if text.isdecimal() and len(text) < _SURE and text.isascii():
+        return int(text)
     value = int(text) if _DIGITS.fullmatch(text) else None
     if value is None or not -(1 << bits) <= value < 1 << bits:
         raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is no number of "

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rmqctl.remoting.frame import (
     BINARY,
     JSON,
@@ -101,7 +103,34 @@ def _quoted(found: re.Match[str]) -> str:
     return f'"{found[1]}"' if found[2] else found[0]
 
 
+class _Plain(msgspec.Struct, gc=False):
+    """A JSON header as most clients write it."""
+
+    code: int = 0
+    language: str = "OTHER"
+    version: int = 0
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    extFields: dict[str, str] | None = None  # noqa: N815 - its name in the header
+
+
+_read_plain = msgspec.json.Decoder(_Plain).decode
+
+
 def _read_json_header(data: bytes) -> Header:
+    try:
+        plain = _read_plain(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _read_any_header(data)  # which is more lenient
+    numbers = plain.code, plain.version, plain.opaque, plain.flag
+    if min(numbers) < -_SIGN or max(numbers) >= _SIGN:
+        return _read_any_header(data)
+    return Header(plain.code, plain.language, plain.version, plain.opaque, plain.flag,
+                  plain.remark, plain.extFields or {})
+
+
+def _read_any_header(data: bytes) -> Header:
     value = read_json(data)
     if not isinstance(value, dict):
         raise FrameError("a header that is no JSON object")
@@ -139,8 +168,17 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_json(value: Any) -> bytes:
-    """Strict JSON without spaces, as bytes."""
+    """Strict JSON without spaces, as bytes of ASCII."""
     return _encode(value).encode("ascii")
+
+
+def _write_header(header: dict[str, Any]) -> bytes:
+    """The same, of texts and numbers alone; several times faster."""
+    try:
+        raw = msgspec.json.encode(header)
+    except (ValueError, msgspec.MsgspecError):  # half a surrogate pair
+        return write_json(header)
+    return raw if raw.isascii() and b"\x7f" not in raw else write_json(header)
 
 
 def command_head(command: Command, body_size: int | None = None) -> bytes:
@@ -151,7 +189,7 @@ def command_head(command: Command, body_size: int | None = None) -> bytes:
         header["remark"] = command.remark
     header["serializeTypeCurrentRPC"] = "JSON"
     header["version"] = command.version
-    return frame_head(write_json(header),
+    return frame_head(_write_header(header),
                       len(command.body) if body_size is None else body_size)
 
 

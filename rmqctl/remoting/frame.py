@@ -73,7 +73,7 @@ class FrameReader:
         """Bytes that arrived and are in no frame yet."""
         return len(self._buffer) - self._at
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         self._buffer += data
 
     def next(self) -> Frame | None:

@@ -33,6 +33,8 @@ _TURN_S = 0.02
 """So long requests of one connection are answered before it is the others' turn."""
 _MOST_ASKED = 64
 """Requests to one client that wait for its response."""
+_RECEIVED = 256 << 10
+"""Bytes that are received at once."""
 _MOST_BUFFERS = 512
 """Parts that are given to the system at once (IOV_MAX is 1024)."""
 
@@ -69,6 +71,8 @@ class Server:
     broken: int = 0
     """Connections that sent what cannot be understood."""
     last_used: float = field(default_factory=time.monotonic)
+    received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
+    """Where what arrives is put, for whichever connection: it is taken out at once."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
@@ -157,7 +161,7 @@ class Server:
             stop.set()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One client."""
 
     def __init__(self, server: Server, broker: Broker) -> None:
@@ -208,8 +212,11 @@ class _Connection(asyncio.Protocol):
         self._broker.forget(self)
         self._transport = None
 
-    def data_received(self, data: bytes) -> None:
-        self._frames.feed(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._frames.feed(self._server.received[:nbytes])
         self._work()
 
     def pause_writing(self) -> None:
@@ -250,7 +257,9 @@ class _Connection(asyncio.Protocol):
                     self._heard(command.opaque, command)
                 else:
                     answer(self._broker, self, command)
-                if self._frames.held and time.monotonic() > late and not transport.is_closing():
+                if not self._frames.held:
+                    break
+                if time.monotonic() > late and not transport.is_closing():
                     self._waits = True
                     transport.pause_reading()
                     asyncio.get_running_loop().call_soon(self._go_on)

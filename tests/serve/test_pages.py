@@ -63,7 +63,7 @@ def one_by_one(rows: list[tuple[int, int]], log: LogReader, at: int, most: int, 
 @pytest.mark.parametrize("name", STORES)
 def test_a_page_gives_what_each_record_would(golden: GoldenFolder, tmp_path: Path, name: str,
                                              kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = random.Random(f"{RUN} {name}")
+    source = random.Random(f"{RUN.seed} {name}")
     monkeypatch.setattr(reading, "FILTER_S", 60)
     monkeypatch.setattr(reading, "PAGE_ROWS", source.choice((13, 40, 512)))
     monkeypatch.setattr(reading, "PAGE_BYTES", source.choice((10_000, 1 << 20)))
