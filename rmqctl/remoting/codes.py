@@ -38,7 +38,7 @@ _TABLE = """
 35 UNREGISTER_CLIENT clientID! producerGroup consumerGroup
 36 CONSUMER_SEND_MSG_BACK offset:long! group! delayLevel:int! originMsgId originTopic \
    unitMode:bool maxReconsumeTimes:int
-37 END_TRANSACTION producerGroup! tranStateTableOffset:long! commitLogOffset:long! \
+37 ~END_TRANSACTION producerGroup! tranStateTableOffset:long! commitLogOffset:long! \
    commitOrRollback:int! fromTransactionCheck:bool msgId! transactionId topic
 38 GET_CONSUMER_LIST_BY_GROUP consumerGroup!
 41 LOCK_BATCH_MQ
@@ -131,6 +131,7 @@ class Status(IntEnum):
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    ILLEGAL_OPERATION = 604
 
 
 class Answer(Exception):  # noqa: N818 - it ends a request with a response, which is no error

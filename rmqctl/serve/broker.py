@@ -25,6 +25,7 @@ from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
 
 Buffer = bytes | memoryview
@@ -87,6 +88,16 @@ class Call:
             self.connection.reply(self.command, response)
 
 
+class Rounds(Protocol):
+    """What a broker does beside its requests, now and then."""
+
+    def begin(self) -> None:
+        """Begins with it, if it is time."""
+
+    def stop(self) -> None:
+        """Gives up what is under way."""
+
+
 @dataclass(slots=True)
 class Cluster:
     """What all brokers of a server have in common."""
@@ -133,6 +144,8 @@ class Broker:
 
     writer: Writer | None = None
     delays: Delays | None = None
+    transactions: Transactions | None = None
+    checks: Rounds | None = None
 
     @property
     def is_writable(self) -> bool:
@@ -256,9 +269,13 @@ class Broker:
                 self.arrived(*key)
 
     def deliver(self) -> None:
-        """Delayed messages that are due go where they belong."""
+        """Delayed messages that are due go where they belong; producers are asked what became
+        of their half messages.
+        """
         if self.delays is not None:
             self.delays.deliver()
+        if self.checks is not None:
+            self.checks.begin()
 
     def keep(self) -> None:
         """Writes positions into a store that is written to. StoreIOError, RefusedError."""
@@ -276,6 +293,10 @@ class Broker:
 
     def close(self) -> None:
         """Gives the store back; one that was written to as a broker's shutdown leaves it."""
+        if self.checks is not None:
+            self.checks.stop()
+        if self.transactions is not None:
+            self.transactions.flush()
         if self.writer is not None:
             self.writer.close()
         self.source.close()

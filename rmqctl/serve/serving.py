@@ -91,12 +91,16 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
 
 def _join(broker: Broker, writer: Writer) -> None:
     """The writer tells its broker what it put, and when delayed messages are due."""
+    from rmqctl.serve.producing.checking import Checks
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.transactions import Transactions
 
     delays = Delays(writer)
     delays.load()
     writer.arrived, writer.scheduled = broker.arrived, delays.add
     broker.delays = delays
+    broker.transactions = Transactions(writer, broker.raw_at)
+    broker.checks = Checks(broker, broker.transactions)
 
 
 def _name(number: int) -> str:

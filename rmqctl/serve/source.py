@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +199,27 @@ class Source:
                 found[topic].read_queues = count
         return found
 
+    def learn(self, name: str, config: Mapping[str, Any]) -> None:
+        """Takes over a topic that was just made or changed, as ``topics.json`` has it; nothing
+        else is read again.
+        """
+        self._config.pop("topics.json", None)
+        known = self.topics.get(name)
+        on_disk = 0 if known is None else max((queue_id + 1 for topic, queue_id in (
+            *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
+        self.topics[name] = Topic(
+            name, max(_count(config.get("readQueueNums")), on_disk),
+            _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),
+            bool(config.get("order")), config.get("topicSysFlag") or 0)
+        self._add_group(self.groups, name)
+
+    @staticmethod
+    def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:
+        """The group that a retry or dead-letter topic is of."""
+        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+            if topic.startswith(prefix):
+                groups.setdefault(topic.removeprefix(prefix), {})
+
     def _groups(self) -> dict[str, dict[str, Any]]:
         """Consumer groups of the configuration, of the positions, and of retry and dead-letter
         topics.
@@ -209,9 +230,7 @@ class Source:
             if row["group"]:
                 found.setdefault(row["group"], {})
         for topic in self.topics:
-            for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-                if topic.startswith(prefix):
-                    found.setdefault(topic.removeprefix(prefix), {})
+            self._add_group(found, topic)
         return found
 
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:

@@ -28,6 +28,9 @@ class Peer(Protocol):
 
     peer: str
 
+    @property
+    def is_full(self) -> bool: ...
+
     def send(self, command: Command) -> None: ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float

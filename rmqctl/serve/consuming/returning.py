@@ -65,8 +65,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 def _put(writer: Writer, call: Call, record: Record, topic: str, level: int) -> None:
     """Puts it into the store: into the topic, or into the schedule with that delay."""
     if writer.topics.get(topic) is None:
-        writer.topics.create(topic, 1, 1, READ | WRITE)
-        writer.source.refresh(force=True)
+        writer.source.learn(topic, writer.topics.create(topic, 1, 1, READ | WRITE))
     known = props.parse(java_text(record.properties))
     known.pop(props.DELAY, None)
     if level:

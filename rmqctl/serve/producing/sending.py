@@ -6,6 +6,8 @@ import random
 import socket
 from typing import Any
 
+from msgspec.structs import replace
+
 from rmqctl.broker.settings import Host
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.errors import RefusedError, RmqctlError
@@ -16,9 +18,11 @@ from rmqctl.formats.local.message import (
     BatchRequestItem,
     properties_length_at,
 )
+from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from rmqctl.parse_values import parse_address
 from rmqctl.remoting.codes import SEND_V2, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.producing.transactions import is_half
 from rmqctl.serve.producing.writing import Writer
 
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -61,10 +65,15 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
             topic, _items(call.command.body), "", queue_id, wanted["sysFlag"],
             wanted["bornTimestamp"], born, reconsume_times=wanted["reconsumeTimes"] or 0)
     else:
+        given = wanted["properties"] or ""
         message = Outgoing(
-            topic, call.command.body, _properties(broker, wanted["properties"] or ""), queue_id,
+            topic, call.command.body, _properties(broker, given), queue_id,
             wanted["flag"], wanted["sysFlag"], wanted["bornTimestamp"], born,
             reconsume_times=wanted["reconsumeTimes"] or 0)
+        if is_half(given) and broker.transactions is not None:
+            if writer.settings.profile.generation >= 5:
+                given = props.build({**props.parse(given), **_REGION})
+            message = broker.transactions.half(replace(message, properties=given))
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
@@ -79,13 +88,13 @@ def _make_topic(writer: Writer, topic: str) -> None:
     if writer.topics.get(topic) is not None:
         return
     try:
-        writer.topics.auto_create(topic)
+        made = writer.topics.auto_create(topic)
     except RefusedError as error:
         code = Status.SYSTEM_ERROR if "characters" in str(error) else Status.TOPIC_NOT_EXIST
         raise Answer(code, str(error)) from None
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    writer.source.refresh(force=True)
+    writer.source.learn(topic, made)
 
 
 def _answer(result: PutResult, queue_id: int) -> Response:
@@ -141,16 +150,37 @@ def _host(peer: str) -> Host:
         return bytes([127, 0, 0, 1]), address.port
 
 
+def end_transaction(broker: Broker, call: Call) -> None:
+    """Commits a half message, or rolls it back; nothing where its producer does not know yet."""
+    wanted, transactions = call.fields, broker.transactions
+    assert transactions is not None
+    if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+        return
+    if transactions.writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+
+    def then(result: PutResult | None) -> None:
+        code = Status.SUCCESS if result is None or result.stored else _CODES.get(
+            result.status, Status.SYSTEM_ERROR)
+        call.reply(Response({}, (), int(code), None if result is None else result.reason))
+
+    transactions.end(
+        wanted["producerGroup"], wanted["commitLogOffset"], wanted["tranStateTableOffset"],
+        commit=wanted["commitOrRollback"] == TRANSACTION_COMMIT,
+        asked=bool(wanted["fromTransactionCheck"]), then=then)
+
+
 def create_topic(broker: Broker, call: Call) -> Response:
     """Makes or changes a topic."""
     writer, wanted = broker.writer, call.fields
     assert writer is not None
     try:
-        writer.topics.create(wanted["topic"], wanted["readQueueNums"], wanted["writeQueueNums"],
-                             wanted["perm"], order=wanted["order"])
+        made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
+                                    wanted["writeQueueNums"], wanted["perm"],
+                                    order=wanted["order"])
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    writer.source.refresh(force=True)
+    writer.source.learn(wanted["topic"], made)
     return Response()
 
 
@@ -158,5 +188,6 @@ HANDLERS: Table = {
     "SEND_MESSAGE": send_message,
     "SEND_MESSAGE_V2": send_short,
     "SEND_BATCH_MESSAGE": send_short,
+    "END_TRANSACTION": end_transaction,
     "UPDATE_AND_CREATE_TOPIC": create_topic,
 }

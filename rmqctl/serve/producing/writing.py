@@ -194,6 +194,8 @@ class Writer:
         tail = self._tails.get(key)
         try:
             if tail is None:
+                if key[0] not in self.source.topics:  # one that a broker has by itself
+                    self.source.learn(key[0], {"readQueueNums": 1, "writeQueueNums": 1})
                 tail = TailQueue(self.source.queue(*key), self.source.log, result.queue_offset)
             if tail.end != result.queue_offset or tail.start > tail.stored.end:
                 rows = []
