@@ -75,6 +75,9 @@ def command(
     topic: Annotated[list[str] | None, typer.Option(
         "--topic", metavar="NAME", help="Make a topic with 4 queues, if it is not there; "
         "repeatable, with --writable or --temp.")] = None,
+    key_file: Annotated[list[str] | None, typer.Option(
+        "--key-file", metavar="FILE", help="Answer only who signs as RocketMQ's ACL 1.0 has it, "
+        "with the AccessKey and SecretKey in FILE; repeatable.")] = None,
     flush: Annotated[Literal["async", "sync"] | None, typer.Option(
         "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
     layout: LayoutOptions,
@@ -92,6 +95,7 @@ def command(
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
     from rmqctl.scan import malloc_tuning
+    from rmqctl.serve.access import read_keys
     from rmqctl.serve.producing.opening import temporary_store
     from rmqctl.serve.server import Limits, Server
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
@@ -113,7 +117,8 @@ def command(
             for text in each.warnings():
                 out.warn(text)
         settings = Settings(view, _start(start), start == "stored", offsets, retry_memory,
-                            writable=writable or temp, flush=flush)
+                            writable=writable or temp, flush=flush,
+                            access=read_keys(key_file or []))
 
         def failed(name: str, error: Exception) -> None:
             out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report "
@@ -134,7 +139,8 @@ def command(
         server = Server(brokers, Limits(connections=max_connections), save, out.warn,
                         None if idle_exit is None else idle_exit / 1000)
         if listen.host not in ("127.0.0.1", "::1", "localhost"):
-            out.warn(f"{listen}: whoever reaches this address can read every message")
+            out.warn(f"{listen}: whoever reaches this address can read " + (
+                "what clients ask and are answered" if key_file else "every message"))
 
         def ready() -> None:
             _say_ready(out, server)

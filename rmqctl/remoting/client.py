@@ -11,16 +11,20 @@ from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import CODE_OF
 from rmqctl.remoting.command import ONE_WAY, Command, read_command, write_command, write_json
 from rmqctl.remoting.frame import FrameError, FrameReader
+from rmqctl.remoting.signing import ACCESS_KEY, SIGNATURE, signature
 
 
 class Client:
     """A connection to a server. Use as a context manager."""
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
+    def __init__(self, address: Address, timeout: float = 10.0,
+                 keys: tuple[str, str] | None = None) -> None:
+        """``keys``: an access key and its secret, with which requests are signed."""
         self.socket = socket.create_connection((address.host, address.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = FrameReader()
         self._opaque = 0
+        self._keys = keys
         self.told: list[Command] = []
         """What the server sent of its own accord."""
 
@@ -39,9 +43,12 @@ class Client:
         """Sends a request by name or code; its number (opaque)."""
         self._opaque += 1
         code = CODE_OF[request] if isinstance(request, str) else request
-        self.socket.sendall(write_command(Command(
-            code, self._opaque, flag, {name: _text(value) for name, value in ext.items()},
-            body=write_json(body) if isinstance(body, dict) else body)))
+        fields = {name: _text(value) for name, value in ext.items()}
+        data = write_json(body) if isinstance(body, dict) else body
+        if self._keys is not None:
+            fields[ACCESS_KEY], secret = self._keys
+            fields[SIGNATURE] = signature(fields, data, secret).decode()
+        self.socket.sendall(write_command(Command(code, self._opaque, flag, fields, body=data)))
         return self._opaque
 
     def one_way(self, request: str | int, **ext: object) -> None:

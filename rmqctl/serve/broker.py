@@ -17,6 +17,7 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
 from rmqctl.remoting.command import RESPONSE, Command
+from rmqctl.serve.access import Access
 from rmqctl.serve.consuming.groups import Group, Groups, QueueLocks
 from rmqctl.serve.consuming.memory import BASE, Memory
 from rmqctl.serve.consuming.positions import Positions
@@ -105,6 +106,7 @@ class Cluster:
     name: str
     brokers: dict[str, Broker] = field(default_factory=dict)
     kv: dict[str, dict[str, str]] = field(default_factory=dict)
+    access: Access = field(default_factory=Access)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmqctl.errors import RmqctlError
-from rmqctl.remoting.codes import REQUESTS, Answer, Status
+from rmqctl.remoting.codes import CODE_OF, REQUESTS, Answer, Status
 from rmqctl.remoting.command import Command
 from rmqctl.serve import naming
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
@@ -16,6 +16,8 @@ _BY_NAME: dict[str, Handler] = {
     name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
 HANDLERS: dict[int, Handler] = {
     code: _BY_NAME[request.name] for code, request in REQUESTS.items() if request.name in _BY_NAME}
+_FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
+"""What name servers answer, who know of no keys."""
 
 
 def answer(broker: Broker, connection: Connection, command: Command) -> None:
@@ -27,12 +29,14 @@ def answer(broker: Broker, connection: Connection, command: Command) -> None:
 
 def _answered(broker: Broker, connection: Connection, command: Command) -> Response | None:
     request = REQUESTS.get(command.code)
-    if request is None:
-        broker.requests["unknown"] += 1
-        return _unsupported(command.code)
-    broker.requests[request.name] += 1
+    name = "unknown" if request is None else request.name
+    broker.requests[name] += 1
     handler = HANDLERS.get(command.code)
     try:
+        if command.code not in _FOR_ALL:
+            broker.cluster.access.check(command)
+        if request is None:
+            return _unsupported(command.code)
         if request.changes and not broker.is_writable:
             raise Answer(Status.NO_PERMISSION, _refusal(broker, request.name))
         if handler is None:
@@ -43,7 +47,7 @@ def _answered(broker: Broker, connection: Connection, command: Command) -> Respo
     except RmqctlError as error:
         return Response(code=Status.SYSTEM_ERROR, remark=str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours must not take the other clients with it
-        broker.failed(request.name, error)
+        broker.failed(name, error)
         return Response(code=Status.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.serve.access import Access
 from rmqctl.serve.broker import Broker, Cluster
 from rmqctl.serve.consuming.memory import Memory
 from rmqctl.serve.consuming.positions import Positions, PositionsFile
@@ -44,6 +45,7 @@ class Settings:
     cluster: str = CLUSTER
     writable: bool = False
     flush: str | None = None
+    access: Access = field(default_factory=Access)
 
 
 def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
@@ -55,7 +57,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         raise UsageError("a store is named twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
-    cluster, pages = Cluster(settings.cluster), Pages()
+    cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()
     names = [_name(number) for number in range(len(wanted))]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(each.root)}"

@@ -32,8 +32,9 @@ class Running:
     def address(self) -> Address:
         return self.brokers[0].address
 
-    def client(self, number: int = 0, timeout: float = 20.0) -> Client:
-        return Client(self.brokers[number].address, timeout)
+    def client(self, number: int = 0, timeout: float = 20.0,
+               keys: tuple[str, str] | None = None) -> Client:
+        return Client(self.brokers[number].address, timeout, keys)
 
     def do(self, work: Callable[[], None]) -> None:
         """Runs something in the server's thread."""

@@ -22,6 +22,7 @@ import pytest
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local.message import decode
+from rmqctl.serve.access import Access
 from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from tests.conftest import GoldenFolder
@@ -71,12 +72,13 @@ class Started:
     """A client that runs; ``messages`` are the objects it has printed so far."""
 
     def __init__(self, command: list[str], served: Running, topic: str, mode: str, group: str,
-                 base: Path, folder: Path) -> None:
+                 base: Path, folder: Path, **variables: str) -> None:
         self.stop_file = folder / f"stop-{time.monotonic_ns()}"
         self._out = folder / f"out-{time.monotonic_ns()}"
         environment = {**os.environ, "HOME": str(folder), "STOP": str(self.stop_file),
                        "PYTHONPATH": str(base.parent / "cpp-client"),
-                       "NODE_PATH": str(base.parent / "ons-client" / "node_modules")}
+                       "NODE_PATH": str(base.parent / "ons-client" / "node_modules"),
+                       **variables}
         with open(self._out, "w") as out:
             self.process = subprocess.Popen(
                 [*command, str(served.address), topic, mode, group], stdout=out,
@@ -100,8 +102,10 @@ def start(golden_base: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a client; all of them are stopped at the end."""
     clients: list[Started] = []
 
-    def begin(command: list[str], served: Running, topic: str, mode: str, group: str) -> Started:
-        clients.append(Started(command, served, topic, mode, group, golden_base, tmp_path))
+    def begin(command: list[str], served: Running, topic: str, mode: str, group: str,
+              **variables: str) -> Started:
+        clients.append(Started(command, served, topic, mode, group, golden_base, tmp_path,
+                               **variables))
         return clients[-1]
 
     yield begin
@@ -244,3 +248,28 @@ def test_producers_are_refused(kind: str, start: Start, store: Path, subject: An
         client.process.wait(30)
         (said,) = client.messages
         assert "refused" in said
+
+
+@pytest.mark.parametrize("kind", ["cpp", "ons"])
+def test_clients_sign_what_they_ask(kind: str, start: Start, tmp_path: Path,
+                                    request: pytest.FixtureRequest) -> None:
+    command = request.getfixturevalue(kind)
+    create_store(tmp_path / "store", StoreSettings(commitlog_file_size=1 << 20, index_slots=100,
+                                                   index_max=400))
+
+    def topic(broker: Any) -> None:
+        broker.writer.topics.auto_create("TopicTest")
+        broker.source.refresh(force=True)
+
+    settings = Settings(writable=True, access=Access({"user": "secret"}))
+    with serving(tmp_path / "store", settings=settings, then=[topic]) as served:
+        for secret, found in (("secret", "sent"), ("another", "refused")):
+            producer = start(command, served, "TopicTest", "send", "PRODUCER", ACCESS_KEY="user",
+                             SECRET_KEY=secret)
+            producer.process.wait(30)
+            assert found in producer.messages[0], producer.messages
+        client = start(command, served, "TopicTest", "push", "GROUP", ACCESS_KEY="user",
+                       SECRET_KEY="secret")
+        wait_until(lambda: len(client.messages) >= 1)
+        client.stop()
+        assert [message["body"] for message in client.messages] == [b"hello".hex()]

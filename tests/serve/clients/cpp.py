@@ -17,8 +17,14 @@ def show(message: object) -> None:
     os.write(1, f"{line}\n".encode())  # at once: the client calls from several threads
 
 
+def sign(client: object) -> None:
+    if "ACCESS_KEY" in os.environ:
+        client.set_session_credentials(os.environ["ACCESS_KEY"], os.environ["SECRET_KEY"], "ALIYUN")
+
+
 def pull() -> None:
     consumer = PullConsumer(group)
+    sign(consumer)
     consumer.set_namesrv_addr(server)
     consumer.start()
     for message in consumer.pull(topic):
@@ -28,6 +34,7 @@ def pull() -> None:
 
 def push() -> None:
     consumer = PushConsumer(group)
+    sign(consumer)
     consumer.set_namesrv_addr(server)
     consumer.subscribe(topic, show, "*")
     consumer.start()
@@ -39,6 +46,7 @@ def push() -> None:
 
 def send() -> None:
     producer = Producer(group)
+    sign(producer)
     producer.set_namesrv_addr(server)
     producer.start()
     message = Message(topic)

@@ -5,7 +5,8 @@ const { Consumer, Producer, Message } = require('ali-ons');
 const [server, topic, mode, group] = process.argv.slice(2);
 const quiet = () => {};
 const settings = {
-  httpclient: {}, nameSrv: [server], accessKeyId: '', accessKeySecret: '',
+  httpclient: {}, nameSrv: [server],
+  accessKeyId: process.env.ACCESS_KEY || '', accessKeySecret: process.env.SECRET_KEY || '',
   logger: { debug: quiet, info: quiet, warn: quiet, error: quiet },
 };
 const say = value => process.stdout.write(JSON.stringify(value) + '\n');
