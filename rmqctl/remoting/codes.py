@@ -164,19 +164,19 @@ class Request:
                 found[name] = text
             elif kind == "bool":
                 found[name] = text.lower() in ("true", "1")
+            elif text.isdecimal() and len(text) <= _SURE[kind] and text.isascii():
+                found[name] = int(text)
             else:
                 found[name] = _number(name, text, 31 if kind == "int" else 63)
         return found
 
 
 _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
-_SURE = 10
-"""So many digits may be too many for 32 bits."""
+_SURE = {"int": 9, "long": 18}
+"""So many digits always fit."""
 
 
 def _number(name: str, text: str, bits: int) -> int:
-    if text.isdecimal() and len(text) < _SURE and text.isascii():
-        return int(text)
     value = int(text) if _DIGITS.fullmatch(text) else None
     if value is None or not -(1 << bits) <= value < 1 << bits:
         raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is no number of "

@@ -35,8 +35,10 @@ _MOST_ASKED = 64
 """Requests to one client that wait for its response."""
 _RECEIVED = 256 << 10
 """Bytes that are received at once."""
+_GATHERED = 64 << 10
+"""Bytes of answers to one client that wait for others of this turn, to be sent together."""
 _MOST_BUFFERS = 512
-"""Parts that are given to the system at once (IOV_MAX is 1024)."""
+"""Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Server:
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
     """Where what arrives is put, for whichever connection: it is taken out at once."""
+    answered: list[_Connection] = field(default_factory=list)
+    """Connections with answers that are sent at the end of this turn."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
@@ -130,6 +134,17 @@ class Server:
                     self._problem = problem
                     self.problem(problem)
 
+    def send_soon(self, connection: _Connection) -> None:
+        """Has a connection send its answers when others of this turn may have joined them."""
+        if not self.answered:
+            asyncio.get_running_loop().call_soon(self._send_answers)
+        self.answered.append(connection)
+
+    def _send_answers(self) -> None:
+        answered, self.answered = self.answered, []
+        for connection in answered:
+            connection.flush()
+
     def _look(self, stop: asyncio.Event) -> None:
         if self.failure is not None:
             stop.set()
@@ -173,6 +188,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.peer = self.local_host = ""
         self._last = self._since = time.monotonic()
         self._held = 0
+        self._out: list[Buffer] = []
+        self._out_size = 0
         self._transport: asyncio.Transport | None = None
         self._asked: dict[int, tuple[Callable[[Command | None], None], asyncio.TimerHandle]] = {}
         self._numbers = count(1)
@@ -269,6 +286,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.end()
         finally:
             self._busy = False
+            self.flush()
         self._count()
 
     def _count(self) -> None:
@@ -303,7 +321,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def send(self, command: Command) -> None:
         if self._transport is not None and not (self._paused or self._transport.is_closing()):
-            self._transport.write(write_command(command))
+            self._write([write_command(command)])
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
         if self._transport is None or len(self._asked) >= _MOST_ASKED:
@@ -331,10 +349,24 @@ class _Connection(asyncio.BufferedProtocol):
         self._write([command_head(response.head(request), size), *response.parts])
 
     def _write(self, parts: list[Buffer]) -> None:
-        """Gives the parts to the system as they are, copied only if it does not take them all."""
-        transport = cast("asyncio.Transport", self._transport)
+        """Sends at the end of this turn, or when it is enough."""
+        if not (self._out or self._busy):
+            self._server.send_soon(self)
+        self._out += parts
+        self._out_size += sum(map(len, parts))
+        if self._out_size >= _GATHERED or len(self._out) >= _MOST_BUFFERS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Gives answers to the system as they are, copied only if it does not take them all."""
+        parts, transport = self._out, self._transport
+        if not parts:
+            return
+        self._out, self._out_size = [], 0
+        if transport is None or transport.is_closing():
+            return
         sent = 0
-        if not transport.get_write_buffer_size() and len(parts) < _MOST_BUFFERS:
+        if not transport.get_write_buffer_size() and len(parts) < 2 * _MOST_BUFFERS:
             try:
                 sent = os.writev(self._fd, parts)
             except (BlockingIOError, InterruptedError):
@@ -349,7 +381,8 @@ class _Connection(asyncio.BufferedProtocol):
             sent -= len(part)
 
     def end(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection at once; what was answered before is on its way."""
+        self.flush()
         self._forget_held()
         if self._transport is not None:
             self._transport.abort()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import struct
 import time
 from collections.abc import Iterator
@@ -18,13 +20,15 @@ from rmqctl.errors import FormatError, StoreHeldError, StoreIOError
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, build, magic_for, size_of
 from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.command import Command
+from rmqctl.remoting.command import Command, write_command
 from rmqctl.serve.consuming import positions
+from rmqctl.serve.producing import writing
 from rmqctl.serve.producing.writing import delivered
 from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join
+from tests.support.share import RUN
 
 WRITABLE = Settings(writable=True)
 
@@ -300,3 +304,42 @@ def test_positions_that_could_not_be_written_are_written_later(
     file.write_text(json.dumps({f"broker-a {root}": {"offsetTable": {"t@g": {"0": 1e999}}}}))
     with pytest.raises(FormatError), serving(root, settings=Settings(offsets=str(file))):
         pass
+
+
+def test_what_tells_of_a_messages_rows_is_found_as_in_all_its_properties() -> None:
+    source = random.Random(RUN.seed)
+    pieces = ("TAGS", "\x01", "\x02", "\x02", "a", "TAGS\x01", "TAGS\x01b\x02", "DELAY\x01", "3",
+              "INNER_NUM\x012\x02", "TIMER_DELAY_MS\x015\x02", "XTAGS\x01c", "KEYS\x01TAGS")
+    for _ in range(3000):
+        text = "".join(source.choices(pieces, k=source.randrange(7)))
+        some, known = writing._telling(text), properties.parse(text)
+        assert some.get("TAGS") == known.get("TAGS"), text
+        assert writing._delay_level(some) == writing._delay_level(known)
+        assert writing._has_other_rows(some) == writing._has_other_rows(known)
+
+
+def test_answers_of_one_turn_come_together_and_in_order(served: Running,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    real = os.writev
+
+    def writev(fd: int, parts: list[bytes]) -> int:
+        given.append(len(parts))
+        return real(fd, parts)
+
+    monkeypatch.setattr(os, "writev", writev)
+    with served.client() as client:
+        assert sent(client, "orders", b"first").code == 0
+        del given[:]
+        fields = {"a": "P", "b": "orders", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0,
+                  "j": 0}
+        asked = b"".join(write_command(Command(310, number, 0, {
+            name: str(value) for name, value in fields.items()}, body=b"x" * number))
+            for number in range(100, 140))
+        client.socket.sendall(asked)
+        answers = [client.receive() for _ in range(40)]
+        assert [answer.opaque for answer in answers] == list(range(100, 140))
+        assert [answer.ext["queueOffset"] for answer in answers] == [
+            str(number) for number in range(1, 41)]
+    assert sum(given) == 40
+    assert len(given) < 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from functools import lru_cache
 from typing import Any
 
 from msgspec.structs import replace
@@ -140,6 +141,7 @@ def _items(body: bytes) -> list[BatchItem]:
     return items
 
 
+@lru_cache(maxsize=1024)
 def _host(peer: str) -> Host:
     """Packed address and port of a client."""
     address = parse_address(peer)

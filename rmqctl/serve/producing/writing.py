@@ -35,6 +35,9 @@ _MOST_PENDING = 64 << 20
 _SMALL = 1000
 """Bytes that one takes beside its body."""
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
+_TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
+_OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
+"""Words in the names of properties by which a message has other rows than one in its queue."""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 
@@ -181,7 +184,7 @@ class Writer:
             rows = [(place, end - place, properties.parse(item.properties)) for place, end, item in
                     zip(result.physical_offsets, ends, message.messages, strict=True)]
         else:
-            known = properties.parse(_text(message.properties))
+            known = _telling(_text(message.properties))
             level = _delay_level(known) if isinstance(message, Outgoing) else 0
             if level > 0:
                 self._note_delay(level, result)
@@ -261,6 +264,16 @@ def _has_other_rows(known: dict[str, str]) -> bool:
     return any(name in known for name in (
         properties.MULTI_DISPATCH, properties.INNER_NUM, "TIMER_DELAY_SEC", "TIMER_DELAY_MS",
         "TIMER_DELIVER_MS"))
+
+
+def _telling(text: str) -> dict[str, str]:
+    """Those properties that tell where a message's rows are and what is in them; maybe all."""
+    at = text.rfind(_TAGS)
+    tags = text[at + len(_TAGS):].partition(properties.PROPERTY_SEPARATOR)[0]
+    if any(word in text for word in _OTHER_ROWS) or (at >= 0 and (
+            not tags or text[at - 1:at] not in ("", properties.PROPERTY_SEPARATOR))):
+        return properties.parse(text)
+    return {} if at < 0 else {properties.TAGS: tags}
 
 
 def _text(raw: bytes | str) -> str:
