@@ -160,7 +160,7 @@ class Broker:
     def topics(self) -> dict[str, Topic]:
         """All topics by name, with what clients may do."""
         known = {**self.source.topics, **self._retries}
-        for group in (*self.source.groups, *self.groups.consumers):
+        for group in self.groups.consumers:
             name = RETRY_PREFIX + group
             if name not in known:
                 known[name] = Topic(name, 0, 0, READ)

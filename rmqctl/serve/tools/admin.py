@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rmqctl.broker.settings import resolve
 from rmqctl.engine.config.topics import system_topics
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
@@ -19,7 +20,7 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.command import VERSION
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.naming import json_response
-from rmqctl.serve.source import READ
+from rmqctl.serve.source import READ, WRITE
 
 _VERSION_NAME = "V4_9_3"
 MOST_ROWS = 10_000
@@ -137,15 +138,33 @@ def _properties(values: Mapping[str, object]) -> Response:
         "utf-8", "replace"),))
 
 
+def _java(value: bool) -> str:
+    return str(value).lower()
+
+
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """The settings that a broker like this one would have: no others are known."""
+    """The settings that a broker like this one would have. Those of the store are told by its
+    files; of the others stand here, as a broker has them by default, which `exportConfigs` needs.
+    """
     first = next(iter(broker.cluster.brokers.values()))
+    store, writer = broker.source.store, broker.writer
+    known = resolve(store, {}).settings if writer is None else writer.settings
     response = _properties({
-        "autoCreateSubscriptionGroup": "true", "autoCreateTopicEnable": "false",
+        "autoCreateSubscriptionGroup": "true",
+        "autoCreateTopicEnable": _java(broker.is_writable),
         "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
-        "brokerName": broker.name, "brokerPermission": READ, "brokerRole": "ASYNC_MASTER",
-        "enablePropertyFilter": "true", "listenPort": broker.address.port,
-        "namesrvAddr": first.address, "storePathRootDir": broker.source.store.root})
+        "brokerName": broker.name, "brokerPermission": READ | WRITE * broker.is_writable,
+        "brokerRole": known.role, "enablePropertyFilter": "true", "fileReservedTime": 72,
+        "filterServerNums": 0, "flushDiskType": f"{known.flush.upper()}_FLUSH",
+        "listenPort": broker.address.port, "mappedFileSizeCommitLog": known.commitlog_file_size,
+        "mappedFileSizeConsumeQueue": known.consumequeue_file_size,
+        "maxHashSlotNum": known.index_slots, "maxIndexNum": known.index_max,
+        "maxMessageSize": known.max_message_size, "messageDelayLevel": known.message_delay_level,
+        "messageIndexEnable": _java(known.message_index),
+        "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC", "namesrvAddr": first.address,
+        "slaveReadEnable": "false", "storePathCommitLog": next(iter(store.log_folders), ""),
+        "storePathRootDir": store.root, "traceOn": "true", "traceTopicEnable": "false",
+        "useTLS": "false"})
     response.ext = {"version": '{"counter":0,"timestamp":0}'}
     return response
 
@@ -156,12 +175,15 @@ def namesrv_config(broker: Broker, _call: Call) -> Response:
 
 
 def _disk_ratio(path: str) -> float:
-    """The share of a file system that is used; -1 where that cannot be told."""
+    """The share of a file system that is used, as a broker works it out: of what is not kept for
+    root, in whole percents, rounded up. -1 where that cannot be told.
+    """
     try:
         usage = shutil.disk_usage(path)
     except OSError:
         return -1.0
-    return usage.used / usage.total if usage.total else -1.0
+    room = usage.used + usage.free
+    return -(-100 * usage.used // room) / 100 if room else -1.0
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
