@@ -145,6 +145,8 @@ class Broker:
     _waking: bool = False
 
     writer: Writer | None = None
+    new_groups: set[str] = field(default_factory=set)
+    """Groups that came since the configuration was last written."""
     delays: Delays | None = None
     transactions: Transactions | None = None
     checks: Rounds | None = None
@@ -283,9 +285,12 @@ class Broker:
         """Writes positions into a store that is written to. StoreIOError, RefusedError."""
         if self.writer is None or self.writer.failure is not None:
             return
-        from rmqctl.serve.producing.opening import keep_json, keep_positions
+        from rmqctl.serve.producing.opening import keep_groups, keep_json, keep_positions
 
         store = self.source.store
+        if self.new_groups:
+            keep_groups(self.writer, self.new_groups)
+            self.new_groups.clear()
         if self.positions.changed:
             keep_positions(store, self.positions)
         if self.delays is not None and self.delays.changed:

@@ -80,24 +80,30 @@ def no_topics(_broker: Broker, _call: Call) -> Response:
     return json_response({"topicList": []})
 
 
-def kv_value(_broker: Broker, call: Call) -> Response:
-    """A name server's setting; none is kept."""
-    raise Answer(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {call.fields['namespace']} "
-                 f"Key: {call.fields['key']}")
+def kv_value(broker: Broker, call: Call) -> Response:
+    """A value that was given to the name server."""
+    namespace, key = call.fields["namespace"], call.fields["key"]
+    value = broker.cluster.kv.get(namespace, {}).get(key)
+    if value is None:
+        raise Answer(Status.QUERY_NOT_FOUND,
+                     f"No config item, Namespace: {namespace} Key: {key}")
+    return Response({"value": value})
 
 
 _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """A name server's settings: only those of ordered topics are known."""
+    """The values of a namespace; those of ordered topics are known by themselves."""
     namespace = call.fields["namespace"]
-    orders = {name: f"{each.name}:{topic.write_queues}"
+    values = {name: f"{each.name}:{topic.write_queues}"
               for each in broker.cluster.brokers.values()
-              for name, topic in each.topics.items() if topic.order}
-    if namespace != _ORDERS or not orders:
+              for name, topic in each.topics.items() if topic.order} if (
+                  namespace == _ORDERS) else {}
+    values |= broker.cluster.kv.get(namespace, {})
+    if not values:
         raise Answer(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
-    return json_response({"table": orders})
+    return json_response({"table": values})
 
 
 HANDLERS: Table = {

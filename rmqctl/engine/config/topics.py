@@ -9,15 +9,11 @@ topics it has by itself are here, too (§4.2; `TopicValidator`, `TopicAttributes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from rmqctl.broker.settings import Settings
-from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.files.aside import save_file
-from rmqctl.files.durable import publish
-from rmqctl.formats.config import fastjson
+from rmqctl.engine.config.table import Config, ConfigTable
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local.delay import java_int
 from rmqctl.formats.local.properties import (
     HALF_TOPIC,
@@ -25,21 +21,9 @@ from rmqctl.formats.local.properties import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
 )
-from rmqctl.store.config.config import (
-    BACKUP,
-    EMPTY,
-    FOLDER,
-    MAX_SIZE,
-    MISSING,
-    UNREADABLE,
-    ConfigFile,
-    Copy,
-    load_one,
-)
-from rmqctl.store.store import Sizes, Store
 
 NAME = "topics.json"
-TABLE, VERSION = "topicConfigTable", "dataVersion"
+TABLE = "topicConfigTable"
 CLIENT_QUEUES = 4
 """``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
 DEFAULT_QUEUES = 8
@@ -75,8 +59,6 @@ _ENUMS = {
 }
 _RESERVE_TIME = "reserve.time"
 _FIXED = frozenset({QUEUE_TYPE, "cleanup.policy"})
-
-Config = dict[str, Any]
 
 
 # -- what a broker lets a topic be --------------------------------------------------------------
@@ -155,73 +137,12 @@ class Change:
         return "none" if self.before == self.after else "change"
 
 
-class Topics:
-    """The topics of a store. Whoever changes them must hold the store's lock.
+class Topics(ConfigTable):
+    """The topics of a store. Whoever changes them must hold the store's lock."""
 
-    ``clock`` gives epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
-    when it is damaged in a way in which changing it would lose something.
-    """
-
-    def __init__(self, root: str, settings: Settings, clock: Callable[[], int]) -> None:
-        self.root, self.settings, self._clock = root, settings, clock
-        self._store = Store(root, [], Sizes())
-        self.notes: list[str] = []
-        """What the user should hear of the file: that its backup was taken."""
-        self._load()
+    file, table_name = NAME, TABLE
 
     # -- reading ------------------------------------------------------------------------------
-
-    def _load(self) -> None:
-        config = load_one(self._store, NAME)
-        self._refuse_damage(config)
-        self._from_main = config.main.usable
-        self._main_is_there = config.main.state not in (MISSING, EMPTY)
-        self.notes = []
-        if config.fell_back:
-            self.notes.append(f"{config.main.fault()}; {config.backup.path} is taken instead, as a "
-                              "broker does")
-        self.exists = config.used is not None
-        self._value: dict[str, Any] = dict(config.value or {})
-        for key in (TABLE, VERSION):
-            if not isinstance(self._value.get(key, {}), dict):
-                raise RefusedError(f"{self._path()}: {key} is no object; see `rmqctl config`")
-
-    def _refuse_damage(self, config: ConfigFile) -> None:
-        main, backup = config.main, config.backup
-        for copy in (main, backup) if not main.usable else (main,):
-            if copy.state == UNREADABLE and copy.size > MAX_SIZE:
-                raise RefusedError(f"{self._store.path(copy.path)}: {copy.reason}")
-            if copy.state == UNREADABLE and copy.offset is None:
-                # Not damage: the next try may well read it, so the backup must not win.
-                raise StoreIOError(f"cannot read {self._store.path(copy.path)}: {copy.reason}")
-        used = config.used
-        if used is None and UNREADABLE in (main.state, backup.state):
-            raise RefusedError(self._said(main if main.state == UNREADABLE else backup)
-                               + "; a broker does not start on it")
-        if used is not None and used.damaged:
-            raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
-                               "writing it anew would lose what is odd: repair it first")
-
-    def _said(self, copy: Copy) -> str:
-        return f"{self.root}: {copy.fault()}"
-
-    def _path(self, suffix: str = "") -> str:
-        return self._store.path(FOLDER, NAME + suffix)
-
-    @property
-    def _table(self) -> dict[str, Any]:
-        table: dict[str, Any] = self._value.get(TABLE, {})
-        return table
-
-    @property
-    def data_version(self) -> dict[str, Any]:
-        """``counter``, ``timestamp`` and (5.x) ``stateVersion`` of the file."""
-        return dict(self._value.get(VERSION, {}))
-
-    def get(self, name: str) -> Config | None:
-        """The configuration of a topic as it stands in the file; None if it does not."""
-        config = self._table.get(name)
-        return dict(config) if isinstance(config, dict) else None
 
     def is_batch(self, topic: str) -> bool:
         """Whether a topic has ``queue.type=BatchCQ`` (5.x)."""
@@ -230,7 +151,7 @@ class Topics:
 
     def batch_topics(self) -> frozenset[str]:
         """All topics with ``queue.type=BatchCQ``."""
-        return frozenset(topic for topic in self._table if self.is_batch(topic))
+        return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
         """Why a broker would not take a message for this queue; None when it would.
@@ -264,10 +185,10 @@ class Topics:
             raise RefusedError(problem)
         if is_system(name, generation, self.settings.cluster):
             raise RefusedError(f"{name} is a system topic: a broker makes it by itself")
-        if name in self._table and self.get(name) is None:
-            raise RefusedError(f"{self._path()}: the entry of {name} is no object")
+        if name in self.table and self.get(name) is None:
+            raise RefusedError(f"{self.path()}: the entry of {name} is no object")
         before = self.get(name)
-        after = dict(before) if before is not None else self._bean(name, DEFAULT_QUEUES)
+        after = dict(before) if before is not None else self.bean(name, DEFAULT_QUEUES)
         for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
             if count is not None and not 1 <= count <= _MAX_QUEUES:
                 raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
@@ -297,10 +218,10 @@ class Topics:
 
         A topic that is as wanted already is left alone, and so is the file.
         """
-        self._load()
+        self.load()
         change = self.plan(name, read_queues, write_queues, perm, attributes, order)
         if change.action != "none":
-            self._put(name, change.after)
+            self.put({name: change.after})
         return dict(change.after)
 
     def creation_problem(self, name: str) -> str | None:
@@ -321,7 +242,7 @@ class Topics:
         """
         known = self.get(name)
         if known is None:
-            self._load()
+            self.load()
             known = self.get(name)
         problem = self.creation_problem(name)
         if problem is not None:
@@ -331,62 +252,26 @@ class Topics:
         config = self._made_by_sending(name)
         assert config is not None
         if not is_system(name, self.settings.profile.generation, self.settings.cluster):
-            self._put(name, config)
+            self.put({name: config})
         return config
 
     def _made_by_sending(self, name: str) -> Config | None:
         model = self.get(DEFAULT_TOPIC) or {
-            **self._bean(DEFAULT_TOPIC, DEFAULT_QUEUES),
+            **self.bean(DEFAULT_TOPIC, DEFAULT_QUEUES),
             "perm": READ_WRITE | INHERIT}
         perm = _number(model, "perm", READ_WRITE)
         if perm & INHERIT:
             queues = min(CLIENT_QUEUES, _number(model, "writeQueueNums", _BEAN_QUEUES))
-            return {**self._bean(name, max(queues, 0)), "perm": perm & ~INHERIT,
+            return {**self.bean(name, max(queues, 0)), "perm": perm & ~INHERIT,
                     "topicFilterType": model.get("topicFilterType", "SINGLE_TAG")}
-        return self._bean(name, 1) if name.startswith(RETRY_PREFIX) else None
+        return self.bean(name, 1) if name.startswith(RETRY_PREFIX) else None
 
-    def _bean(self, name: str, queues: int) -> Config:
+    def bean(self, name: str, queues: int) -> Config:
         """A new topic's properties in the order fastjson writes them."""
         bean: Config = {} if self.settings.profile.generation < 5 else {"attributes": {}}
         return bean | {"order": False, "perm": READ_WRITE, "readQueueNums": queues,
                        "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
                        "writeQueueNums": queues}
-
-    # -- publishing ---------------------------------------------------------------------------
-
-    def _put(self, name: str, config: Config) -> None:
-        value = dict(self._value)
-        value[VERSION] = self._next_version()
-        value[TABLE] = {**self._table, name: config}
-        if not self._value:  # a bean's properties stand in alphabetical order
-            value = dict(sorted(value.items()))
-        self._publish(fastjson.build(value))
-        self._value, self.exists = value, True
-        self._from_main = self._main_is_there = True
-
-    def _next_version(self) -> dict[str, Any]:
-        version = self.data_version
-        counter = version.get("counter", 0)
-        if not isinstance(counter, int) or isinstance(counter, bool):
-            raise RefusedError(f"{self._path()}: the counter of {VERSION} is no number")
-        fresh: dict[str, Any] = {"counter": counter + 1}
-        if self.settings.profile.generation >= 5:
-            fresh["stateVersion"] = version.get("stateVersion", 0)
-        fresh["timestamp"] = self._clock()
-        return {**version, **fresh}
-
-    def _publish(self, data: bytes) -> None:
-        """The old content becomes the backup, then the new one takes its place.
-
-        A main file that could not be read never overwrites the backup: it goes to ``.rmqctl/kept``.
-        """
-        main, backup = self._path(), self._path(BACKUP)
-        if self._from_main:
-            old = self._store.read_small(FOLDER, NAME, most=MAX_SIZE)
-            publish(backup, old, store=self.root)
-        elif self._main_is_there:
-            save_file(main, self.root)
-        publish(main, data, store=self.root)
 
 
 def _attributes(config: Config | None) -> dict[str, str]:

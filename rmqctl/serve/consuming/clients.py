@@ -80,6 +80,8 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         if text > _MOST_TEXT:
             raise Answer(Status.SYSTEM_ERROR, "too many subscriptions are kept already")
         changed = group.subscribe(wanted)
+        if is_new and broker.is_writable and len(broker.new_groups) < groups.most:
+            broker.new_groups.add(name)
         if is_new:
             broker.told(event="joined", broker=broker.name, group=name, client=client_id)
         if is_new or changed:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from rmqctl.broker.settings import LOCALHOST, Settings, resolve
 from rmqctl.engine.config.create import create_store
-from rmqctl.engine.config.topics import Topics
+from rmqctl.engine.config.groups import SubscriptionGroups
+from rmqctl.engine.config.topics import Topics, name_problem
 from rmqctl.engine.engine import Engine
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import config_json
+from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.producing.writing import Writer
@@ -55,7 +57,8 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
     try:
         engine.reput()
         source = Source(open_store, "disk", pages)
-        return Writer(engine, Topics(root, settings, now_ms), source)
+        return Writer(engine, Topics(root, settings, now_ms),
+                      SubscriptionGroups(root, settings, now_ms), source)
     except BaseException:
         engine.close()
         raise
@@ -77,3 +80,18 @@ def keep_json(store: Store, name: str, value: dict[str, object]) -> None:
 def keep_positions(store: Store, positions: Positions) -> None:
     """Groups' positions in ``config/consumerOffset.json``."""
     keep_json(store, "consumerOffset.json", {"offsetTable": positions.table()})
+
+
+def keep_groups(writer: Writer, names: Iterable[str]) -> None:
+    """Groups that are here for the first time, and their retry topics, as a broker makes them.
+    StoreIOError, RefusedError.
+    """
+    topics, groups = writer.topics, writer.groups
+    new = {name: groups.bean(name) for name in names if name not in groups.table
+           and name_problem(RETRY_PREFIX + name) is None}
+    retries = [RETRY_PREFIX + name for name in new if RETRY_PREFIX + name not in topics.table]
+    if retries:
+        topics.put({name: topics.bean(name, 1) for name in retries})
+    if new:
+        groups.put(new)
+        writer.source.refresh(force=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
+from rmqctl.engine.config.groups import SubscriptionGroups
 from rmqctl.engine.config.topics import Topics, name_problem
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
@@ -92,8 +93,9 @@ class Writer:
     got some; ``scheduled`` of each delayed message: when it is due (ms), its place and size.
     """
 
-    def __init__(self, engine: Engine, topics: Topics, source: Source) -> None:
-        self.engine, self.topics, self.source = engine, topics, source
+    def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
+                 ) -> None:
+        self.engine, self.topics, self.groups, self.source = engine, topics, groups, source
         self.settings = engine.settings
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int, int, int, int], None] = lambda *_: None

@@ -1,0 +1,153 @@
+"""A table in a file of ``config/``: reading, changing and publishing it
+(checkpoint-and-small-files.md §4).
+
+Everything in the file that is not the changed entry stays as it is, in its order; a new entry comes
+last. A broker would write its table in the order of a ConcurrentHashMap instead, which means
+nothing to whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from rmqctl.broker.settings import Settings
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.aside import save_file
+from rmqctl.files.durable import publish
+from rmqctl.formats.config import fastjson
+from rmqctl.store.config.config import (
+    BACKUP,
+    EMPTY,
+    FOLDER,
+    MAX_SIZE,
+    MISSING,
+    UNREADABLE,
+    ConfigFile,
+    Copy,
+    load_one,
+)
+from rmqctl.store.store import Sizes, Store
+
+VERSION = "dataVersion"
+
+Config = dict[str, Any]
+
+
+class ConfigTable:
+    """Entries by their names. Whoever changes them must hold the store's lock.
+
+    ``clock`` gives epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
+    when it is damaged in a way in which changing it would lose something.
+    """
+
+    file: ClassVar[str]
+    table_name: ClassVar[str]
+
+    def __init__(self, root: str, settings: Settings, clock: Callable[[], int]) -> None:
+        self.root, self.settings, self._clock = root, settings, clock
+        self._store = Store(root, [], Sizes())
+        self.notes: list[str] = []
+        """What the user should hear of the file: that its backup was taken."""
+        self.load()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Reads the file anew."""
+        config = load_one(self._store, self.file)
+        self._refuse_damage(config)
+        self._from_main = config.main.usable
+        self._main_is_there = config.main.state not in (MISSING, EMPTY)
+        self.notes = []
+        if config.fell_back:
+            self.notes.append(f"{config.main.fault()}; {config.backup.path} is taken instead, as a "
+                              "broker does")
+        self.exists = config.used is not None
+        self._value: dict[str, Any] = dict(config.value or {})
+        for key in (self.table_name, VERSION):
+            if not isinstance(self._value.get(key, {}), dict):
+                raise RefusedError(f"{self.path()}: {key} is no object; see `rmqctl config`")
+
+    def _refuse_damage(self, config: ConfigFile) -> None:
+        main, backup = config.main, config.backup
+        for copy in (main, backup) if not main.usable else (main,):
+            if copy.state == UNREADABLE and copy.size > MAX_SIZE:
+                raise RefusedError(f"{self._store.path(copy.path)}: {copy.reason}")
+            if copy.state == UNREADABLE and copy.offset is None:
+                # Not damage: the next try may well read it, so the backup must not win.
+                raise StoreIOError(f"cannot read {self._store.path(copy.path)}: {copy.reason}")
+        used = config.used
+        if used is None and UNREADABLE in (main.state, backup.state):
+            raise RefusedError(self._said(main if main.state == UNREADABLE else backup)
+                               + "; a broker does not start on it")
+        if used is not None and used.damaged:
+            raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
+                               "writing it anew would lose what is odd: repair it first")
+
+    def _said(self, copy: Copy) -> str:
+        return f"{self.root}: {copy.fault()}"
+
+    def path(self, suffix: str = "") -> str:
+        """Where the file is."""
+        return self._store.path(FOLDER, self.file + suffix)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The entries as they stand in the file, whatever they are."""
+        table: dict[str, Any] = self._value.get(self.table_name, {})
+        return table
+
+    @property
+    def data_version(self) -> dict[str, Any]:
+        """``counter``, ``timestamp`` and (5.x) ``stateVersion`` of the file."""
+        return dict(self._value.get(VERSION, {}))
+
+    def get(self, name: str) -> Config | None:
+        """An entry as it stands in the file; None if it does not."""
+        config = self.table.get(name)
+        return dict(config) if isinstance(config, dict) else None
+
+    # -- publishing ---------------------------------------------------------------------------
+
+    def put(self, entries: Mapping[str, Config]) -> None:
+        """Adds or changes entries, and publishes the file."""
+        self._replace({**self.table, **entries})
+
+    def remove(self, name: str) -> None:
+        """Takes an entry out, and publishes the file."""
+        self._replace({known: entry for known, entry in self.table.items() if known != name})
+
+    def _replace(self, table: dict[str, Any]) -> None:
+        value = dict(self._value)
+        value[VERSION] = self._next_version()
+        value[self.table_name] = table
+        if not self._value:  # a bean's properties stand in alphabetical order
+            value = dict(sorted(value.items()))
+        self._publish(fastjson.build(value))
+        self._value, self.exists = value, True
+        self._from_main = self._main_is_there = True
+
+    def _next_version(self) -> dict[str, Any]:
+        version = self.data_version
+        counter = version.get("counter", 0)
+        if not isinstance(counter, int) or isinstance(counter, bool):
+            raise RefusedError(f"{self.path()}: the counter of {VERSION} is no number")
+        fresh: dict[str, Any] = {"counter": counter + 1}
+        if self.settings.profile.generation >= 5:
+            fresh["stateVersion"] = version.get("stateVersion", 0)
+        fresh["timestamp"] = self._clock()
+        return {**version, **fresh}
+
+    def _publish(self, data: bytes) -> None:
+        """The old content becomes the backup, then the new one takes its place.
+
+        A main file that could not be read never overwrites the backup: it goes to ``.rmqctl/kept``.
+        """
+        main, backup = self.path(), self.path(BACKUP)
+        if self._from_main:
+            old = self._store.read_small(FOLDER, self.file, most=MAX_SIZE)
+            publish(backup, old, store=self.root)
+        elif self._main_is_there:
+            save_file(main, self.root)
+        publish(main, data, store=self.root)

@@ -1,0 +1,88 @@
+"""Groups and values that tools or members bring into a server that is open for writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.config.create import create_store
+from rmqctl.serve.serving import Settings
+from tests.conftest import Runner
+from tests.serve.running import Running, serving
+from tests.serve.test_groups import join
+
+WRITABLE = Settings(writable=True)
+
+
+@pytest.fixture(params=["4.9.3", "5.3.3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    create_store(tmp_path / "store", StoreSettings(
+        version=request.param, commitlog_file_size=1 << 16, consumequeue_file_size=2000,
+        index_slots=100, index_max=400))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def served(root: Path) -> Iterator[Running]:
+    with serving(root, settings=WRITABLE) as running:
+        yield running
+
+
+def table(root: Path, file: str, name: str) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((root / "config" / file).read_text())[name]
+    return found
+
+
+def test_groups_that_come_stand_in_the_configuration_as_a_broker_writes_them(
+        root: Path, rmqctl: Runner) -> None:
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        join(client, "c1", "orders", group="orders-app")
+        join(client, "c1", "orders", group="no name for a topic")
+    groups = table(root, "subscriptionGroup.json", "subscriptionGroupTable")
+    assert list(groups) == ["orders-app"]
+    assert groups["orders-app"]["retryMaxTimes"] == 16
+    version = json.loads((root / ".rmqctl" / "store.json").read_text())["version"]
+    assert ("groupRetryPolicy" in groups["orders-app"]) == (version == "5.3.3")
+    retry = table(root, "topics.json", "topicConfigTable")["%RETRY%orders-app"]
+    assert (retry["readQueueNums"], retry["writeQueueNums"], retry["perm"]) == (1, 1, 6)
+    rmqctl("verify", str(root)).expect(0)
+
+
+def test_groups_are_made_changed_and_deleted(served: Running, root: Path) -> None:
+    with served.client() as client:
+        body = json.dumps({"groupName": "g", "retryMaxTimes": 3, "retryQueueNums": "many",
+                           "of": "others"}).encode()
+        assert client.ask("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", body).code == 0
+        answer = client.ask("GET_SUBSCRIPTIONGROUP_CONFIG", group="g").json()
+        assert (answer["retryMaxTimes"], answer["retryQueueNums"]) == (3, 1)
+        assert "of" not in table(root, "subscriptionGroup.json", "subscriptionGroupTable")["g"]
+        for wrong in (b"[]", b"{}", b'{"groupName": "a b"}', b'{"groupName": 5}', b"\xff"):
+            assert client.ask("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", wrong).code == 1
+        assert client.ask("DELETE_SUBSCRIPTIONGROUP", groupName="g").code == 0
+        assert client.ask("DELETE_SUBSCRIPTIONGROUP", groupName="g").code == 0
+        assert table(root, "subscriptionGroup.json", "subscriptionGroupTable") == {}
+
+
+def test_values_of_the_name_server(served: Running) -> None:
+    with served.client() as client:
+        assert client.ask("PUT_KV_CONFIG", namespace="n", key="k", value="v").code == 0
+        assert client.ask("GET_KV_CONFIG", namespace="n", key="k").ext == {"value": "v"}
+        assert client.ask("GET_KVLIST_BY_NAMESPACE", namespace="n").json() == {
+            "table": {"k": "v"}}
+        assert client.ask("PUT_KV_CONFIG", namespace="n", key="k", value="v" * 5000).code == 2
+        assert client.ask("DELETE_KV_CONFIG", namespace="n", key="k").code == 0
+        assert client.ask("GET_KV_CONFIG", namespace="n", key="k").code == 22
+        assert client.ask("DELETE_KV_CONFIG", namespace="other", key="k").code == 0
+
+
+def test_who_reads_alone_changes_nothing(root: Path) -> None:
+    with serving(root) as served, served.client() as client:
+        join(client, "c1", "orders", group="g")
+        body = b'{"groupName": "g"}'
+        assert client.ask("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", body).code == 16
+        assert client.ask("PUT_KV_CONFIG", namespace="n", key="k", value="v").code == 16
+    assert not (root / "config" / "subscriptionGroup.json").exists()
