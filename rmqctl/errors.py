@@ -106,6 +106,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "textual": ("tui", "a screen to browse on"),
     "pyspark": ("spark", "Spark"),
     "google.protobuf": ("decode", "Protobuf"),
+    "grpc": ("grpc", "serving clients of RocketMQ 5"),
     "fsspec": ("url", "a tier behind a URL"),
     "jinja2": ("report", "a report"),
     "matplotlib": ("report", "the charts of a report"),

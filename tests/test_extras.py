@@ -17,11 +17,12 @@ STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
 for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "jinja2",
-             "matplotlib", "rocksdict"):
+             "matplotlib", "rocksdict", "grpc"):
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
-    if not module.name.startswith(("rmqctl.pipeline.", "rmqctl.browse.", "rmqctl.__main__")) \\
+    if not module.name.startswith(("rmqctl.pipeline.", "rmqctl.browse.", "rmqctl.serve.grpc.",
+                                   "rmqctl.__main__")) \\
             and module.name not in ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns",
                                     "rmqctl.store.page_columns"):
         __import__(module.name)
@@ -54,6 +55,7 @@ for words in (["verify"], ["stats", "--by", "tag"], ["read", "-o", "json"], ["in
     ("fastavro", ["pipeline", "export", STORE, "--out", "OUT", "--format", "avro"], "data"),
     ("pyarrow", ["pipeline", "sql", STORE, "SELECT 1"], "data"),
     ("fsspec", ["tiered", "ls", "memory://tier"], "url"),
+    ("grpc", ["serve", STORE, "--grpc", "127.0.0.1:0", "--idle-exit", "1"], "grpc"),
     ("fsspec", ["tiered", "verify", "s3://bucket/tier"], "url"),
 ])
 def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, missing, words,
@@ -87,4 +89,4 @@ def test_the_extras_are_those_of_the_project():
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
-    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report,rocksdb]"]
+    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report,rocksdb,grpc]"]

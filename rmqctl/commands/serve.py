@@ -16,7 +16,7 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
-from rmqctl.errors import RmqctlError, UsageError
+from rmqctl.errors import RmqctlError, UsageError, require
 from rmqctl.output import Output
 from rmqctl.output.units import counted
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
@@ -44,6 +44,9 @@ def command(
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address, help="Name server and first broker; "
         "further stores get the ports behind it. Port 0: any free ones.")] = _HERE,
+    grpc: Annotated[Address | None, typer.Option(
+        "--grpc", metavar="HOST:PORT", parser=parse_address, help="Serve clients of RocketMQ 5 "
+        "there, too, as its proxy does (usually 127.0.0.1:8081); needs the extra `grpc`.")] = None,
     start: Annotated[str, typer.Option(
         "--from", metavar="stored|earliest|latest|TIME", help="Where a group begins: where it "
         "stood, or at a place of the queues, whatever the store says.")] = "stored",
@@ -110,6 +113,8 @@ def command(
         raise UsageError("--topic makes topics, and only --writable or --temp takes any")
     if end_with_stdin:
         _require_pipe()
+    if grpc is not None:
+        require("grpc", "google.protobuf")
     with temporary_store(temp) as made:
         named = [made] if made else roots_named(roots[0], roots[1:]) if roots else []
         stores = [StoreOptions(root=root, **vars(layout)) for root in named]
@@ -138,9 +143,14 @@ def command(
                          "them")
         server = Server(brokers, Limits(connections=max_connections), save, out.warn,
                         None if idle_exit is None else idle_exit / 1000)
-        if listen.host not in ("127.0.0.1", "::1", "localhost"):
-            out.warn(f"{listen}: whoever reaches this address can read " + (
-                "what clients ask and are answered" if key_file else "every message"))
+        if grpc is not None:
+            from rmqctl.serve.grpc.server import Proxy
+
+            server.proxy = Proxy(brokers, grpc, max_connections)
+        for address in (listen, grpc):
+            if address is not None and address.host not in ("127.0.0.1", "::1", "localhost"):
+                out.warn(f"{address}: whoever reaches this address can read " + (
+                    "what clients ask and are answered" if key_file else "every message"))
 
         def ready() -> None:
             _say_ready(out, server)
@@ -199,8 +209,11 @@ def _say_ready(out: Output, server: Any) -> None:
         page.text(f"ready {first.address}")
         for row in rows:
             page.text(f"{row['broker']} {row['address']} {row['store']}")
+        if server.proxy is not None:
+            page.text(f"grpc {server.proxy.address}")
 
-    out.document({"ready": str(first.address), "brokers": rows}, say)
+    out.document({"ready": str(first.address), "brokers": rows,
+                  "grpc": None if server.proxy is None else str(server.proxy.address)}, say)
     out.flush()
 
 

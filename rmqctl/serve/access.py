@@ -43,6 +43,24 @@ class Access:
             raise _refusal(f"Check signature failed for accessKey={key}")
 
 
+    def check_call(self, authorization: str, date_time: str) -> None:
+        """The same of a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``,
+        where the text of the time is signed. Answer.
+        """
+        if not self.secrets:
+            return
+        items = dict(each.strip().partition("=")[::2] for each in authorization.partition(" ")[
+            2].split(","))
+        key = items.get("Credential", "").partition("/")[0]
+        secret = self.secrets.get(key)
+        if secret is None:
+            raise _refusal(f"No acl config for {key[:100]}")
+        wanted = hmac.new(secret.encode("utf-8", "replace"), date_time.encode(), "sha1").hexdigest()
+        given = items.get("Signature", "").lower().encode("utf-8", "replace")
+        if not hmac.compare_digest(wanted.encode(), given):
+            raise _refusal(f"Check signature failed for accessKey={key}")
+
+
 def _refusal(text: str) -> Answer:
     return Answer(Status.SYSTEM_ERROR, _REFUSED + text)
 

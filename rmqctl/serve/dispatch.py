@@ -21,20 +21,24 @@ _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
 """What name servers answer, who know of no keys."""
 
 
-def answer(broker: Broker, connection: Connection, command: Command) -> None:
-    """Answers a request, now or later; a one-way request never."""
-    response = _answered(broker, connection, command)
+def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
+           ) -> None:
+    """Answers a request, now or later; a one-way request never. ``is_known``: whether it was
+    found out before that the client may ask.
+    """
+    response = _answered(broker, connection, command, is_known)
     if response is not None and not command.is_one_way:
         connection.reply(command, response)
 
 
-def _answered(broker: Broker, connection: Connection, command: Command) -> Response | None:
+def _answered(broker: Broker, connection: Connection, command: Command, is_known: bool
+              ) -> Response | None:
     request = REQUESTS.get(command.code)
     name = "unknown" if request is None else request.name
     broker.requests[name] += 1
     handler = HANDLERS.get(command.code)
     try:
-        if command.code not in _FOR_ALL:
+        if command.code not in _FOR_ALL and not is_known:
             broker.cluster.access.check(command)
         if request is None:
             return _unsupported(command.code)

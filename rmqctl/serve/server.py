@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.parse_values import Address
@@ -22,6 +22,9 @@ from rmqctl.remoting.command import Command, command_head, read_command, write_c
 from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.serve.broker import Broker, Buffer, Response
 from rmqctl.serve.dispatch import answer
+
+if TYPE_CHECKING:
+    from rmqctl.serve.grpc.server import Proxy
 
 _LOOK_S = 1.0
 _DELIVER_S = 0.1
@@ -66,6 +69,8 @@ class Server:
     """Writes positions down, if anything changed."""
     problem: Callable[[str], None] = lambda _text: None
     once_idle: float | None = None
+    proxy: Proxy | None = None
+    """The service for 5.x clients, where it is wanted."""
     connections: set[_Connection] = field(default_factory=set)
     held: int = 0
     accepted: int = 0
@@ -97,6 +102,8 @@ class Server:
                         error, str(Address(listen.host, port)), "listen on") from None
                 servers.append(server)
                 broker.address = Address(listen.host, server.sockets[0].getsockname()[1])
+            if self.proxy is not None:
+                await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (_EXPIRE_S, self._expire), (_SAVE_S, self._save))]
@@ -109,6 +116,8 @@ class Server:
         finally:
             for server in servers:
                 server.close()
+            if self.proxy is not None:
+                await self.proxy.stop()
             for connection in list(self.connections):
                 connection.end()
             self._save()
@@ -159,6 +168,8 @@ class Server:
         now = time.monotonic()
         for broker in self.brokers:
             broker.expire()
+        if self.proxy is not None:
+            self.proxy.expire()
         for connection in list(self.connections):
             if connection.is_stale(now):
                 connection.end()
@@ -170,7 +181,7 @@ class Server:
             self.problem(str(error))
 
     def _idle(self, stop: asyncio.Event) -> None:
-        if self.connections:
+        if self.connections or (self.proxy is not None and self.proxy.in_use):
             self.last_used = time.monotonic()
         elif time.monotonic() - self.last_used > (self.once_idle or 0):
             stop.set()

@@ -50,8 +50,8 @@ class Running:
 
 @contextmanager
 def serving(*roots: Path, settings: Settings | None = None, limits: Limits | None = None,
-            then: Sequence[Callable[[Broker], None]] = ()) -> Iterator[Running]:
-    """Serves stores until the block ends."""
+            then: Sequence[Callable[[Broker], None]] = (), grpc: bool = False) -> Iterator[Running]:
+    """Serves stores until the block ends; with ``grpc`` to clients of RocketMQ 5, too."""
     events: list[dict[str, Any]] = []
     failures: list[Exception] = []
 
@@ -65,6 +65,10 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
         for each in then:
             each(broker)
     server = Server(brokers, limits or Limits(), save)
+    if grpc:
+        from rmqctl.serve.grpc.server import Proxy
+
+        server.proxy = Proxy(brokers, Address("127.0.0.1", 0), server.limits.connections)
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     problems: list[BaseException] = []

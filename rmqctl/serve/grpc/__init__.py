@@ -1,0 +1,1 @@
+"""Clients of RocketMQ 5: the service that a proxy offers them, over the same brokers."""

@@ -1,0 +1,76 @@
+"""What all methods of the service share: the brokers behind it, who calls, how it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmqctl.parse_values import Address
+from rmqctl.remoting.codes import Status
+from rmqctl.serve.broker import Broker, Response
+from rmqctl.serve.grpc.popping import Pops
+from rmqctl.serve.grpc.protocol import Code, Refused
+from rmqctl.serve.grpc.sessions import Link, Sessions
+
+MOST_HELD = 256 << 20
+"""Bytes of messages that are being written to clients, of all of them together."""
+_CODES = {
+    Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    Status.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    Status.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+    Status.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    Status.NO_PERMISSION: Code.FORBIDDEN,
+    Status.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+    Status.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
+    Status.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+}
+
+
+def code_of(status: int) -> Code:
+    """The code of a status of the remoting protocol, which is not success."""
+    return {int(each): code for each, code in _CODES.items()}.get(
+        status, Code.INTERNAL_SERVER_ERROR)
+
+
+def refused_by(response: Response) -> Refused:
+    """A broker's refusal as one of this service."""
+    return Refused(code_of(response.code), response.remark or "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. ``remaining``: seconds until its deadline."""
+
+    client_id: str
+    peer: str
+    language: str
+    remaining: float
+
+    def link(self, broker: Broker) -> Link:
+        """The caller on one broker, for requests."""
+        return Link(broker, self.peer, self.language)
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """The brokers behind one address, and what clients have of them."""
+
+    brokers: Sequence[Broker]
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    held: int = 0
+    turn: int = 0
+    """Of the brokers that messages without a group are sent to, one after the other."""
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.brokers, self._gone)
+        self.pops = {broker.name: Pops(broker, self.sessions.is_there) for broker in self.brokers}
+
+    def _gone(self, client_id: str) -> None:
+        for pops in self.pops.values():
+            pops.leave(client_id)
+
+    def hold(self, size: int) -> None:
+        """Counts what is being written. Refused where that is too much already."""
+        if size > 0 and self.held + size > MOST_HELD:
+            raise Refused(Code.TOO_MANY_REQUESTS, "clients do not take their messages")
+        self.held += size

@@ -1,0 +1,234 @@
+"""Receiving messages, and saying what became of them (spec: remoting.md §7)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import decode
+from rmqctl.parse_values import now_ms
+from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
+from rmqctl.serve.grpc.calls import Caller, Endpoint, refused_by
+from rmqctl.serve.grpc.messages import to_client
+from rmqctl.serve.grpc.popping import RENEWED_S, Given, Popped, Wish
+from rmqctl.serve.grpc.protocol import (
+    MESSAGES,
+    Code,
+    Refused,
+    milliseconds,
+    response,
+    span,
+    status,
+)
+from rmqctl.serve.grpc.routes import readable
+from rmqctl.serve.grpc.sessions import is_fifo, most_attempts, name_of
+from rmqctl.serve.reading import Accept
+from rmqctl.store.objects import java_text
+
+_MOST = 32
+_SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
+"""Of the time for which a message is given out."""
+_POLL_S = 20.0
+_MARGIN_S = 0.5
+"""So long before its deadline a client gets its answer."""
+_FILTERS = {0: TAG, 1: TAG, 2: SQL}
+
+
+async def receive(endpoint: Endpoint, caller: Caller, request: Any
+                  ) -> AsyncGenerator[Any, None]:
+    """Messages of a topic, or none after a while."""
+    group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
+    brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
+    wish = _wish(endpoint, caller, request, group, topic)
+    given = await _waited(endpoint, caller, brokers, group, topic, wish, _poll_s(caller, request))
+    written: set[int] = set()
+    reply = MESSAGES["ReceiveMessageResponse"]
+    try:
+        yield reply(status=status(Code.OK) if given else status(
+            Code.MESSAGE_NOT_FOUND, "no new message"))
+        for broker, each in given:
+            message = _message(broker, each, topic, wish)
+            size = len(message.body)
+            endpoint.hold(size)
+            try:
+                yield reply(message=message)
+            finally:
+                endpoint.hold(-size)
+            written.add(each.flight.number)
+        yield reply(delivery_timestamp=span(now_ms()))
+    finally:
+        left = {each.flight.number for _, each in given} - written
+        if left:
+            for broker in brokers:
+                endpoint.pops[broker.name].of(group, topic).give_back(
+                    lambda flight: flight.number in left)
+
+
+def _message(broker: Broker, given: Given, topic: str, wish: Wish) -> Any:
+    message = to_client(given.record, topic)
+    system = message.system_properties
+    system.queue_id, system.queue_offset = given.queue[1], given.flight.offset
+    system.receipt_handle = f"{broker.name} {given.handle}"
+    system.delivery_attempt = given.flight.attempt
+    system.invisible_duration.seconds = int(wish.invisible)
+    return message
+
+
+def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: str) -> Wish:
+    invisible = milliseconds(request.invisible_duration)
+    if request.auto_renew:
+        invisible = int(RENEWED_S * 1000)
+    elif not _SHORTEST_MS <= invisible <= _LONGEST_MS:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 10 s to 12 h")
+    return Wish(min(max(request.batch_size, 1), _MOST), invisible / 1000,
+                _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
+                caller.client_id if request.auto_renew else "")
+
+
+def _filter(topic: str, wanted: Any) -> Accept | None:
+    """The filter of a request; clients do not compare the tags themselves. Answer, Refused."""
+    if wanted.type not in _FILTERS:
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"there is no filter type {wanted.type}")
+    kind = _FILTERS[wanted.type]
+    accept = Subscription(topic, wanted.expression or ALL, kind).accept()
+    tags = frozenset(tags_of(wanted.expression)) if kind == TAG else ()
+    if accept is None or not tags:
+        return accept
+
+    def has_tag(code: int, record: Buffer) -> bool:
+        return accept(code, record) and props.parse(java_text(decode(record).properties)).get(
+            props.TAGS) in tags
+
+    return has_tag
+
+
+def _poll_s(caller: Caller, request: Any) -> float:
+    """So long the client may be kept waiting."""
+    wanted = _POLL_S
+    if request.HasField("long_polling_timeout"):
+        wanted = milliseconds(request.long_polling_timeout) / 1000
+    return max(min(wanted, _POLL_S, caller.remaining - _MARGIN_S), 0.0)
+
+
+async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], group: str, topic: str,
+                  wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
+    """What there is, as soon as there is something."""
+    news = asyncio.Event()
+
+    def wake(_may_wait: bool) -> None:
+        news.set()
+
+    end = time.monotonic() + seconds
+    key = topic, ANY_QUEUE
+    try:
+        for broker in brokers:
+            broker.waiting[key].add(wake)
+        while True:
+            news.clear()
+            found: list[tuple[Broker, Given]] = []
+            due = end
+            for broker in brokers:
+                if not found:
+                    found += [(broker, each) for each in await _taken(
+                        endpoint, caller, broker, group, topic, wish)]
+                due = min(due, endpoint.pops[broker.name].of(group, topic).next_due or due)
+            now = time.monotonic()
+            if found or now >= end:
+                return found
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), max(due - now, 0.01))
+    finally:
+        for broker in brokers:
+            waiting = broker.waiting.get(key)
+            if waiting is not None:
+                waiting.discard(wake)
+                if not waiting:
+                    del broker.waiting[key]
+
+
+async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
+                 wish: Wish) -> list[Given]:
+    """What one broker has; messages that were given out too often become dead letters."""
+    left = None
+    most = most_attempts(endpoint.brokers, group)
+    while True:
+        popped = endpoint.pops[broker.name].of(group, topic)
+        given, left = popped.take(wish, left)
+        given = [each for each in given if each.flight.attempt <= most or not (
+            await _gave_up(caller, broker, popped, each))]
+        if given or left <= 0:
+            return given
+        await asyncio.sleep(0)
+
+
+async def _gave_up(caller: Caller, broker: Broker, popped: Popped, given: Given) -> bool:
+    """Makes a message a dead letter; False where there is no room for it, and it is given out."""
+    try:
+        await _bury(caller, broker, popped, given.handle)
+    except Refused:
+        return False
+    return True
+
+
+async def _bury(caller: Caller, broker: Broker, popped: Popped, handle: str) -> None:
+    """A message becomes a dead letter, as if its consumer had sent it back too often. Refused."""
+    physical = popped.find(handle)[2].physical
+    answer = await caller.link(broker).request(
+        "CONSUMER_SEND_MSG_BACK", offset=physical, group=popped.group, delayLevel=-1)
+    if answer.code:
+        raise refused_by(answer)
+    popped.ack(handle)
+
+
+def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Broker, Popped, str]:
+    """(broker, what it gave the group of the topic, the rest of the handle). Refused."""
+    group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    name, _, rest = handle.partition(" ")
+    if name not in endpoint.pops:
+        raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is none")
+    pops = endpoint.pops[name]
+    return pops.broker, pops.of(group, topic), rest
+
+
+async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """Messages that need not come again."""
+    entries = []
+    for each in request.entries:
+        try:
+            _, popped, handle = _popped(endpoint, request, each.receipt_handle)
+            popped.ack(handle)
+            said = status(Code.OK)
+        except Refused as refused:
+            said = status(refused.code, refused.text)
+        entries.append({"message_id": each.message_id, "receipt_handle": each.receipt_handle,
+                        "status": said})
+    codes = {each["status"].code for each in entries}
+    if not codes:
+        raise Refused(Code.BAD_REQUEST, "nothing is acked")
+    code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
+    return response("AckMessage", code, entries=entries)
+
+
+async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """A message is to come again at another time."""
+    wanted = milliseconds(request.invisible_duration)
+    if not 0 <= wanted <= _LONGEST_MS:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 0 to 12 h")
+    broker, popped, handle = _popped(endpoint, request, request.receipt_handle)
+    changed = popped.change(handle, wanted / 1000)
+    broker.arrived(request.topic.name, ANY_QUEUE)  # who waits has to wake up earlier, maybe
+    return response("ChangeInvisibleDuration", receipt_handle=f"{broker.name} {changed}")
+
+
+async def forward_to_dead_letters(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """A message that its consumer gave up."""
+    broker, popped, handle = _popped(endpoint, request, request.receipt_handle)
+    await _bury(caller, broker, popped, handle)
+    return response("ForwardMessageToDeadLetterQueue")

@@ -1,0 +1,237 @@
+"""The gRPC server: methods, what becomes of errors, and its limits (spec: remoting.md §7).
+
+It runs in the event loop of the other ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from grpc import aio
+
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.parse_values import Address
+from rmqctl.remoting.codes import Answer
+from rmqctl.serve.broker import Broker
+from rmqctl.serve.grpc import consuming, producing, routes
+from rmqctl.serve.grpc.calls import Caller, Endpoint, code_of
+from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
+from rmqctl.serve.grpc.sessions import Session
+
+_LARGEST = 16 << 20
+"""Bytes of a request."""
+_CALLS = 4
+"""So many calls at a time for each connection that may be there."""
+_KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
+_TAKEN_S = 120.0
+"""A client that does not take a message for so long is given no more."""
+_LONGEST_ID = 1024
+_FOR_EVER = 1e9
+_MOST_UNSENT = 64
+_IDENTITY_ONLY = 1
+Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
+
+
+class Proxy:
+    """The service on one address. ``used`` hears of each call."""
+
+    def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int) -> None:
+        self._endpoint = Endpoint(brokers, listen)
+        self._most = connections * _CALLS
+        self._calls = 0
+        self._server: Any = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._endpoint.address
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a client is there."""
+        return self._calls > 0 or bool(self._endpoint.sessions.known)
+
+    async def start(self) -> None:
+        """Opens the port. StoreIOError."""
+        listen = self._endpoint.address
+        self._server = aio.server(
+            handlers=[self._handlers()], maximum_concurrent_rpcs=self._most, options=[
+                ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+                ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY)])
+        try:
+            port = self._server.add_insecure_port(str(listen))
+        except RuntimeError as error:
+            raise StoreIOError(f"cannot listen on {listen}: {error}") from None
+        self._endpoint.address = Address(listen.host, port)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Ends all calls at once."""
+        if self._server is not None:
+            await self._server.stop(None)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard are gone."""
+        self._endpoint.sessions.expire()
+
+    def _handlers(self) -> Any:
+        def unary(name: str, method: Method) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                self._answering(name, method), MESSAGES[f"{name}Request"].FromString,
+                MESSAGES[f"{name}Response"].SerializeToString)
+
+        handlers = {name: unary(name, method) for name, method in _METHODS.items()}
+        handlers["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
+            self._receive, MESSAGES["ReceiveMessageRequest"].FromString,
+            MESSAGES["ReceiveMessageResponse"].SerializeToString)
+        handlers["Telemetry"] = grpc.stream_stream_rpc_method_handler(
+            self._telemetry, MESSAGES["TelemetryCommand"].FromString,
+            MESSAGES["TelemetryCommand"].SerializeToString)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            self._calls += 1
+            try:
+                return await method(self._endpoint, _caller(self._endpoint, context), request)
+            except Exception as error:  # noqa: BLE001 - every call is answered
+                code, text = self._judged(name, error)
+                return response(name, code, text)
+            finally:
+                self._calls -= 1
+
+        return answer
+
+    def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
+        """What a client is told of an error."""
+        if isinstance(error, Refused):
+            return error.code, error.text
+        if isinstance(error, Answer):
+            return code_of(error.status), error.remark
+        if not isinstance(error, RmqctlError):
+            self._endpoint.brokers[0].failed(name, error)
+        return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
+
+    async def _receive(self, request: Any, context: Any) -> None:
+        self._calls += 1
+        begun = False
+        try:
+            async with aclosing(_received(self._endpoint, context, request)) as answers:
+                async for each in answers:
+                    async with asyncio.timeout(_TAKEN_S):
+                        await context.write(each)
+                    begun = True
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the messages are not taken")
+        except Exception as error:
+            if isinstance(error, aio.AbortError):
+                raise
+            code, text = self._judged("ReceiveMessage", error)
+            if not begun:
+                await context.write(MESSAGES["ReceiveMessageResponse"](status=status(code, text)))
+        finally:
+            self._calls -= 1
+
+    # -- the stream of a client ---------------------------------------------------------------
+
+    async def _telemetry(self, _requests: Any, context: Any) -> None:
+        """What a client says of itself is answered; what is to be said to it is sent."""
+        self._calls += 1
+        commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
+        sender = asyncio.ensure_future(_send_all(commands, context))
+        session: Session | None = None
+        try:
+            caller = _caller(self._endpoint, context)
+            while (command := await context.read()) is not aio.EOF:
+                if not command.HasField("settings"):
+                    continue
+                settled = await self._endpoint.sessions.settle(
+                    caller.client_id, caller.peer, caller.language, command.settings)
+                if settled is not session:
+                    session = settled
+                    session.streams += 1
+                for link in session.links:
+                    link.commands = commands
+                await commands.put(MESSAGES["TelemetryCommand"](
+                    status=status(Code.OK), settings=session.settings))
+        except Exception as error:  # noqa: BLE001 - every call is answered
+            code, text = self._judged("Telemetry", error)
+            with suppress(asyncio.QueueFull):
+                commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
+                await asyncio.wait_for(commands.join(), 1)
+        finally:
+            self._calls -= 1
+            sender.cancel()
+            if session is not None:
+                self._endpoint.sessions.closed(session, commands)
+
+
+async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
+    while True:
+        command = await commands.get()
+        try:
+            await context.write(command)
+        finally:
+            commands.task_done()
+
+
+def _received(endpoint: Endpoint, context: Any, request: Any) -> AsyncGenerator[Any, None]:
+    return consuming.receive(endpoint, _caller(endpoint, context), request)
+
+
+def _caller(endpoint: Endpoint, context: Any) -> Caller:
+    """Who calls. Refused where it does not say, or has no key where it needs one."""
+    metadata = {name: text for name, text in context.invocation_metadata() or ()
+                if isinstance(text, str)}
+    client_id = metadata.get("x-mq-client-id", "")
+    if not client_id.strip() or len(client_id) > _LONGEST_ID:
+        raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+    try:
+        endpoint.brokers[0].cluster.access.check_call(
+            metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
+    except Answer as refused:
+        raise Refused(Code.UNAUTHORIZED, refused.remark) from None
+    _, _, peer = context.peer().partition(":")
+    remaining = context.time_remaining()
+    return Caller(client_id, unquote(peer), metadata.get("x-mq-language", "OTHER")[:32],
+                  _FOR_EVER if remaining is None else remaining)
+
+
+async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
+    """The client is there; it has to have said what it is before."""
+    session = endpoint.sessions.known.get(caller.client_id)
+    if session is None:
+        raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has sent no settings")
+    await endpoint.sessions.beat(session)
+    return response("Heartbeat")
+
+
+async def _terminate(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
+    """The client is gone."""
+    endpoint.sessions.leave(caller.client_id)
+    return response("NotifyClientTermination")
+
+
+_METHODS: dict[str, Method] = {
+    "QueryRoute": routes.query_route,
+    "QueryAssignment": routes.query_assignment,
+    "Heartbeat": _heartbeat,
+    "NotifyClientTermination": _terminate,
+    "SendMessage": producing.send,
+    "EndTransaction": producing.end_transaction,
+    "RecallMessage": producing.recall,
+    "SyncLiteSubscription": producing.sync_lite,
+    "AckMessage": consuming.ack,
+    "ChangeInvisibleDuration": consuming.change_invisible,
+    "ForwardMessageToDeadLetterQueue": consuming.forward_to_dead_letters,
+}

@@ -1,0 +1,228 @@
+"""5.x clients that are there: what they said of themselves, and the stream to each
+(spec: remoting.md §7; Telemetry, Heartbeat, NotifyClientTermination).
+
+To the brokers a client is a member of its group like any other: it heartbeats to each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from rmqctl.formats.local.delay import DEFAULT_LEVELS
+from rmqctl.formats.local.message import decode
+from rmqctl.remoting.codes import CHECK_TRANSACTION_STATE, CODE_OF
+from rmqctl.remoting.command import Command, write_json
+from rmqctl.serve.broker import Broker, Response
+from rmqctl.serve.consuming.returning import MOST_TIMES
+from rmqctl.serve.consuming.subscriptions import SQL, TAG
+from rmqctl.serve.dispatch import answer
+from rmqctl.serve.grpc.messages import MAX_BODY, to_client
+from rmqctl.serve.grpc.protocol import MESSAGES, Code, Refused, span, status
+from rmqctl.store.objects import java_text
+
+MOST = 10_000
+"""Clients that are there at a time."""
+AWAY_S = 30.0
+"""Without a stream and a heartbeat for so long a client is gone."""
+_LONGEST_NAME = 255
+_MOST_TOPICS = 10_000
+_BATCH, _POLL_MS = 32, 20_000
+_PRODUCER_ATTEMPTS = 3
+
+
+def name_of(resource: Any, code: Code, what: str) -> str:
+    """The name of a topic or a group. Refused where it is none."""
+    name: str = resource.name
+    if not name.strip() or len(name) > _LONGEST_NAME or any(each < " " for each in name):
+        raise Refused(code, f"the name of the {what} is empty, too long, or has control characters")
+    return name
+
+
+def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str) -> str:
+    """What names a half message to clients: broker, physical offset, offset among half ones."""
+    return f"{broker.name}.{physical}.{queue_offset}"
+
+
+class Link:
+    """A client as one broker sees it: a connection on which requests are asked for it."""
+
+    _numbers = count(1)
+
+    def __init__(self, broker: Broker, peer: str, language: str = "OTHER") -> None:
+        self.broker, self.peer, self.language = broker, peer, language
+        self.at_end: set[Callable[[], None]] = set()
+        self.is_full = False
+        self.commands: asyncio.Queue[Any] | None = None
+        """What is to be sent to the client, where it has a stream."""
+        self._asked: dict[int, asyncio.Future[Response]] = {}
+
+    async def request(self, name: str, body: bytes = b"", **fields: object) -> Response:
+        """The broker's answer to a request of the remoting protocol."""
+        command = Command(CODE_OF[name], next(self._numbers), 0, {
+            field: str(value) for field, value in fields.items()}, None, body, self.language)
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._asked[command.opaque] = future
+        try:
+            answer(self.broker, self, command, is_known=True)
+            return await future
+        finally:
+            del self._asked[command.opaque]
+
+    def reply(self, request: Command, response: Response) -> None:
+        future = self._asked.get(request.opaque)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    def send(self, command: Command) -> None:
+        """Asks a producer for the end of its transaction; 5.x clients know nothing else of what
+        brokers say by themselves.
+        """
+        if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
+                self.commands.full()):
+            return
+        record = decode(command.body)
+        message = to_client(command.body, java_text(record.topic))
+        self.commands.put_nowait(MESSAGES["TelemetryCommand"](
+            status=status(Code.OK), recover_orphaned_transaction_command={
+                "message": message, "transaction_id": transaction_id(
+                    self.broker, command.ext["commitLogOffset"],
+                    command.ext["tranStateTableOffset"])}))
+
+    def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
+            ) -> None:
+        """There is nothing that such a client could be asked."""
+        then(None)
+
+
+@dataclass(eq=False)
+class Session:
+    """A client with what it wants. ``settings`` are those that it was answered with."""
+
+    client_id: str
+    links: list[Link]
+    settings: Any
+    streams: int = 0
+    seen: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """All clients that are there. ``gone`` hears of those that left."""
+
+    def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
+        self._brokers, self._gone = list(brokers), gone
+        self.known: dict[str, Session] = {}
+
+    def is_there(self, client_id: str) -> bool:
+        """Whether a client has a stream, or was heard of lately."""
+        session = self.known.get(client_id)
+        return session is not None and (
+            session.streams > 0 or time.monotonic() - session.seen < AWAY_S)
+
+    async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
+        """Takes what a client says of itself; its settings are completed. Refused."""
+        if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+        session = self.known.get(client_id)
+        if session is None:
+            if len(self.known) >= MOST:
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+            links = [Link(broker, peer, language) for broker in self._brokers]
+            session = Session(client_id, links, wanted)
+            self.known[client_id] = session
+        session.settings = completed(self._brokers, wanted)
+        await self.beat(session)
+        return session
+
+    async def beat(self, session: Session) -> None:
+        """The client is there: every broker hears of it."""
+        session.seen = time.monotonic()
+        body = write_json(_heartbeat(session))
+        for link in session.links:
+            await link.request("HEART_BEAT", body)
+
+    def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
+        """A stream of a client was closed; it may open another."""
+        session.streams -= 1
+        session.seen = time.monotonic()
+        for link in session.links:
+            if link.commands is commands:
+                link.commands = None
+
+    def leave(self, client_id: str) -> None:
+        """The client is gone."""
+        session = self.known.pop(client_id, None)
+        if session is None:
+            return
+        for link in session.links:
+            link.broker.forget(link)
+        self._gone(client_id)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard are gone."""
+        for client_id in [each for each in self.known if not self.is_there(each)]:
+            self.leave(client_id)
+
+
+def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
+    """What the stores have of a group: that of the first which knows it."""
+    return next((found for broker in brokers if (found := broker.source.groups.get(group))), {})
+
+
+def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
+    """Whether a group gets the messages of a queue one after the other."""
+    return bool(group_settings(brokers, group).get("consume_message_orderly"))
+
+
+def most_attempts(brokers: Iterable[Broker], group: str) -> int:
+    """How often a message is given to a group."""
+    most = group_settings(brokers, group).get("retry_max_times")
+    return (most if isinstance(most, int) and most >= 0 else MOST_TIMES) + 1
+
+
+def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
+    """A client's settings with what a server says to them."""
+    settings = MESSAGES["Settings"]()
+    settings.CopyFrom(wanted)
+    settings.metric.SetInParent()
+    settings.metric.on = False
+    policy = settings.backoff_policy
+    if settings.HasField("publishing"):
+        settings.publishing.validate_message_type = True
+        settings.publishing.max_body_size = MAX_BODY
+        policy.CopyFrom(MESSAGES["RetryPolicy"](
+            max_attempts=_PRODUCER_ATTEMPTS, exponential_backoff={
+                "initial": span(10), "max": span(1000), "multiplier": 2}))
+        return settings
+    consumer = settings.subscription
+    group = name_of(consumer.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    consumer.fifo = is_fifo(brokers, group)
+    consumer.receive_batch_size = _BATCH
+    consumer.long_polling_timeout.CopyFrom(MESSAGES["Settings"](
+        request_timeout=span(_POLL_MS)).request_timeout)
+    policy.CopyFrom(MESSAGES["RetryPolicy"](
+        max_attempts=most_attempts(brokers, group),
+        customized_backoff={"next": [span(each) for each in DEFAULT_LEVELS.values()]}))
+    return settings
+
+
+def _heartbeat(session: Session) -> dict[str, Any]:
+    """What a broker hears of a client."""
+    settings = session.settings
+    value: dict[str, Any] = {"clientID": session.client_id}
+    if settings.HasField("publishing"):
+        value["producerDataSet"] = [{"groupName": each.name}
+                                    for each in settings.publishing.topics[:_MOST_TOPICS]]
+        return value
+    value["consumerDataSet"] = [{
+        "groupName": settings.subscription.group.name, "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "subscriptionDataSet": [
+            {"topic": each.topic.name, "subString": each.expression.expression or "*",
+             "expressionType": SQL if each.expression.type == 2 else TAG, "subVersion": "1"}
+            for each in settings.subscription.subscriptions[:_MOST_TOPICS]]}]
+    return value

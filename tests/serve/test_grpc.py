@@ -1,0 +1,555 @@
+"""The service for clients of RocketMQ 5, call by call: what is received, acked, sent."""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import shutil
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+
+import grpc
+
+from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.config.create import create_store
+from rmqctl.formats.local import properties
+from rmqctl.formats.local.message import decode
+from rmqctl.remoting.command import Command
+from rmqctl.serve.access import Access
+from rmqctl.serve.grpc import popping, sessions
+from rmqctl.serve.serving import Settings
+from rmqctl.store.objects import plain_body
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
+from tests.serve.running import Running, serving
+from tests.serve.stubs import NONE, OK, Stub
+from tests.serve.test_pull import expected
+
+BAD_HANDLE, FORBIDDEN = 40013, 40300
+Wanted = dict[int, list[bytes]]
+
+
+@pytest.fixture
+def root(golden: GoldenFolder) -> Path:
+    return golden("5.3.3/basic") / "store"
+
+
+def bodies(root: Path, topic: str | None = None) -> tuple[str, Wanted]:
+    """A topic, by itself the largest, and the bodies of its queues as their producers sent them."""
+    wanted = expected(root)
+    topic = topic or max(wanted, key=lambda key: len(wanted[key]))[0]
+    return topic, {queue_id: [plain_body(record.sys_flag, record.body)[0]
+                              for record in map(decode, messages)]
+                   for (name, queue_id), messages in wanted.items() if name == topic and messages}
+
+
+def drained(stub: Stub, **wish: Any) -> Wanted:
+    """All messages there are, acked."""
+    found: dict[int, list[bytes]] = defaultdict(list)
+    while messages := stub.got(**wish):
+        for each in messages:
+            found[each.system_properties.queue_id].append(each.body)
+        assert stub.ack(*messages) == OK
+    return dict(found)
+
+
+@pytest.fixture
+def served(root: Path) -> Iterator[Running]:
+    with serving(root, grpc=True) as running:
+        yield running
+
+
+@pytest.fixture
+def stub(served: Running, root: Path) -> Iterator[Stub]:
+    with Stub(served, bodies(root)[0]) as made:
+        yield made
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Running]:
+    """An empty store that takes messages."""
+    create_store(tmp_path / "store", StoreSettings(
+        version="5.3.3", commitlog_file_size=8 << 20, index_slots=100, index_max=400))
+    group = {"groupName": "ORDERED", "consumeMessageOrderly": True, "retryMaxTimes": 1}
+    (tmp_path / "store" / "config" / "subscriptionGroup.json").write_text(json.dumps(
+        {"subscriptionGroupTable": {"ORDERED": group, "TWICE": {
+            "groupName": "TWICE", "retryMaxTimes": 1}}}))
+    with serving(tmp_path / "store", settings=Settings(writable=True), grpc=True) as running:
+        yield running
+
+
+def position(served: Running, stub: Stub, queue_id: int = 0) -> int | None:
+    return served.brokers[0].positions.get(stub.group["name"], stub.topic["name"], queue_id)
+
+
+# -- receiving ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/ipv6/store",
+                                  "5.3.3/crash-crc/before"])
+def test_every_message_once_and_as_it_was_sent(golden: GoldenFolder, name: str) -> None:
+    version, kind, state = name.split("/")
+    root = golden(f"{version}/{kind}") / state
+    with serving(root, grpc=True) as served:
+        for topic in {topic for topic, _ in expected(root)}:
+            _, wanted = bodies(root, topic)
+            with Stub(served, topic) as stub, served.client() as remoting:
+                assert drained(stub) == wanted
+                for queue_id in wanted:
+                    # A client of the other protocol goes on where this group stands.
+                    answer = remoting.ask("QUERY_CONSUMER_OFFSET", consumerGroup="G", topic=topic,
+                                          queueId=queue_id)
+                    assert int(answer.ext["offset"]) == served.brokers[0].queue(
+                        topic, queue_id).end
+
+
+def test_a_message_has_what_its_producer_and_the_store_say(stub: Stub, root: Path) -> None:
+    records = [decode(raw) for (topic, queue_id), raws in expected(root).items()
+               for raw in raws if topic == stub.topic["name"]]
+    by_place = {(record.queue_id, record.queue_offset): record for record in records}
+    for each in stub.got():
+        system = each.system_properties
+        record = by_place[system.queue_id, system.queue_offset]
+        known = properties.parse(record.properties.decode())
+        assert system.message_id == known.get("UNIQ_KEY", record.message_id)
+        assert system.tag == known.get("TAGS", "")
+        assert list(system.keys) == properties.split_keys(known.get("KEYS"))
+        assert system.born_timestamp.ToMilliseconds() == record.born_timestamp
+        assert system.delivery_attempt == record.reconsume_times + 1
+        assert not {"UNIQ_KEY", "TAGS", "KEYS", "WAIT"} & set(each.user_properties)
+        assert set(each.user_properties) <= set(known)
+
+
+def test_damaged_messages_are_passed_over(root: Path, tmp_path: Path) -> None:
+    topic, wanted = bodies(root)
+    shutil.copytree(root, tmp_path / "store")
+    queue_id = min(wanted)
+    broken = decode(expected(root)[topic, queue_id][1])
+    with Store.open(tmp_path / "store") as store:
+        file = store.log.file_of(broken.physical_offset)
+    assert file is not None
+    data = bytearray(Path(file.path).read_bytes())
+    data[data.index(broken.body, broken.physical_offset - file.base)] ^= 1
+    Path(file.path).write_bytes(data)
+    with serving(tmp_path / "store", grpc=True) as served, Stub(served, topic) as stub:
+        found = drained(stub)
+        del wanted[queue_id][1]
+        assert found == wanted
+        assert served.brokers[0].skipped == 1
+
+
+def test_what_is_not_acked_comes_again(stub: Stub, served: Running) -> None:
+    (first,) = stub.got(most=1)
+    queue_id = first.system_properties.queue_id
+    attempt = first.system_properties.delivery_attempt
+    assert position(served, stub, queue_id) in (None, 0)
+    old = first.system_properties.receipt_handle
+    stub.hide(first, 0)
+    assert stub.code("AckMessage", topic=stub.topic, group=stub.group, entries=[
+        {"receipt_handle": old}]) == BAD_HANDLE
+    (again,) = stub.got(most=1)
+    assert again.system_properties.message_id == first.system_properties.message_id
+    assert again.system_properties.delivery_attempt == attempt + 1
+    assert stub.ack(first) == BAD_HANDLE
+    assert stub.ack(again) == OK
+    assert stub.ack(again) == BAD_HANDLE
+    assert position(served, stub, queue_id) == 1
+
+
+def test_a_position_is_that_of_the_first_message_not_acked(stub: Stub, served: Running) -> None:
+    messages = stub.got(most=5)
+    queue_id = messages[0].system_properties.queue_id
+    assert [each.system_properties.queue_offset for each in messages] == list(range(5))
+    stub.ack(messages[1], messages[3])
+    assert position(served, stub, queue_id) is None
+    stub.ack(messages[0])
+    assert position(served, stub, queue_id) == 2
+    stub.ack(messages[2], messages[4])
+    assert position(served, stub, queue_id) == 5
+
+
+def test_a_position_that_others_set_counts(stub: Stub, served: Running, root: Path) -> None:
+    _, wanted = bodies(root)
+    messages = stub.got()
+    assert stub.ack(*messages[:2]) == OK
+    with served.client() as remoting:
+        for queue_id, each in wanted.items():
+            remoting.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="G", topic=stub.topic["name"],
+                         queueId=queue_id, commitOffset=len(each) - 1)
+    assert drained(stub) == {queue_id: each[-1:] for queue_id, each in wanted.items()}
+    assert stub.ack(messages[3]) == BAD_HANDLE
+
+
+@pytest.mark.parametrize("handle", [
+    "", " ", "broker-a", "broker-a 0 0 0 0", "broker-b 0 0 0 0", "broker-a 9 0 0 0",
+    "broker-a 0 0 0 " + "9" * 20, "broker-a " + "9" * 50_000, "broker-a 0 0 0 ٣", "x" * 100_000])
+def test_handles_that_are_none_are_refused(stub: Stub, handle: str) -> None:
+    stub.got(most=1)
+    assert stub.code("AckMessage", topic=stub.topic, group=stub.group,
+                     entries=[{"receipt_handle": handle}]) == BAD_HANDLE
+    for method in ("ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"):
+        assert stub.code(method, topic=stub.topic, group=stub.group,
+                         receipt_handle=handle) == BAD_HANDLE
+
+
+def test_filters_compare_the_tags_themselves(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        stub.send(*(stub.message(tag.encode(), tag=tag) for tag in ("Aa", "BB", "C")))
+        assert [each.body for each in stub.got(tags="BB || D")] == [b"BB"]  # Aa has the same hash
+        stub.group = {"name": "SQL"}
+        assert [each.body for each in stub.got(tags="TAGS IN ('C', 'D')", kind=2)] == [b"C"]
+        assert stub.receive(tags="TAGS IN (", kind=2)[0] == 40010
+        assert stub.receive(kind=9)[0] == 40010
+
+
+def test_who_waits_is_answered_in_time(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        stub.send()
+        stub.ack(*stub.got())
+        begun = time.monotonic()
+        assert stub.receive(wait=20, timeout=1.2) == (NONE, [])
+        assert 0.5 < time.monotonic() - begun < 1.2
+        waiting = stub.receiving(wait=10)
+        stub.send(stub.message(b"late"))
+        assert [each.message.body for each in waiting if each.HasField("message")] == [b"late"]
+        assert time.monotonic() - begun < 8
+
+
+def test_a_client_that_goes_while_it_waits_leaves_nothing(stub: Stub, served: Running) -> None:
+    while messages := stub.got():
+        stub.ack(*messages)
+    waiting = stub.receiving(wait=10)
+    broker = served.brokers[0]
+    until(lambda: bool(broker.waiting))
+    waiting.cancel()
+    until(lambda: not broker.waiting)
+    assert not broker.waiting
+
+
+def until(holds: Callable[[], bool], seconds: float = 8) -> None:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert holds()
+
+
+def test_messages_in_order_wait_for_those_before(written: Running) -> None:
+    with Stub(written, "T", "ORDERED") as stub:
+        for number in range(4):
+            stub.send(stub.message(b"%d" % number, message_group="M"))
+        first, second = stub.got(most=2)
+        assert [first.body, second.body] == [b"0", b"1"]
+        assert first.system_properties.message_group == "M"
+        assert stub.got() == []
+        stub.ack(second)
+        assert stub.got() == []
+        stub.hide(first, 0)
+        (again,) = stub.got(most=1)
+        assert (again.body, again.system_properties.delivery_attempt) == (b"0", 2)
+        waiting = stub.receiving(wait=10)
+        stub.ack(again)
+        assert [each.message.body for each in waiting if each.HasField("message")] == [b"2", b"3"]
+
+
+def test_what_fails_too_often_is_a_dead_letter(written: Running) -> None:
+    with Stub(written, "T", "TWICE") as stub, written.client() as remoting, stub.consuming():
+        stub.send(stub.message(b"bad"))
+        for attempt in (1, 2):
+            (message,) = stub.got()
+            assert message.system_properties.delivery_attempt == attempt
+            stub.hide(message, 0)
+        assert stub.got() == []
+        assert position(written, stub, message.system_properties.queue_id) == 1
+        assert remoting.pull("%DLQ%TWICE", 0, 0).code == 0
+
+
+def test_a_consumer_gives_a_message_up(stub: Stub, served: Running) -> None:
+    with stub.consuming(), served.client() as remoting:
+        (message,) = stub.got(most=1)
+        forward = {"topic": stub.topic, "group": stub.group,
+                   "receipt_handle": message.system_properties.receipt_handle}
+        assert stub.code("ForwardMessageToDeadLetterQueue", **forward) == OK
+        assert stub.code("ForwardMessageToDeadLetterQueue", **forward) == BAD_HANDLE
+        assert remoting.pull("%DLQ%G", 0, 0).code == 0
+        assert position(served, stub, message.system_properties.queue_id) == 1
+
+
+def test_what_is_kept_for_a_client_comes_again_when_it_is_gone(
+        stub: Stub, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(popping, "RENEWED_S", 0.2)
+    monkeypatch.setattr(popping, "_SOON_S", 0.0)
+    with stub.consuming(), Stub(served, stub.topic["name"], name="other") as other:
+        monkeypatch.setattr("rmqctl.serve.grpc.consuming.RENEWED_S", 0.2)
+        (message,) = stub.got(most=1, renew=True)
+        time.sleep(0.3)
+        key = message.system_properties.message_id
+        assert key not in {each.system_properties.message_id for each in other.got()}
+        assert stub.code("NotifyClientTermination", group=stub.group) == OK
+        assert key in {each.system_properties.message_id for each in other.got()}
+
+
+def test_retries_of_a_5x_broker_belong_to_the_topic(written: Running) -> None:
+    with Stub(written, "%RETRY%G_T") as other:
+        assert other.send(other.message(b"again")).status.code == OK
+    with Stub(written, "T") as stub:
+        stub.send(stub.message(b"new"))
+        messages = stub.got()
+        assert {each.body for each in messages} == {b"again", b"new"}
+        assert {each.topic.name for each in messages} == {"T"}
+        assert stub.ack(*messages) == OK
+
+
+def test_tables_are_bounded(stub: Stub, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(popping, "MOST_FLYING", 3)
+    until(lambda: stub.receive()[0] == 42900)
+    assert sum(each.flying for each in served.server.proxy._endpoint.pops.values()) == 3
+    monkeypatch.setattr(popping, "MOST_FLYING", 1000)
+    monkeypatch.setattr(popping, "MOST_QUEUES", 3)
+    stub.group = {"name": "OTHER"}
+    assert stub.receive()[0] == 42900
+    monkeypatch.setattr(sessions, "MOST", 0)
+    with stub.consuming() as (answer, _):
+        assert answer.status.code == 42900
+
+
+def test_a_stream_that_is_not_read_ends(written: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqctl.serve.grpc.server._TAKEN_S", 0.3)
+    monkeypatch.setattr(popping, "_SOON_S", 0.0)
+    with Stub(written, "T") as stub:
+        stub.send(*(stub.message(bytes(1 << 20)) for _ in range(4)))
+        proxy = written.server.proxy
+        assert proxy is not None
+        waiting = stub.receiving()
+        until(lambda: proxy._endpoint.held > 0)
+        until(lambda: proxy._endpoint.held == 0)
+        waiting.cancel()
+        assert len(drained(stub)) >= 1
+
+
+# -- routes and clients -------------------------------------------------------------------------
+
+
+def test_routes(stub: Stub, served: Running, root: Path) -> None:
+    answer = stub.call("QueryRoute", topic=stub.topic)
+    assert answer.status.code == OK
+    assert {each.id for each in answer.message_queues} >= set(bodies(root)[1])
+    queue = answer.message_queues[0]
+    assert (queue.broker.name, queue.permission) == ("broker-a", 4)
+    assert f"{queue.broker.endpoints.addresses[0].host}:" + str(
+        queue.broker.endpoints.addresses[0].port) == str(served.server.proxy.address)
+    seen = {"scheme": 3, "addresses": [{"host": "front", "port": 80}]}
+    answer = stub.call("QueryRoute", topic=stub.topic, endpoints=seen)
+    assert answer.message_queues[0].broker.endpoints.addresses[0].host == "front"
+    for name, code in (("nobody", 40402), ("", 40002), ("x" * 300, 40002), ("a\0b", 40002)):
+        assert stub.code("QueryRoute", topic={"name": name}) == code
+    (only,) = stub.call("QueryAssignment", topic=stub.topic, group=stub.group).assignments
+    assert only.message_queue.id == -1
+
+
+def test_each_store_is_a_broker(golden: GoldenFolder) -> None:
+    roots = [golden("5.3.3/basic") / "store", golden("4.9.3/basic") / "store"]
+    topics = [bodies(root) for root in roots]
+    with serving(*roots, grpc=True) as served, Stub(served, topics[1][0]) as stub:
+        names = {each.broker.name for each in stub.call("QueryRoute", topic=stub.topic
+                                                        ).message_queues}
+        assert "broker-b" in names
+        assert drained(stub, broker="broker-b") == topics[1][1]
+        assert stub.receive(broker="nobody")[0] == FORBIDDEN
+
+
+def test_a_client_says_what_it_is(stub: Stub, served: Running) -> None:
+    assert stub.code("Heartbeat", group=stub.group) == 40015
+    with stub.consuming("A||B") as (answer, _), served.client() as remoting:
+        assert answer.status.code == OK
+        consumer = answer.settings.subscription
+        assert (consumer.fifo, consumer.receive_batch_size) == (False, 32)
+        assert consumer.long_polling_timeout.seconds == 20
+        assert answer.settings.backoff_policy.max_attempts == 17
+        assert len(answer.settings.backoff_policy.customized_backoff.next) == 18
+        assert answer.settings.metric.on is False
+        assert stub.code("Heartbeat", group=stub.group) == OK
+        seen = remoting.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup="G").json()
+        assert seen["connectionSet"][0]["clientId"] == "me"
+        assert seen["subscriptionTable"][stub.topic["name"]]["tagsSet"] == ["A", "B"]
+        assert stub.code("NotifyClientTermination", group=stub.group) == OK
+        assert remoting.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup="G").code == 206
+        assert stub.code("Heartbeat", group=stub.group) == 40015
+    with stub.telemetry(client_type=1, publishing={"topics": [stub.topic]}) as (answer, _):
+        assert answer.settings.publishing.max_body_size == 4 << 20
+        assert answer.settings.backoff_policy.max_attempts == 3
+    with stub.telemetry(client_type=1) as (answer, _):
+        assert answer.status.code == 40015
+
+
+def test_a_client_that_is_not_heard_of_is_gone(stub: Stub, served: Running,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = served.server.proxy
+    assert proxy is not None
+    with stub.consuming():
+        served.do(proxy.expire)
+        assert "G" in served.brokers[0].groups.consumers
+    until(lambda: all(not each.streams for each in proxy._endpoint.sessions.known.values()))
+    assert proxy.in_use
+    monkeypatch.setattr(sessions, "AWAY_S", 0.0)
+    served.do(proxy.expire)
+    assert "G" not in served.brokers[0].groups.consumers
+    until(lambda: not proxy.in_use)
+
+
+def test_calls_without_a_client_id_and_calls_that_are_not_there(served: Running) -> None:
+    with Stub(served, "T", name="") as nobody:
+        for method in ("QueryRoute", "Heartbeat", "AckMessage", "SendMessage", "EndTransaction"):
+            assert nobody.code(method) == 40017
+        assert nobody.receive()[0] == 40017
+        with nobody.consuming() as (answer, _):
+            assert answer.status.code == 40017
+    with Stub(served, "T") as stub:
+        for method in ("RecallMessage", "SyncLiteSubscription"):
+            assert stub.code(method) == 50100
+        for method in ("PullMessage", "QueryOffset", "GetOffset", "UpdateOffset", "Nothing"):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{method}")(b"")
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+# -- sending ------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_only_read_takes_nothing(stub: Stub) -> None:
+    answer = stub.send()
+    assert (answer.status.code, answer.status.message) == (FORBIDDEN, "the broker is read-only")
+
+
+def test_what_is_sent_is_received(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        assert len(stub.call("QueryRoute", topic=stub.topic).message_queues) == 4
+        assert stub.receive() == (NONE, [])
+        message = stub.message(b"body", tag="A", keys=["k1", "k2"], message_group="")
+        answer = stub.send(message | {"user_properties": {"mine": "yes"}})
+        assert (answer.status.code, answer.entries[0].message_id) == (OK, "ID")
+        (found,) = stub.got()
+        system = found.system_properties
+        assert (found.body, system.tag, list(system.keys)) == (b"body", "A", ["k1", "k2"])
+        assert found.user_properties["mine"] == "yes"
+        assert (system.message_id, system.born_host, system.message_type) == ("ID", "127.0.0.1", 1)
+        many = stub.send(*(stub.message(b"%d" % number) for number in range(5)))
+        assert [entry.status.code for entry in many.entries] == [OK] * 5
+
+
+@pytest.mark.parametrize(("change", "code"), [
+    ({"body": bytes(5 << 20)}, 41301),
+    ({"user_properties": {"KEYS": "x"}}, 40007),
+    ({"user_properties": {"a": "x\x02UNIQ_KEY\x01y"}}, 40007),
+    ({"system_properties": {}}, 40009),
+    ({"system_properties": {"message_id": "x", "tag": "a|b"}}, 40004),
+    ({"system_properties": {"message_id": "x", "keys": ["a\1"]}}, 40005),
+    ({"system_properties": {"message_id": "x", "message_group": "\2"}}, 40006),
+    ({"system_properties": {"message_id": "x", "body_encoding": 2}}, 40016),
+    ({"system_properties": {"message_id": "x", "delivery_timestamp": {"seconds": 1 << 40}}}, 40012),
+    ({"topic": {"name": "no topic"}}, 40402),
+    ({"topic": {"name": ""}}, 40002),
+])
+def test_messages_that_are_refused(written: Running, change: dict[str, Any], code: int) -> None:
+    with Stub(written, "T") as stub:
+        assert stub.send(stub.message() | change).status.code == code
+        assert stub.call("SendMessage").status.code == 40016
+        assert stub.send(stub.message(), stub.message() | {"topic": {"name": "U"}}
+                         ).status.code == 40016
+
+
+def test_compressed_bodies_are_stored_as_they_were(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        for packed in (gzip.compress(b"plain"), zlib.compress(b"plain")):
+            assert stub.send(stub.message(packed, body_encoding=2)).status.code == OK
+        assert [each.body for each in stub.got()] == [b"plain"] * 2
+        bomb = gzip.compress(bytes(64 << 20))
+        assert stub.send(stub.message(bomb, body_encoding=2)).status.code == 41301
+        assert stub.send(stub.message(packed[:-3], body_encoding=2)).status.code == 40016
+
+
+def test_a_message_group_stays_in_one_queue(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        for number in range(12):
+            stub.send(stub.message(b"%d" % number, message_group=f"M{number % 3}"))
+        queues = defaultdict(set)
+        for each in stub.got():
+            queues[each.system_properties.message_group].add(each.system_properties.queue_id)
+        assert sorted(queues) == ["M0", "M1", "M2"]
+        assert all(len(each) == 1 for each in queues.values())
+
+
+def test_delayed_messages_come_when_they_are_due(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        due = time.time() + 0.9
+        assert stub.send(stub.message(b"later", message_type=3, delivery_timestamp={
+            "seconds": int(due), "nanos": int(due % 1 * 1e9)})).status.code == OK
+        assert stub.got() == []
+        (message,) = stub.got(wait=8)
+        assert message.body == b"later"
+        assert time.time() >= due
+
+
+# -- who may call -------------------------------------------------------------------------------
+
+
+def test_where_keys_are_given_calls_are_signed(root: Path) -> None:
+    access = Access({"me": "secret"})
+    with serving(root, settings=Settings(access=access), grpc=True) as served, (
+            Stub(served, bodies(root)[0])) as stub:
+        assert stub.code("QueryRoute", topic=stub.topic) == 40100
+        assert stub.receive()[0] == 40100
+        named = stub.metadata
+        for secret, code in (("wrong", 40100), ("secret", OK)):
+            signed = hmac.new(secret.encode(), b"20240102T030405Z", "sha1").hexdigest()
+            said = ("MQv2-HMAC-SHA1 Credential=me, SignedHeaders=x-mq-date-time, "
+                    f"Signature={signed}")
+            stub.metadata = (*named, ("x-mq-date-time", "20240102T030405Z"),
+                             ("authorization", said))
+            assert stub.code("QueryRoute", topic=stub.topic) == code
+        assert drained(stub) == bodies(root)[1]
+        with stub.consuming() as (answer, _):
+            assert answer.status.code == OK
+            assert "G" in served.brokers[0].groups.consumers
+
+
+# -- transactions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("resolution", "found"), [(1, [b"half"]), (2, []), (0, [])])
+def test_transactions_end_as_their_producer_says(written: Running, resolution: int,
+                                                 found: list[bytes]) -> None:
+    with Stub(written, "T") as stub:
+        sent = stub.send(stub.message(b"half", message_type=4)).entries[0]
+        assert stub.got() == []
+        ended = {"topic": stub.topic, "message_id": sent.message_id, "resolution": resolution,
+                 "source": 1}
+        assert stub.code("EndTransaction", transaction_id=sent.transaction_id, **ended) == OK
+        assert [each.body for each in stub.got(wait=1 if found else 0)] == found
+        for wrong in ("", "x", "broker-a.1", "broker-z.1.1", "broker-a.9.9" + "9" * 30):
+            assert stub.code("EndTransaction", transaction_id=wrong, **ended) == 40008
+        if resolution:
+            assert stub.code("EndTransaction", transaction_id="broker-a.99999.0", **ended) == 50001
+
+
+def test_a_producer_is_asked_for_its_transaction(written: Running) -> None:
+    with Stub(written, "T") as stub, stub.telemetry(
+            client_type=1, publishing={"topics": [stub.topic]}) as (_, stream):
+        sent = stub.send(stub.message(b"half", message_type=4)).entries[0]
+        broker = written.brokers[0]
+        (member,) = broker.groups.producers["T"].values()
+        half = broker.raw_at(int(sent.transaction_id.split(".")[1]))
+        assert half is not None
+        written.do(lambda: member.peer.send(Command(39, body=bytes(half), ext={
+            "commitLogOffset": sent.transaction_id.split(".")[1], "tranStateTableOffset": "0"})))
+        asked = next(stream).recover_orphaned_transaction_command
+        assert (asked.message.body, asked.transaction_id) == (b"half", sent.transaction_id)
+        assert asked.message.system_properties.message_type == 4
