@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.engine.put.message import Outgoing
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.properties import HALF_TOPIC, OP_HALF_TOPIC
+from rmqctl.parse_values import Address, parse_address
 from rmqctl.remoting.client import Client
 from rmqctl.remoting.codes import CHECK_TRANSACTION_STATE
 from rmqctl.remoting.command import Command
@@ -22,7 +26,7 @@ from rmqctl.serve.broker import Broker
 from rmqctl.serve.producing import checking, transactions
 from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
-from tests.conftest import Runner
+from tests.conftest import GoldenFolder, Runner
 from tests.serve.running import Running, serving
 from tests.serve.test_writable import pulled, sent
 
@@ -226,3 +230,135 @@ def test_a_restart_goes_on_with_it(root: Path, rmqctl: Runner, monkeypatch: pyte
     offsets = json.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
     assert offsets[f"{HALF_TOPIC}@{checking.READER}"]["0"] >= 4
     assert f"{OP_HALF_TOPIC}@{checking.READER}" in offsets
+
+
+def test_it_goes_on_after_kill_9(root: Path, rmqctl: Runner) -> None:
+    """A broker's rows and positions are lost with it, half messages and their ends are not."""
+    def start() -> tuple[subprocess.Popen[str], Address]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rmqctl", "serve", str(root), "--writable", "--listen",
+             "127.0.0.1:0", "--idle-exit", "20s", "-o", "jsonl"], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        return process, parse_address(json.loads(process.stdout.readline())["ready"])
+
+    process, address = start()
+    try:
+        with Client(address) as client:
+            halves = [prepared(client, b"%d" % number) for number in range(3)]
+            end(client, halves[0])
+    finally:
+        process.kill()
+        process.wait()
+    with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
+        ready(client)
+        assert end(client, halves[1]).code == 0
+        seen = set()
+        while not {b"2"} <= seen:
+            question = asked(client)
+            seen.add(decode(question.body).body)
+            end(client, Command(0, ext={"msgId": question.ext["offsetMsgId"], "queueOffset":
+                                        question.ext["tranStateTableOffset"]}), asked=True)
+        bodies = [each.body for each in pulled(client, "orders", 1)]
+        assert set(bodies) == {b"0", b"1", b"2"}
+    rmqctl("verify", str(root)).expect(0)
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_records_are_those_that_the_engine_wrote(version: str, golden: GoldenFolder) -> None:
+    """Half messages and commits of a set, made here from what the producer sent."""
+    base = golden(f"{version}/transaction")
+    settings = StoreSettings(version=version)
+    lines = [json.loads(line) for line in (base / "input.jsonl").read_text().splitlines()]
+    count = 0
+    with Store.open(base / "store") as store:
+        for line in lines:
+            if line["op"] != "put" or line["topic"] != HALF_TOPIC:
+                continue
+            given = dict(line["properties"])
+            topic, queue = given.pop("REAL_TOPIC"), int(given.pop("REAL_QID"))
+            text = properties.build(given)
+            wanted = store.log.record_at(line["result"]["wroteOffset"])
+            assert wanted is not None
+            made = transactions.half(Outgoing(topic, b"", text, queue, sys_flag=4), settings,
+                                     lambda: "unused")
+            expected = properties.parse(wanted.properties.decode())
+            # The set was put into the store itself: what a broker does before that is not in it.
+            own = {"CLUSTER", "UNIQ_KEY", "__transactionId__", "WAIT"}
+            names = [[name for name in each if name not in own]
+                     for each in (properties.parse(made.properties), expected)]
+            assert names[0] == names[1]
+            assert (made.topic, made.queue_id, made.sys_flag) == (HALF_TOPIC, 0, 0)
+            assert transactions.rebuilt(wanted, settings).encode() == wanted.properties
+            count += 1
+    assert count == 20
+
+
+def test_a_brokers_store_goes_on_here(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    """What the engine left half done is asked for, what it ended is not."""
+    root = golden_copy("4.9.3/transaction/store")
+    ended = {offset for each in stored(root, OP_HALF_TOPIC)
+             for offset in transactions.ended_by(each)}
+    waiting = [each for each in stored(root, HALF_TOPIC) if each.queue_offset not in ended]
+    assert waiting
+    assert ended
+    with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
+        wait(lambda: len(pulled(client, checking.GIVEN_UP_TOPIC)) == len(waiting))
+        given_up = pulled(client, checking.GIVEN_UP_TOPIC)  # they are years old
+        assert [each.body for each in given_up] == [each.body for each in waiting]
+        assert [known(each)["REAL_TOPIC"] for each in given_up] == [
+            known(each)["REAL_TOPIC"] for each in waiting]
+        checks = served.brokers[0].checks
+        assert isinstance(checks, checking.Checks)
+        wait(lambda: checks._at == {HALF_TOPIC: 20, OP_HALF_TOPIC: len(stored(root, OP_HALF_TOPIC))}
+             )
+    rmqctl("verify", str(root)).expect(0)
+
+
+def test_positions_beyond_the_end_are_taken_back(root: Path) -> None:
+    config = root / "config"
+    config.mkdir(exist_ok=True)
+    (config / "consumerOffset.json").write_text(json.dumps({"offsetTable": {
+        f"{topic}@{checking.READER}": {"0": 99} for topic in (HALF_TOPIC, OP_HALF_TOPIC)}}))
+    with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
+        ready(client)
+        time.sleep(0.2)
+        prepared(client, b"half")
+        assert decode(asked(client).body).body == b"half"
+
+
+def test_many_half_messages_are_gone_through_in_windows(
+        served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_WINDOW", 7)
+    with served.client() as client:
+        checks = served.brokers[0].checks
+        assert isinstance(checks, checking.Checks)
+        checks.every_s = checks._next = 1e9
+        halves = [prepared(client, b"%d" % number) for number in range(100)]
+        for number, each in enumerate(halves):
+            if number % 10:
+                end(client, each, ROLLBACK)
+        wait(lambda: not checks.transactions.ending)
+        ready(client)
+        checks._next = 0.1
+        bodies = [int(decode(asked(client).body).body) for _ in range(10)]
+        assert bodies == list(range(0, 100, 10))
+        wait(lambda: checks._task is None)
+        assert checks._at[HALF_TOPIC] == 100
+        assert checks._at[OP_HALF_TOPIC] == served.brokers[0].queue(OP_HALF_TOPIC, 0).end
+        assert served.brokers[0].queue(HALF_TOPIC, 0).end == 110
+
+
+def test_what_no_half_message_should_be_harms_nobody(served: Running) -> None:
+    """A 4.9.3 broker takes messages for these topics from anybody."""
+    with served.client() as client:
+        ready(client)
+        for topic in (HALF_TOPIC, OP_HALF_TOPIC):
+            for text in ("", "TAGS\x01d", "TRANSACTION_CHECK_TIMES\x01x\x02PGROUP\x01PG",
+                         "PGROUP\x01PG\x02REAL_TOPIC\x01../x\x02REAL_QID\x011",
+                         "CHECK_IMMUNITY_TIME_IN_SECONDS\x01y\x02PGROUP\x01PG",
+                         "CHECK_IMMUNITY_TIME_IN_SECONDS\x0199\x02TRAN_PREPARED_QUEUE_OFFSET\x01z"):
+                sent(client, topic, b"1" * 30 + b",x,-1,99999999999999999999", text=text)
+        sent(client, OP_HALF_TOPIC, b"," * 100_000, text="TAGS\x01d")
+        prepared(client, b"good")
+        assert decode(asked(client).body).body == b"good"
+        assert not served.events or all(each.get("event") != "unchecked" for each in served.events)

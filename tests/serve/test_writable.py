@@ -18,11 +18,11 @@ from rmqctl.engine.config.create import create_store
 from rmqctl.engine.put.message import PutResult
 from rmqctl.errors import FormatError, StoreHeldError, StoreIOError
 from rmqctl.formats.local import properties
-from rmqctl.formats.local.message import Record, build, magic_for, size_of
+from rmqctl.formats.local.message import Record, magic_for, size_of
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.command import Command, write_command
 from rmqctl.serve.consuming import positions
-from rmqctl.serve.producing import writing
+from rmqctl.serve.producing import delaying, writing
 from rmqctl.serve.producing.writing import delivered
 from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
@@ -145,9 +145,9 @@ def test_a_delayed_message_comes_when_it_is_due(root: Path, rmqctl: Runner) -> N
     delays = rmqctl("config", str(root), "delay", "-o", "jsonl").jsonl()
     assert [(row["level"], row["offset"]) for row in delays] == [(1, 1)]
     with serving(root, settings=WRITABLE) as served:
-        waiting = served.brokers[0].delays
-        assert waiting is not None
-        assert [each[2] for each in waiting.waiting] == [18]
+        delays = served.brokers[0].delays
+        assert delays is not None
+        assert delays.done == {1: 1, 18: 0}
 
 
 def test_what_is_sent_back_is_written(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +204,59 @@ def test_messages_with_rows_of_another_kind_are_given_in_order(served: Running) 
             (number, b"%d" % number) for number in range(len(texts))]
 
 
+def test_messages_for_a_certain_time_are_refused_where_timers_would_take_them(
+        served: Running) -> None:
+    writer = served.brokers[0].writer
+    assert writer is not None
+    is_5 = writer.settings.profile.generation >= 5
+    with served.client() as client:
+        for text in ("TIMER_DELAY_SEC\x0160", "TIMER_DELAY_MS\x0160000\x02A\x01b",
+                     f"TIMER_DELIVER_MS\x01{(int(time.time()) + 60) * 1000}"):
+            answer = sent(client, "orders", b"timed", text=text)
+            assert (answer.code == 1) == is_5, answer.remark
+            assert ("timerWheelEnable" in str(answer.remark)) == is_5
+
+
+def test_what_was_just_sent_is_found_by_its_time(served: Running) -> None:
+    (broker,) = served.brokers
+    assert broker.writer is not None
+
+    def at(when: int, kind: str = "LOWER") -> int:
+        return int(client.ask("SEARCH_OFFSET_BY_TIMESTAMP", topic="orders", queueId=0,
+                              timestamp=when, boundaryType=kind).ext["offset"])
+
+    with served.client() as client:
+        for number in range(6):
+            sent(client, "orders", b"%d" % number)
+            time.sleep(0.003)
+            if number == 2:
+                served.do(broker.writer.settle)
+        assert broker.writer.queue(("orders", 0)) is not None
+        times = [record.store_timestamp for record in pulled(client, "orders")]
+        assert [at(when) for when in times] == [at(when, "UPPER") for when in times] == list(
+            range(6))
+        assert [at(when - 1) for when in times] == list(range(6))
+        assert [at(when + 1, "UPPER") for when in times] == list(range(6))
+        assert (at(0), at(times[-1] + 1), at(0, "UPPER"), at(1 << 60, "UPPER")) == (0, 6, 0, 5)
+
+
+def test_only_the_next_delayed_messages_are_read(root: Path, monkeypatch: pytest.MonkeyPatch
+                                                 ) -> None:
+    monkeypatch.setattr(delaying, "_AT_ONCE", 40)
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        for number in range(100):
+            sent(client, "orders", b"%d" % number, text="DELAY\x011", queue=number % 2)
+        sent(client, "orders", b"late", text="DELAY\x0199")
+        delays = served.brokers[0].delays
+        assert delays is not None
+        end = time.monotonic() + 5
+        while delays.done.get(1) != 100 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert delays.done == {1: 100}
+        assert [[int(each.body) for each in pulled(client, "orders", queue)]
+                for queue in (0, 1)] == [list(range(0, 100, 2)), list(range(1, 100, 2))]
+
+
 def test_a_half_message_has_no_row_and_its_sender_an_answer(served: Running) -> None:
     with served.client() as client:
         assert sent(client, "orders", b"half", text="DELAY\x0199999999999", f=4).code == 0
@@ -248,10 +301,10 @@ def test_delays_are_counted_when_the_message_is_in_its_queue(
         monkeypatch.setattr(writer.engine, "put_many", lambda messages: [
             PutResult("SERVICE_NOT_AVAILABLE") for _ in messages])
         time.sleep(1.3)
-        assert (len(delays.waiting), delays.done.get(1, 0)) == (1, 0)
+        assert delays.done.get(1, 0) == 0
         monkeypatch.setattr(writer.engine, "put_many", put)
         time.sleep(0.3)
-        assert (len(delays.waiting), delays.done[1]) == (0, 1)
+        assert delays.done[1] == 1
         (late,) = pulled(client, "orders")
         assert late.body == b"late"
         monkeypatch.setattr(type(writer), "is_busy", True)
@@ -259,16 +312,17 @@ def test_delays_are_counted_when_the_message_is_in_its_queue(
 
 
 def test_a_delayed_message_that_names_no_queue_is_put_nowhere() -> None:
-    def stored(text: str) -> bytes:
+    def stored(text: str) -> Record:
         magic, host, raw = magic_for(b"t"), (bytes(4), 1), text.encode()
-        return build(Record(size_of(0, magic, 1, 1, len(raw)), magic, 0, 0, 0, 0, 0, 0, 0, host, 0,
-                            host, 0, 0, b"x", b"t", raw))
+        return Record(size_of(0, magic, 1, 1, len(raw)), magic, 0, 0, 0, 0, 0, 0, 0, host, 0,
+                      host, 0, 0, b"x", b"t", raw)
 
     good = delivered(stored("REAL_TOPIC\x01a\x02REAL_QID\x013"))
     assert good is not None
     assert (good.topic, good.queue_id) == (b"a", 3)
     for text in ("", "REAL_TOPIC\x01a\x02REAL_QID\x01\u00b2",
                  "REAL_TOPIC\x01../x\x02REAL_QID\x011",
+                 "REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010",
                  "REAL_TOPIC\x01a\x02REAL_QID\x0199999999999"):
         assert delivered(stored(text)) is None
 

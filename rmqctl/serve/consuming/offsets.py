@@ -36,7 +36,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
         found = offset_by_time(broker.source.view, topic, queue_id, when, upper=upper)
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    return 0 if found is None else found.queue_offset
+    offset = None if found is None else found.queue_offset
+    tail = None if broker.writer is None else broker.writer.queue((topic, queue_id))
+    return (offset or 0) if tail is None else tail.at_time(when, offset, upper=upper)
 
 
 def search_offset(broker: Broker, call: Call) -> Response:

@@ -164,8 +164,10 @@ class Checks:
             if at >= end or pulled.next_begin <= at:
                 break
             renewed: list[_Renewed] = []
-            behind = pulled.next_begin
+            behind = min(pulled.next_begin, end)
             for record in map(decode, pulled.records):
+                if record.queue_offset >= end:
+                    break
                 if self._is_ended(record.queue_offset, ended):
                     continue
                 found = self._judged(record, begun, ended)

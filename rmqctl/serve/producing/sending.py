@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from rmqctl.broker.settings import Host
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
+from rmqctl.engine.put.rewrite import schedule
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.formats import layout
+from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
     PROPERTIES_LENGTH_SIZE,
@@ -20,7 +22,7 @@ from rmqctl.formats.local.message import (
     properties_length_at,
 )
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from rmqctl.parse_values import parse_address
+from rmqctl.parse_values import now_ms, parse_address
 from rmqctl.remoting.codes import SEND_V2, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.producing.transactions import is_half
@@ -76,12 +78,26 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
                 given = props.build({**props.parse(given), **_REGION})
             message = broker.transactions.half(replace(message, properties=given))
 
+        _refuse_timed(message, writer)
+
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
             call.reply(_answer(result, wanted["queueId"] if wanted["queueId"] >= 0 else queue_id))
 
     writer.put(message, then)
     return None
+
+
+def _refuse_timed(message: Outgoing, writer: Writer) -> None:
+    """Messages for a certain time are refused, as by a broker whose timers are off: nothing here
+    would deliver them. Answer.
+    """
+    if "TIMER_" in message.properties:
+        known = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
+        moved = schedule(message, known, now_ms(), writer.settings)
+        if isinstance(moved, Outgoing) and moved.topic == props.TIMER_TOPIC:
+            raise Answer(Status.SYSTEM_ERROR, "accurate timer message is not enabled, "
+                         "timerWheelEnable is false")
 
 
 def _make_topic(writer: Writer, topic: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -88,9 +89,25 @@ class TailQueue:
                       len(records))
 
 
+    def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
+        """The queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
+        ``stored`` is its answer for what lies on the disk, where there is any.
+        """
+        if upper:
+            place = bisect_right(range(len(self.physical)), when, key=self._time) - 1
+            return self.start + place if place >= 0 else stored or self.first
+        if stored is not None and stored < self.start:
+            return stored
+        return self.start + bisect_left(range(len(self.physical)), when, key=self._time)
+
+    def _time(self, place: int) -> int:
+        record = self.log.record(self.physical[place], self.sizes[place])
+        return 0 if record is None else decode(record).store_timestamp
+
+
 class Writer:
     """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
-    got some; ``scheduled`` of each delayed message: when it is due (ms), its place and size.
+    got some; ``scheduled`` of the level of each delayed message.
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
@@ -98,7 +115,7 @@ class Writer:
         self.engine, self.topics, self.groups, self.source = engine, topics, groups, source
         self.settings = engine.settings
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
-        self.scheduled: Callable[[int, int, int, int], None] = lambda *_: None
+        self.scheduled: Callable[[int], None] = lambda _level: None
         self.failure: str | None = None
         self._pending: list[tuple[Message, Then]] = []
         self._pending_size = 0
@@ -189,8 +206,9 @@ class Writer:
             known = _telling(_text(message.properties))
             level = _delay_level(known) if isinstance(message, Outgoing) else 0
             if level > 0:
-                self._note_delay(level, result)
-                return
+                level = min(level, max(self.levels))
+                key = properties.SCHEDULE_TOPIC, level - 1
+                self.scheduled(level)
             if not _has_other_rows(known):
                 rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
             for name in known.get(properties.MULTI_DISPATCH, "").split(","):
@@ -216,11 +234,6 @@ class Writer:
             tail.tags.append(tags_code(known.get(properties.TAGS)))
         self._rows += len(rows)
 
-    def _note_delay(self, asked: int, result: PutResult) -> None:
-        level = min(asked, max(self.levels))
-        due = (result.store_timestamp or now_ms()) + self.levels.get(level, 1000)
-        self.scheduled(due, level, result.physical_offset or 0, result.wrote_bytes or 0)
-
     @property
     def levels(self) -> delay.Levels:
         """Milliseconds of each delay level."""
@@ -228,7 +241,7 @@ class Writer:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def queue(self, key: QueueKey) -> Queue | None:
+    def queue(self, key: QueueKey) -> TailQueue | None:
         """A queue that got something since; None for one that did not."""
         return self._tails.get(key)
 
@@ -282,15 +295,15 @@ def _text(raw: bytes | str) -> str:
     return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
 
 
-def delivered(raw: bytes | memoryview) -> Record | None:
+def delivered(record: Record) -> Record | None:
     """A delayed message as it is put when it is due: as it was, in its own queue. None where it
-    names no such queue.
+    names no such queue, or that of half messages, which a broker discards.
     """
-    record = decode(raw)
     known = properties.parse(_text(record.properties))
     topic = known.get(properties.REAL_TOPIC, "")
     queue = known.get(properties.REAL_QUEUE_ID, "0")
-    if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
+    if name_problem(topic) is not None or topic == properties.HALF_TOPIC or not (
+            _QUEUE_ID.fullmatch(queue)):
         return None
     return replace(record, topic=topic.encode(), queue_id=int(queue), queue_offset=-1, magic=0,
                    physical_offset=-1, store_timestamp=now_ms(), body=bytes(record.body))
