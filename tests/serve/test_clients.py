@@ -34,7 +34,7 @@ Message = dict[str, Any]
 pytestmark = pytest.mark.xdist_group("clients")
 
 
-def _installed(folder: Path, command: list[str]) -> Path:
+def installed(folder: Path, command: list[str]) -> Path:
     """What the command puts into the folder, once for all workers. Skips where it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
@@ -53,7 +53,7 @@ def _installed(folder: Path, command: list[str]) -> Path:
 def cpp(golden_base: Path) -> list[str]:
     """The command that runs the C++ client."""
     folder = golden_base.parent / "cpp-client"
-    _installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder),
+    installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder),
                         "rocketmq==0.4.4"])
     return [sys.executable, str(SCRIPTS / "cpp.py")]
 
@@ -64,7 +64,7 @@ def ons(golden_base: Path) -> list[str]:
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("there is no node")
     folder = golden_base.parent / "ons-client"
-    _installed(folder, ["npm", "install", "--silent", "--prefix", str(folder), "ali-ons@3.12.0"])
+    installed(folder, ["npm", "install", "--silent", "--prefix", str(folder), "ali-ons@3.12.0"])
     return ["node", str(SCRIPTS / "ons.js")]
 
 
@@ -79,9 +79,11 @@ class Started:
                        "PYTHONPATH": str(base.parent / "cpp-client"),
                        "NODE_PATH": str(base.parent / "ons-client" / "node_modules"),
                        **variables}
+        proxy = served.server.proxy
+        address = str(served.address if proxy is None else proxy.address)
         with open(self._out, "w") as out:
             self.process = subprocess.Popen(
-                [*command, str(served.address), topic, mode, group], stdout=out,
+                [*command, address, topic, mode, group], stdout=out,
                 stderr=subprocess.DEVNULL, env=environment)
 
     @property
