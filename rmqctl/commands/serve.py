@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -16,15 +15,13 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
-from rmqctl.errors import RmqctlError, UsageError, require
-from rmqctl.output import Output
+from rmqctl.errors import UsageError, require
 from rmqctl.output.units import counted
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
 
 _HERE = Address("127.0.0.1", 9876)
 _STDIN = 0
-_LONGEST = 255
-"""Characters of a name in an event, so that a pipe takes it as a whole."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _STARTS = ("stored", "earliest", "latest")
 
 
@@ -83,6 +80,9 @@ def command(
         "with the AccessKey and SecretKey in FILE; repeatable.")] = None,
     flush: Annotated[Literal["async", "sync"] | None, typer.Option(
         "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
+    metrics: Annotated[Address | None, typer.Option(
+        "--metrics", metavar="HOST:PORT", parser=parse_address, help="Answer Prometheus there; "
+        "port 0: any free one.")] = None,
     layout: LayoutOptions,
     out: Out,
 ) -> None:
@@ -91,12 +91,15 @@ def command(
     One process is name server and broker. Stores are opened read-only: nothing in them changes, no
     lock is taken, and whoever sends is refused. Damaged messages are passed over. What consumers
     commit stays in memory, or in --offsets FILE; messages that they send back are retried from
-    memory. A line `ready HOST:PORT` says that clients may come; SIGTERM ends it with exit code 0.
+    memory. On a terminal it shows what goes on; elsewhere a line `ready HOST:PORT` says that
+    clients may come, and with -o jsonl a line follows for each event. SIGTERM and ctrl-C end it
+    with exit code 0.
 
         rmqctl serve /data/store
         rmqctl serve /backup/a /backup/b --listen 127.0.0.1:0 -o jsonl
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
+    from rmqctl.commands.shared.serve_shown import Shown
     from rmqctl.scan import malloc_tuning
     from rmqctl.serve.access import read_keys
     from rmqctl.serve.producing.opening import temporary_store
@@ -125,65 +128,33 @@ def command(
                             writable=writable or temp, flush=flush,
                             access=read_keys(key_file or []))
 
-        def failed(name: str, error: Exception) -> None:
-            out.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report "
-                     "it")
-            if out.verbose > 1:
-                out.warn("".join(traceback.format_exception(error)))
-
         wanted = [Wanted(each.root, each.open) for each in stores]
-        brokers, save = open_brokers(wanted, settings, _Events(out).tell)
+        shown = Shown(out)
+        brokers, save = open_brokers(wanted, settings, shown.tell)
         _make_topics(brokers, topic or [])
         for broker in brokers:
-            broker.failed = failed
+            broker.failed = shown.failed
             missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
             if missing:
-                out.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the end "
-                         "of the log have no rows, and are not served; `rmqctl recover` makes "
-                         "them")
-        server = Server(brokers, Limits(connections=max_connections), save, out.warn,
+                shown.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the end "
+                           "of the log have no rows, and are not served; `rmqctl recover` makes "
+                           "them")
+        server = Server(brokers, Limits(connections=max_connections), save, shown.warn,
                         None if idle_exit is None else idle_exit / 1000)
         if grpc is not None:
             from rmqctl.serve.grpc.server import Proxy
 
             server.proxy = Proxy(brokers, grpc, max_connections)
         for address in (listen, grpc):
-            if address is not None and address.host not in ("127.0.0.1", "::1", "localhost"):
-                out.warn(f"{address}: whoever reaches this address can read " + (
+            if address is not None and address.host not in _LOOPBACK:
+                shown.warn(f"{address}: whoever reaches this address can read " + (
                     "what clients ask and are answered" if key_file else "every message"))
-
-        def ready() -> None:
-            _say_ready(out, server)
-
+        if metrics is not None and metrics.host not in _LOOPBACK:
+            shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
+                       "groups")
         malloc_tuning.keep_freed_memory()
-        asyncio.run(_run(server, listen, ready, end_with_stdin=end_with_stdin))
-
-
-class _Events:
-    """Events as lines, with ``-o jsonl``. One that nobody reads would make the server wait: it is
-    left out, and the next one says how many were.
-    """
-
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self._wanted = out.format == "jsonl"
-        self._left_out = 0
-
-    def tell(self, **event: Any) -> None:
-        if not self._wanted:
-            return
-        if not self._out.takes_a_line:
-            self._left_out += 1
-            return
-        line = {name: value[:_LONGEST] if isinstance(value, str) else value
-                for name, value in event.items()}
-        if self._left_out:
-            line["left_out"], self._left_out = self._left_out, 0
-        try:
-            self._out.document(line)
-            self._out.flush()
-        except (BrokenPipeError, RmqctlError):  # whoever read it is gone, or its disk is full
-            self._wanted = False
+        with shown.of(server, metrics):
+            asyncio.run(_run(server, listen, shown.ready, end_with_stdin=end_with_stdin))
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
@@ -199,29 +170,12 @@ def _make_topics(brokers: list[Any], names: list[str]) -> None:
         raise
 
 
-def _say_ready(out: Output, server: Any) -> None:
-    first = server.brokers[0]
-    rows = [{"broker": broker.name, "address": str(broker.address),
-             "store": broker.source.store.root, "topics": len(broker.source.topics)}
-            for broker in server.brokers]
-
-    def say(page: Any) -> None:
-        page.text(f"ready {first.address}")
-        for row in rows:
-            page.text(f"{row['broker']} {row['address']} {row['store']}")
-        if server.proxy is not None:
-            page.text(f"grpc {server.proxy.address}")
-
-    out.document({"ready": str(first.address), "brokers": rows,
-                  "grpc": None if server.proxy is None else str(server.proxy.address)}, say)
-    out.flush()
-
-
 async def _run(server: Any, listen: Address, ready: Callable[[], None], *, end_with_stdin: bool
                ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
     def heard() -> None:
         if not os.read(_STDIN, 1 << 16):

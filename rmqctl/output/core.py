@@ -13,11 +13,20 @@ from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
-from rmqctl.output.streams import Raw, Sink, Target, can_encode, is_terminal, takes_a_line
+from rmqctl.output.streams import (
+    Raw,
+    Sink,
+    Target,
+    can_encode,
+    has_screen,
+    is_terminal,
+    takes_a_line,
+)
 
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
     from rmqctl.output.language import Language
+    from rmqctl.output.screen import Screen
 
 
 ENGLISH = "en"
@@ -201,6 +210,17 @@ class Output:
         say(line, self._stderr)
 
     # -- progress -----------------------------------------------------------------------------
+
+    def screen(self) -> Screen | None:
+        """The terminal as a whole, where there is one to draw on and no other format, quiet or
+        --no-progress is asked for.
+        """
+        if self.format != "table" or self.quiet or self._no_progress or not has_screen(
+                self._environ) or self._stdout is None:
+            return None
+        from rmqctl.output.screen import Screen
+
+        return Screen(self._stdout, self._environ, self._language)
 
     def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
         """A context manager to report progress with; ``total`` in bytes, or in ``unit``.

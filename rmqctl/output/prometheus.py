@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric that may go up and down; ``samples`` are (labels, value)."""
+    """One metric; ``samples`` are (labels, value). One whose name ends with ``_total`` only goes
+    up, others may go down, too.
+    """
 
     name: str
     help: str
@@ -21,7 +23,8 @@ def families(metrics: Iterable[Metric]) -> Iterator[Any]:
     from prometheus_client.core import Metric as Family
 
     for metric in metrics:
-        family = Family(metric.name, metric.help, "gauge")
+        name, total, _ = metric.name.partition("_total")
+        family = Family(name, metric.help, "counter" if total else "gauge")
         for labels, value in metric.samples:
             family.add_sample(metric.name, {
                 name: text.encode("utf-8", "backslashreplace").decode()

@@ -71,6 +71,8 @@ class Server:
     once_idle: float | None = None
     proxy: Proxy | None = None
     """The service for 5.x clients, where it is wanted."""
+    each_second: Callable[[], None] = lambda: None
+    """Called each second, and once more at the end."""
     connections: set[_Connection] = field(default_factory=set)
     held: int = 0
     accepted: int = 0
@@ -106,13 +108,14 @@ class Server:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
-                (_EXPIRE_S, self._expire), (_SAVE_S, self._save))]
+                (_EXPIRE_S, self._expire), (_SAVE_S, self._save), (1.0, self.each_second))]
             ready()
             if self.once_idle is not None:
                 tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
             await stop.wait()
             for task in tasks:
                 task.cancel()
+            self._do(self.each_second)
         finally:
             for server in servers:
                 server.close()
@@ -135,13 +138,16 @@ class Server:
     async def _every(self, seconds: float, work: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - what is done now and then goes on
-                problem = f"{type(error).__name__}: {error}"
-                if problem != self._problem:
-                    self._problem = problem
-                    self.problem(problem)
+            self._do(work)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - what is done now and then goes on
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._problem:
+                self._problem = problem
+                self.problem(problem)
 
     def send_soon(self, connection: _Connection) -> None:
         """Has a connection send its answers when others of this turn may have joined them."""

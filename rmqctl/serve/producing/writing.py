@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -108,6 +109,7 @@ class TailQueue:
 class Writer:
     """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
     got some; ``scheduled`` of the level of each delayed message.
+    ``received`` counts messages by the topic they were put for.
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
@@ -117,6 +119,7 @@ class Writer:
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.failure: str | None = None
+        self.received: Counter[str] = Counter()
         self._pending: list[tuple[Message, Then]] = []
         self._pending_size = 0
         self._tails: dict[QueueKey, TailQueue] = {}
@@ -174,6 +177,7 @@ class Writer:
         touched: set[QueueKey] = set()
         for (message, _), result in zip(pending, results, strict=True):
             if result.stored:
+                self.received[_text(message.topic)] += len(result.physical_offsets) or 1
                 self._note(message, result, touched)
         try:
             if self._must_settle or self._rows > _MANY_ROWS:

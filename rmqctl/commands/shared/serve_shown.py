@@ -1,0 +1,235 @@
+"""What ``rmqctl serve`` shows while it runs: lines, a screen, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.output import Human, Output
+from rmqctl.output.units import count_text, duration_text, rate_text, size_text
+from rmqctl.parse_values import Address
+from rmqctl.serve import figures
+
+if TYPE_CHECKING:
+    from rmqctl.output.screen import Screen
+    from rmqctl.serve.server import Server
+
+_LONGEST = 255
+"""Characters of a name in an event, so that a pipe takes it as a whole."""
+_FRESH_S = 1.0
+_PATIENCE_S = 10.0
+_HEAD_LINES = 18
+"""Of the screen, beside the rows of groups, topics and clients."""
+
+
+class Shown:
+    """Where a server's events, problems and figures go. One that nobody reads would make the server
+    wait: events are left out then, and the next one says how many were.
+    """
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._wanted = out.format == "jsonl"
+        self._left_out = 0
+        self._screen: Screen | None = None
+        self._notes: deque[str] = deque(maxlen=3)
+        self._held_back: deque[str] = deque(maxlen=100)
+        self._metrics: Address | None = None
+        self._ends: dict[str, str] = {}
+        self._http: Any = None
+
+    @contextmanager
+    def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
+        """Shows that server until the end of the block."""
+        self._server, self._metrics = server, metrics
+        self._watch = figures.Watch(server)
+        self._started = time.monotonic()
+        try:
+            if self._wanted:
+                self._watch.look()
+                server.each_second = self._tell_of_second
+            screen = self._out.screen()
+            if screen is None:
+                yield
+                return
+            server.each_second = self._draw
+            with screen:
+                self._screen = screen
+                yield
+        finally:
+            self._screen = None
+            for text in self._held_back:
+                self._out.warn(text)
+            if self._http is not None:
+                self._http.shutdown()
+                self._http.server_close()
+
+    def ready(self) -> None:
+        """Clients may come. StoreIOError where the port for metrics is not to be had."""
+        server = self._server
+        if server.proxy is not None:
+            self._ends["grpc"] = str(server.proxy.address)
+        if self._metrics is not None:
+            self._http, address = _answer_prometheus(server, self._metrics)
+            self._ends["metrics"] = str(address)
+        if self._screen is not None:
+            self._draw()
+            return
+        first = server.brokers[0]
+        rows = [{"broker": broker.name, "address": str(broker.address),
+                 "store": broker.source.store.root, "topics": len(broker.source.topics)}
+                for broker in server.brokers]
+
+        def say(page: Human) -> None:
+            page.text(f"ready {first.address}")
+            for row in rows:
+                page.text(f"{row['broker']} {row['address']} {row['store']}")
+            for name, address in self._ends.items():
+                page.text(f"{name} {address}")
+
+        self._out.document({"ready": str(first.address), "brokers": rows, "grpc": None,
+                            **self._ends}, say)
+        self._out.flush()
+
+    # -- events -------------------------------------------------------------------------------
+
+    def tell(self, **event: Any) -> None:
+        """One event."""
+        if not self._wanted:
+            return
+        if not self._out.takes_a_line:
+            self._left_out += 1
+            return
+        line = {name: value[:_LONGEST] if isinstance(value, str) else value
+                for name, value in event.items()}
+        if self._left_out:
+            line["left_out"], self._left_out = self._left_out, 0
+        try:
+            self._out.document(line)
+            self._out.flush()
+        except (BrokenPipeError, RmqctlError):  # whoever read it is gone, or its disk is full
+            self._wanted = False
+
+    def _tell_of_second(self) -> None:
+        for event in figures.events(self._server, self._watch.look()):
+            self.tell(**event)
+
+    def warn(self, text: str) -> None:
+        """What is wrong; behind the screen, where there is one, and on it."""
+        self._notes.append(text)
+        if self._screen is None:
+            self._out.warn(text)
+        else:
+            self._held_back.append(text)
+
+    def failed(self, name: str, error: Exception) -> None:
+        """What a handler could not do for a reason that nobody foresaw."""
+        self.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report it")
+        if self._out.verbose > 1:
+            self.warn("".join(traceback.format_exception(error)))
+
+    # -- the screen ---------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        if self._screen is not None:
+            second = self._watch.look()
+            rows = max(self._screen.height - _HEAD_LINES - len(self._server.brokers), 3)
+            self._screen.show(lambda page: overview(
+                page, self._server, second, rows=rows, notes=[*self._notes],
+                seconds=time.monotonic() - self._started, **self._ends))
+
+
+def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
+             seconds: float, **ends: str) -> None:
+    """What goes on, with ``rows`` of groups, topics and clients together; ``ends`` are other
+    addresses, by name.
+    """
+    brokers = server.brokers
+    page.heading(f"serve {brokers[0].address}, for {duration_text(int(seconds) * 1000)}; ctrl-C "
+                 "ends it")
+    each = second.seconds
+    damaged = sum(broker.skipped for broker in brokers)
+    counts = figures.connections(server)
+    page.pairs({
+        "clients": ", ".join(f"{count_text(count)} {name.replace('_', ' ')}" for name, count in (
+            counts.items())),
+        "in": f"{rate_text(sum(second.sent.values()) / each, ' messages/s')}, "
+              f"{count_text(sum(sum(figures.received(b).values()) for b in brokers))} in all",
+        "out": f"{rate_text(sum(second.delivered.values()) / each, ' messages/s')}, "
+               f"{size_text(int(second.delivered_bytes / each))}/s, "
+               f"{count_text(sum(sum(b.delivered.values()) for b in brokers))} in all",
+        "damaged": f"{count_text(damaged)} passed over",
+        **ends,
+    }, styles={"damaged": "warn"} if damaged else None)
+    for broker in brokers:
+        page.text(f"{broker.name} {broker.address} {broker.source.store.root}")
+    groups = figures.groups_now(server, second, max(rows // 2, 1))
+    topics = figures.topics_now(second, max(rows // 4, 1))
+    several = ("broker",) if len(brokers) > 1 else ()
+    page.table(groups, (*several, "group", "topic", "members", "lag", "out/s"), "groups",
+               render={"out/s": _rate}, styles={"lag": _lag_style})
+    if topics:
+        page.table(topics, (*several, "topic", "in/s"), "topics",
+                   render={"in/s": _rate})
+    page.table(figures.clients_now(server, max(rows - len(groups) - len(topics), 1)), (
+        "client", "address", "language", "groups"), "clients")
+    for text in notes:
+        page.text(text, "warn")
+
+
+def _rate(value: Any) -> str:
+    return rate_text(value, "")
+
+
+def _lag_style(value: Any) -> str | None:
+    return "warn" if value else None
+
+
+# Metrics ----------------------------------------------------------------------------------------
+
+
+def _answer_prometheus(server: Server, listen: Address) -> tuple[Any, Address]:
+    """(the HTTP server, where it listens). StoreIOError."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(_Figures(server, asyncio.get_running_loop()))
+    try:
+        http, _ = start_http_server(listen.port, listen.host, registry)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, str(listen), "listen on") from None
+    return http, Address(listen.host, http.server_port)
+
+
+class _Figures:
+    """Asks the server in its own thread, once a second at most."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self._server, self._loop = server, loop
+        self._lock = threading.Lock()
+        self._asked = -_FRESH_S
+        self._last: list[Any] = []
+
+    def collect(self) -> Iterator[Any]:
+        """For the library, in one of its threads."""
+        from rmqctl.output.prometheus import Metric, families
+
+        with self._lock:
+            if time.monotonic() - self._asked >= _FRESH_S and not self._loop.is_closed():
+                found = asyncio.run_coroutine_threadsafe(self._samples(), self._loop).result(
+                    _PATIENCE_S)
+                self._last = [Metric(name, text, [
+                    (labels, value) for metric, labels, value in found if metric == name])
+                    for name, text in figures.HELP.items()]
+                self._asked = time.monotonic()
+            yield from families(self._last)
+
+    async def _samples(self) -> list[figures.Sample]:
+        return list(figures.samples(self._server))
