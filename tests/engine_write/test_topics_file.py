@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.broker.settings import Settings
+from rmqctl.engine.config import table
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.config import config_json, fastjson
@@ -147,6 +148,24 @@ def test_each_change_keeps_the_one_before(tmp_path: Path) -> None:
         assert read(tmp_path)["dataVersion"]["counter"] == number
         assert (main(tmp_path, ".bak").read_bytes() if old else None) == old
     assert list(read(tmp_path)["topicConfigTable"]) == ["t1", "t2", "t3", "t4"]
+
+
+def test_many_made_one_after_the_other_are_read_once(tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, BROKERS)
+    known = topics(tmp_path)
+    loads: list[str] = []
+    load = table.load_one
+    monkeypatch.setattr(table, "load_one", lambda *of: loads.append(of[1]) or load(*of))
+    for number in range(20):
+        known.auto_create(f"t{number}") if number % 2 else known.create(f"t{number}", 1)
+    assert not loads
+    value = read(tmp_path)
+    assert list(value["topicConfigTable"])[-20:] == [f"t{number}" for number in range(20)]
+    known.create("t3", 9)
+    known.create("t4", 9)
+    assert read(tmp_path)["topicConfigTable"]["t3"]["readQueueNums"] == 9
+    assert main(tmp_path).read_bytes() == fastjson.build(known._value)
 
 
 def test_what_another_wrote_meanwhile_is_not_lost(tmp_path: Path) -> None:

@@ -194,6 +194,26 @@ def test_topics_are_made_and_changed(served: Running) -> None:
         assert client.ask("UPDATE_AND_CREATE_TOPIC", **{**fields, "topic": "TBW102"}).code == 1
 
 
+def test_a_store_is_not_opened_anew_for_a_topic(served: Running, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    monkeypatch.setattr(writing, "_SETTLE_S", 1e9)
+    source = served.brokers[0].source
+    with served.client() as client:
+        sent(client, "first", b"x")
+        before = source.store
+        for number in range(5):
+            assert sent(client, f"made{number}", b"x").code == 0
+            assert len(pulled(client, f"made{number}")) == 1
+        fields = {"topic": "made1", "defaultTopic": "TBW102", "readQueueNums": 9,
+                  "writeQueueNums": 8, "perm": 4, "topicFilterType": "SINGLE_TAG"}
+        assert client.ask("UPDATE_AND_CREATE_TOPIC", **fields).code == 0
+        route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic="made1").json()["queueDatas"][0]
+        assert (route["readQueueNums"], route["writeQueueNums"], route["perm"]) == (9, 8, 4)
+        table = client.ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
+        assert (table["made1"]["perm"], table["made4"]["perm"]) == (4, 6)
+        assert source.store is before
+
+
 def test_messages_with_rows_of_another_kind_are_given_in_order(served: Running) -> None:
     with served.client() as client:
         texts = ["INNER_MULTI_DISPATCH\x01%LMQ%x", "", "TIMER_DELAY_SEC\x01-5", "",

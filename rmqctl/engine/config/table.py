@@ -8,6 +8,7 @@ nothing to whoever reads it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -49,12 +50,18 @@ class ConfigTable:
         self._store = Store(root, [], Sizes())
         self.notes: list[str] = []
         """What the user should hear of the file: that its backup was taken."""
+        self._read: tuple[int, int, int] | None = None
+        self._texts: dict[str, tuple[Any, fastjson.Ready]] = {}
+        """Entries, each with its text in the file: many are made one after the other."""
         self.load()
 
     # -- reading ------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Reads the file anew."""
+        """Reads the file anew, unless it is as it was read or written last."""
+        stamp = self._stamp()
+        if stamp is not None and stamp == self._read:
+            return
         config = load_one(self._store, self.file)
         self._refuse_damage(config)
         self._from_main = config.main.usable
@@ -68,6 +75,14 @@ class ConfigTable:
         for key in (self.table_name, VERSION):
             if not isinstance(self._value.get(key, {}), dict):
                 raise RefusedError(f"{self.path()}: {key} is no object; see `rmqctl config`")
+        self._read = stamp
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self.path())
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _refuse_damage(self, config: ConfigFile) -> None:
         main, backup = config.main, config.backup
@@ -124,9 +139,17 @@ class ConfigTable:
         value[self.table_name] = table
         if not self._value:  # a bean's properties stand in alphabetical order
             value = dict(sorted(value.items()))
-        self._publish(fastjson.build(value))
+        self._publish(fastjson.build({**value, self.table_name: {
+            name: self._text(name, entry) for name, entry in table.items()}}))
+        self._read = self._stamp()
         self._value, self.exists = value, True
         self._from_main = self._main_is_there = True
+
+    def _text(self, name: str, entry: Any) -> fastjson.Ready:
+        known = self._texts.get(name)
+        if known is None or known[0] is not entry:
+            known = self._texts[name] = entry, fastjson.ready(entry, 2)
+        return known[1]
 
     def _next_version(self) -> dict[str, Any]:
         version = self.data_version
