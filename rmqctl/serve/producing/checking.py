@@ -48,7 +48,7 @@ _WINDOW = 50_000
 """Half messages of which it is known at a time whether they were ended."""
 _EVERY_S = {4: 60.0}
 _SINCE_5_S = 30.0
-_PAGE = 32
+_PAGE, _PAGE_BYTES = 32, 1 << 16
 _TRIED = 3
 """Members of a group that are tried when one of them takes nothing."""
 _LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
@@ -135,7 +135,7 @@ class Checks:
         """
         at = start
         while at < (queue := self.broker.queue(topic, 0)).end:
-            pulled = queue.pull(at, _PAGE, None)
+            pulled = queue.pull(at, _PAGE, None, _PAGE_BYTES)
             if pulled.next_begin <= at:
                 return
             at = pulled.next_begin
@@ -186,11 +186,13 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Op messages that name nothing at ``half`` or behind are done."""
-        at = op
+        """Op messages that name nothing at ``half`` or behind are done. What is not there yet
+        counts as nothing: only somebody else than a broker names that.
+        """
+        at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
             left = next((each.queue_offset for each in ops
-                         if any(offset >= half for offset in ended_by(each))), None)
+                         if any(half <= offset < end for offset in ended_by(each))), None)
             at = behind if left is None else left
             if left is not None:
                 break
@@ -201,7 +203,7 @@ class Checks:
         it.
         """
         known = props.parse(java_text(record.properties))
-        times = _number(known.get(_TIMES, "0"))
+        times = max(_number(known.get(_TIMES, "0")), 0)
         age = now_ms() - record.born_timestamp
         if times >= MOST_TIMES:
             return self._given_up(record)

@@ -76,7 +76,8 @@ class Delays:
         start = at = min(max(self.done.get(level, 0), queue.first), queue.end)
         flying = self._flying[level] = set()
         wait = inf
-        while at < queue.end and wait == inf and at - start < _AT_ONCE:
+        while at < queue.end and wait == inf and at - start < _AT_ONCE and (
+                not self.writer.is_busy):
             pulled = queue.pull(at, _PAGE, None)
             if pulled.next_begin <= at:
                 break
