@@ -292,7 +292,7 @@ class Broker:
             keep_groups(self.writer, self.new_groups)
             self.new_groups.clear()
         if self.positions.changed:
-            keep_positions(store, self.positions)
+            keep_positions(self.source, self.positions)
         if self.delays is not None and self.delays.changed:
             keep_json(store, "delayOffset.json", {"offsetTable": {
                 str(level): offset for level, offset in sorted(self.delays.done.items())}})

@@ -358,6 +358,18 @@ def test_positions_of_delays_are_kept_within_their_queues(root: Path) -> None:
         assert delays.done[18] == 2
 
 
+def test_positions_stay_of_groups_that_begin_elsewhere(root: Path) -> None:
+    file = root / "config" / "consumerOffset.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"offsetTable":{"t@g":{"0":5,"1":6},"u@h":{"0":7}}}')
+    elsewhere = Settings(writable=True, start="earliest", stored=False)
+    with serving(root, settings=elsewhere) as served, served.client() as client:
+        client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=1,
+                   commitOffset=1)
+    assert json.loads(file.read_text())["offsetTable"] == {"t@g": {"0": 5, "1": 1},
+                                                           "u@h": {"0": 7}}
+
+
 def test_positions_that_could_not_be_written_are_written_later(
         root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "positions.json"

@@ -77,9 +77,12 @@ def keep_json(store: Store, name: str, value: dict[str, object]) -> None:
     publish(path, config_json.build(value), store=store.root)
 
 
-def keep_positions(store: Store, positions: Positions) -> None:
-    """Groups' positions in ``config/consumerOffset.json``."""
-    keep_json(store, "consumerOffset.json", {"offsetTable": positions.table()})
+def keep_positions(source: Source, positions: Positions) -> None:
+    """Groups' positions in ``config/consumerOffset.json``: what was committed, over what stands
+    there, whether groups began at it or not.
+    """
+    whole = Positions(source.offsets, positions.committed)
+    keep_json(source.store, "consumerOffset.json", {"offsetTable": whole.table()})
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:

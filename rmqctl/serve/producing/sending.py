@@ -77,7 +77,6 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
             if writer.settings.profile.generation >= 5:
                 given = props.build({**props.parse(given), **_REGION})
             message = broker.transactions.half(replace(message, properties=given))
-
         _refuse_timed(message, writer)
 
     def then(result: PutResult) -> None:
