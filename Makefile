@@ -80,7 +80,8 @@ kernel-asan: venv
 	cd build/asan && RMQCTL_KERNEL=compiled ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" $(abspath $(BIN))/python -m pytest \
 	  tests/kernel/test_equal.py tests/kernel/test_rows.py tests/kernel/test_encode.py \
-	  tests/kernel/test_json.py tests/kernel/test_texts.py tests/engine_write/test_per_message.py \
+	  tests/kernel/test_json.py tests/kernel/test_texts.py tests/kernel/test_reading.py \
+	  tests/engine_write/test_per_message.py \
 	  tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)
 
 wheel: $(VENV)/.made

@@ -13,6 +13,8 @@ from libc.stdint cimport (INT32_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t,
 
 from libc.string cimport memcpy, memset
 
+from cpython.exc cimport PyErr_SetFromErrno
+
 include "layout.pxi"
 
 cdef extern from *:
@@ -393,3 +395,4 @@ include "properties.pxi"
 include "compare.pxi"
 include "rows.pxi"
 include "json.pxi"
+include "reading.pxi"

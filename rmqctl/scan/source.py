@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
+from rmqctl.kernel import active
 from rmqctl.scan import stopping
 
 if TYPE_CHECKING:  # small files are read by commands that need no numpy
@@ -183,15 +184,21 @@ class FileSource(Closing):
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
         """Fills ``buffer[start:end]`` from ``position`` for each (int64); what lies behind the end
-        of the file, or behind ``limit``, stays as it is. StoreIOError.
+        of the file, or behind ``limit``, reads as zeros. StoreIOError.
         """
         stopping.check()
         limit = self.size if self._limit is None else self._limit
+        kernel = active()
         at = 0
         try:
+            if kernel is not None:
+                kernel.read_parts(self._fd, buffer, start, end, position, limit)
+                return
             for first, last, at in zip(start.tolist(), end.tolist(), position.tolist(),
                                        strict=True):
-                os.preadv(self._fd, [buffer[first:min(last, first + max(limit - at, 0))]], at)
+                inside = max(min(last, first + limit - at), first)
+                got = os.preadv(self._fd, [buffer[first:inside]], at)
+                buffer[first + got:last] = bytes(last - first - got)
         except OSError as error:
             raise self._failed(error, at) from None
 

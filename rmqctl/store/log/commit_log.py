@@ -225,20 +225,24 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
     """
     end = np.cumsum(size)
     start = end - size
-    data = np.zeros(int(end[-1]) if len(end) else 0, np.uint8)
-    view = memoryview(data.data)
+    data: Array = np.empty(int(end[-1]) if len(end) else 0, np.uint8)
     bases = np.array([file.base for file in log.files], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
-    cut = np.flatnonzero((offset[1:] != offset[:-1] + size[:-1]) | (np.diff(number) != 0)) + 1
-    first = np.r_[np.zeros(min(len(offset), 1), np.int64), cut]
-    last = np.r_[cut, np.full(min(len(offset), 1), len(offset), np.int64)] - 1
+    # Those that lie behind each other are read at once.
+    begins: Array = np.ones(len(offset), bool)
+    begins[1:] = (offset[1:] != offset[:-1] + size[:-1]) | (number[1:] != number[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first, len(offset))[1:] - 1
+    is_read: Array = np.zeros(len(offset), bool)
     for file in np.unique(number[number >= 0]).tolist():
         runs = number[first] == file
         with suppress(StoreIOError):
             source = log.source(file)
-            source.read_parts(view, start[first[runs]], end[last[runs]],
+            source.read_parts(data.data, start[first[runs]], end[last[runs]],
                               offset[first[runs]] - source.base)
+            is_read |= number == file
     batch, ok = examine(data, offset - start, start)
+    ok &= is_read
     ok &= batch.column("total_size") == size
     return batch, ok
 
