@@ -3,8 +3,8 @@
     python -m benchmarks.serving --dir DIR [--clients 2] [--seconds 4] [--write-results]
 
 Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
-1 KiB one after the other; all over loopback, the stores in the page cache. The latency is that of a
-single client beside which others keep the server about half as busy.
+1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two queues
+at hand, of more it reads them again and again. The latency is that of a single client.
 """
 
 from __future__ import annotations
@@ -126,21 +126,27 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float
             time.sleep(pause)
 
 
-def send_all(address: Address, queue_id: int, seconds: float, under_way: int) -> Iterator[
+def send_all(address: Address, connections: int, seconds: float, under_way: int) -> Iterator[
         tuple[int, int, float]]:
-    """The same of each send; so many are under way at a time. Seconds are those of all of them."""
-    requests = Requests(address)
-    request = write_command(Command(SEND, 0, 0, {
-        "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(queue_id), "f": "0",
-        "g": "1700000000000", "h": "0", "i": "TAGS\x01A\x02KEYS\x01k", "j": "0"}, body=BODY))
+    """The same of sends over several connections, so many under way on each. Seconds are those of
+    all of a round.
+    """
+    opened = [Requests(address) for _ in range(connections)]
+    encoded = [write_command(Command(SEND, 0, 0, {
+        "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(number), "f": "0",
+        "g": "1700000000000", "h": "0", "i": "TAGS\x01A\x02KEYS\x01k", "j": "0"}, body=BODY)
+        ) * under_way for number in range(connections)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         begun = time.perf_counter()
-        requests.send(request * under_way)
-        for _ in range(under_way):
-            requests.answer()
+        for requests, each in zip(opened, encoded, strict=True):
+            requests.send(each)
+        for requests in opened:
+            for _ in range(under_way):
+                requests.answer()
         took = time.perf_counter() - begun
-        yield under_way, under_way * len(BODY), took
+        messages = connections * under_way
+        yield messages, messages * len(BODY), took
 
 
 def _client(kind: str, results: Any, *args: Any) -> None:
@@ -186,7 +192,8 @@ def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[s
     rows = []
     with served(str(store)) as (address, pid):
         queues = queues_of(address)
-        for name, chosen in (("all queues", queues), ("4 queues", queues[:4])):
+        for name, chosen in (("all queues", queues), ("4 queues", queues[:4]),
+                             ("2 queues", queues[:2])):
             parts = [chosen[number::clients] for number in range(clients)]
             together("pull", [(address, part, seconds / 2, 0.0) for part in parts])
             before = cpu_seconds(pid)
@@ -202,18 +209,17 @@ def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[s
     return rows
 
 
-def sends(connections: int, under_way: int, seconds: float) -> str:
-    """A row for sends, each connection with so many messages under way."""
+def sends(clients: int, connections: int, under_way: int, seconds: float) -> str:
+    """A row for sends of clients with so many connections each, and messages under way on each."""
     with served("--temp") as (address, pid):
         empty = resident_mib(pid)
-        clients = [(address, number % 4, seconds, under_way) for number in range(connections)]
-        together("send", [(address, 0, 0.5, 1)])
+        together("send", [(address, connections, 0.5, 1)])
         before = cpu_seconds(pid)
-        found = together("send", clients)
+        found = together("send", [(address, connections, seconds, under_way)] * clients)
         spent = cpu_seconds(pid) - before
         messages, size = (sum(each[number] for each in found) for number in (0, 1))
         times = [took for each in found for took in each[2]]
-        return (f"| send, {connections} connections, {under_way} under way on each "
+        return (f"| send, {clients * connections} connections, {under_way} under way on each "
                 f"| {messages / seconds:,.0f} "
                 f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
                 f"| {size / spent / 1e6:,.0f} | {percentile(times, 0.5):.2f} "
@@ -230,7 +236,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = [row for profile in ("1k", "100")
             for row in pulls(given.dir, profile, given.clients, given.seconds)]
-    rows += [sends(8, under_way, given.seconds) for under_way in (1, 32)]
+    rows += [sends(2, 4, under_way, given.seconds) for under_way in (1, 32)]
     table = "\n".join((
         "| work | messages/s | MB/s | messages/s of CPU | MB/s of CPU | median ms | p99 ms | MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |", *rows))
@@ -242,8 +248,9 @@ def main() -> None:
             "clients in processes of their own, on the same cores as the server; \"of CPU\" is by "
             "the server's own seconds. Clients do as little as they can: requests are encoded "
             "once, and of an answer only its length, its code and where to go on are looked at. "
-            "Medians and p99 of pulls are those of a client that asks every millisecond, of sends "
-            f"those of all, of 32 under way those of all 32. {machine()}"), "", table, ""])
+            "Medians and p99 of pulls are those of a client that asks every millisecond. Senders "
+            "are two with four connections each; theirs are of a round, which sends so many "
+            f"messages on each connection and takes all answers. {machine()}"), "", table, ""])
 
 
 if __name__ == "__main__":
