@@ -6,6 +6,7 @@ store that is there, `checked` says which sizes are possible and how a broker ro
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ from rmqctl.broker.versions import NEWEST, BrokerVersion, is_release, version_of
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
 from rmqctl.formats.local.index_file import Shape
+from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing
 from rmqctl.store.store import Sizes, Store
@@ -25,6 +27,18 @@ Host = tuple[bytes, int]
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LOCALHOST = bytes([127, 0, 0, 1])
+
+
+def packed(address: Address) -> Host:
+    """A host as records have it; the loopback where it is no number, or no single place."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        host = socket.inet_pton(family, address.host)
+    except OSError:
+        host = LOCALHOST
+    return host if any(host) else LOCALHOST, address.port
+
+
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def command(
     from rmqctl.scan import malloc_tuning
     from rmqctl.serve.access import read_keys
     from rmqctl.serve.producing.opening import temporary_store
-    from rmqctl.serve.server import Limits, Server
+    from rmqctl.serve.server import Limits, Server, bind
     from rmqctl.serve.serving import Settings, Wanted, open_brokers
 
     if from_stored_offsets and start != "stored":
@@ -128,7 +128,9 @@ def command(
                             writable=writable or temp, flush=flush,
                             access=read_keys(key_file or []))
 
-        wanted = [Wanted(each.root, each.open) for each in stores]
+        bound = bind(listen, len(stores))
+        wanted = [Wanted(each.root, each.open, address)
+                  for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
         brokers, save = open_brokers(wanted, settings, shown.tell)
         _make_topics(brokers, topic or [])
@@ -154,7 +156,8 @@ def command(
                        "groups")
         malloc_tuning.keep_freed_memory()
         with shown.of(server, metrics):
-            asyncio.run(_run(server, listen, shown.ready, end_with_stdin=end_with_stdin))
+            asyncio.run(_run(server, [each for _, each in bound], shown.ready,
+                             end_with_stdin=end_with_stdin))
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
@@ -170,8 +173,8 @@ def _make_topics(brokers: list[Any], names: list[str]) -> None:
         raise
 
 
-async def _run(server: Any, listen: Address, ready: Callable[[], None], *, end_with_stdin: bool
-               ) -> None:
+async def _run(server: Any, sockets: list[Any], ready: Callable[[], None], *,
+               end_with_stdin: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -184,7 +187,7 @@ async def _run(server: Any, listen: Address, ready: Callable[[], None], *, end_w
 
     if end_with_stdin:
         loop.add_reader(_STDIN, heard)
-    await server.run(listen, ready, stop)
+    await server.run(sockets, ready, stop)
 
 
 def _require_pipe() -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -87,23 +88,21 @@ class Server:
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
-    async def run(self, listen: Address, ready: Callable[[], None], stop: asyncio.Event) -> None:
-        """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds. StoreIOError
-        where a port is not to be had, or a store can no longer be written to.
+    async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
+                  stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
+        on a socket from `bind`. StoreIOError where a store can no longer be written to.
         """
         loop = asyncio.get_running_loop()
         servers = []
         try:
-            for number, broker in enumerate(self.brokers):
-                port = listen.port + number if listen.port else 0
+            for broker, bound in zip(self.brokers, sockets, strict=True):
                 try:
-                    server = await loop.create_server(
-                        partial(_Connection, self, broker), listen.host, port, backlog=_BACKLOG)
+                    servers.append(await loop.create_server(
+                        partial(_Connection, self, broker), sock=bound, backlog=_BACKLOG))
                 except OSError as error:
                     raise StoreIOError.from_oserror(
-                        error, str(Address(listen.host, port)), "listen on") from None
-                servers.append(server)
-                broker.address = Address(listen.host, server.sockets[0].getsockname()[1])
+                        error, str(broker.address), "listen on") from None
             if self.proxy is not None:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
@@ -191,6 +190,24 @@ class Server:
             self.last_used = time.monotonic()
         elif time.monotonic() - self.last_used > (self.once_idle or 0):
             stop.set()
+
+
+def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
+    """Sockets for so many brokers, each with its address from now on. StoreIOError where a port is
+    not to be had.
+    """
+    sockets: list[tuple[Address, socket.socket]] = []
+    for number in range(count):
+        port = listen.port + number if listen.port else 0
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                listen.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            bound = socket.create_server(address[:2], family=family)
+            sockets.append((Address(listen.host, bound.getsockname()[1]), bound))
+        except OSError as error:
+            raise StoreIOError.from_oserror(
+                error, str(Address(listen.host, port)), "listen on") from None
+    return sockets
 
 
 class _Connection(asyncio.BufferedProtocol):

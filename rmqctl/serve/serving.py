@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import Address
 from rmqctl.serve.access import Access
 from rmqctl.serve.broker import Broker, Cluster
 from rmqctl.serve.consuming.memory import Memory
@@ -24,10 +25,11 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A store to serve: where it is, how it is opened."""
+    """A store to serve: where it is, how it is opened, where clients reach it."""
 
     root: str
     open: Callable[[], Store]
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,13 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         if settings.writable:
             from rmqctl.serve.producing.opening import open_writer
 
-            writer = open_writer(each.open, settings.flush, pages)
+            writer = open_writer(each.open, settings.flush, pages, each.address)
         source = Source(each.open, settings.view, pages) if writer is None else (
             writer.source)
         positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
         cluster.brokers[name] = broker = Broker(
             name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-            writer=writer, told=told)
+            each.address, writer=writer, told=told)
         if writer is not None:
             _join(broker, writer)
     brokers = list(cluster.brokers.values())

@@ -13,7 +13,7 @@ from typing import Any
 from rmqctl.parse_values import Address
 from rmqctl.remoting.client import Client
 from rmqctl.serve.broker import Broker
-from rmqctl.serve.server import Limits, Server
+from rmqctl.serve.server import Limits, Server, bind
 from rmqctl.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Store
 
@@ -58,7 +58,9 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
     def opener(root: Path) -> Callable[[], Store]:
         return lambda: Store.open(root)
 
-    brokers, save = open_brokers([Wanted(str(root), opener(root)) for root in roots],
+    bound = bind(Address("127.0.0.1", 0), len(roots))
+    brokers, save = open_brokers([Wanted(str(root), opener(root), address)
+                                  for root, (address, _) in zip(roots, bound, strict=True)],
                                  settings or Settings(), lambda **event: events.append(event))
     for broker in brokers:
         broker.failed = lambda _name, error: failures.append(error)
@@ -75,7 +77,8 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
 
     def run() -> None:
         try:
-            loop.run_until_complete(server.run(Address("127.0.0.1", 0), ready.set, stop))
+            loop.run_until_complete(server.run(
+                [each for _, each in bound], ready.set, stop))
         except BaseException as error:  # noqa: BLE001 - said in the test's own thread
             problems.append(error)
         finally:

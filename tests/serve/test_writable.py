@@ -89,6 +89,16 @@ def test_what_is_sent_can_be_pulled_at_once(served: Running, root: Path, rmqctl:
     served.do(lambda: None)
 
 
+def test_the_id_of_a_message_leads_to_it(served: Running) -> None:
+    with served.client() as client:
+        sent(client, "orders", b"first")
+        answer = sent(client, "orders", b"second").ext["msgId"]
+        host, port, offset = answer[:8], int(answer[8:16], 16), int(answer[16:], 16)
+        assert (host, port) == ("7F000001", served.address.port)
+        (record,) = records(client.ask("VIEW_MESSAGE_BY_ID", offset=offset).body)
+        assert record.body == b"second"
+
+
 def test_afterwards_the_store_is_one_that_was_shut_down(root: Path, rmqctl: Runner) -> None:
     with serving(root, settings=WRITABLE) as served, served.client() as client:
         for number in range(50):

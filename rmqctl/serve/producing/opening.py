@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rmqctl.broker.settings import LOCALHOST, Settings, resolve
+from rmqctl.broker.settings import Settings, packed, resolve
 from rmqctl.engine.config.create import create_store
 from rmqctl.engine.config.groups import SubscriptionGroups
 from rmqctl.engine.config.topics import Topics, name_problem
@@ -18,7 +18,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local.properties import RETRY_PREFIX
-from rmqctl.parse_values import now_ms
+from rmqctl.parse_values import Address, now_ms
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
@@ -43,15 +43,17 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
         yield root
 
 
-def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages) -> Writer:
-    """Takes the store's lock. StoreHeldError, StoreIOError, RefusedError where appending would do
-    harm, UnsupportedError for layouts that are not written.
+def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
+                address: Address) -> Writer:
+    """Takes the store's lock. The ids of messages lead to the address. StoreHeldError,
+    StoreIOError, RefusedError where appending would do harm, UnsupportedError for layouts that are
+    not written.
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
         root, folders = store.root, store.log_folders
         settings = resolve(store, {"flush": flush}).settings
-    settings = replace(settings, store_host=(LOCALHOST, 10911))
+    settings = replace(settings, store_host=packed(address))
     engine = Engine.open(root, settings, commitlog_dirs=[
         os.path.relpath(folder, root) for folder in folders])
     try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import socket
 from functools import lru_cache
 from typing import Any
 
 from msgspec.structs import replace
 
-from rmqctl.broker.settings import Host
+from rmqctl.broker.settings import Host, packed
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import schedule
 from rmqctl.errors import RefusedError, RmqctlError
@@ -159,12 +158,7 @@ def _items(body: bytes) -> list[BatchItem]:
 @lru_cache(maxsize=1024)
 def _host(peer: str) -> Host:
     """Packed address and port of a client."""
-    address = parse_address(peer)
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.inet_pton(family, address.host), address.port
-    except OSError:
-        return bytes([127, 0, 0, 1]), address.port
+    return packed(parse_address(peer))
 
 
 def end_transaction(broker: Broker, call: Call) -> None:
