@@ -16,12 +16,16 @@ OK, NONE = 20000, 40401
 
 
 class Stub:
-    """A client with an id. ``topic`` and ``group`` are those of its calls."""
+    """A client with an id, of a server or an address. ``topic`` and ``group`` are those of its
+    calls.
+    """
 
-    def __init__(self, served: Running, topic: str = "", group: str = "G", name: str = "me"
+    def __init__(self, served: Running | str, topic: str = "", group: str = "G", name: str = "me"
                  ) -> None:
-        assert served.server.proxy is not None
-        self.channel = grpc.insecure_channel(str(served.server.proxy.address))
+        if not isinstance(served, str):
+            assert served.server.proxy is not None
+            served = str(served.server.proxy.address)
+        self.channel = grpc.insecure_channel(served)
         self.topic, self.group = {"name": topic}, {"name": group}
         self.metadata = (("x-mq-client-id", name),) if name else ()
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import gzip
 import hmac
 import json
+import queue
 import shutil
+import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections import defaultdict
@@ -26,6 +30,7 @@ from rmqctl.formats.local.message import decode
 from rmqctl.remoting.command import Command
 from rmqctl.serve.access import Access
 from rmqctl.serve.grpc import popping, sessions
+from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
 from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from rmqctl.store.store import Store
@@ -316,6 +321,14 @@ def test_tables_are_bounded(stub: Stub, served: Running, monkeypatch: pytest.Mon
     monkeypatch.setattr(popping, "MOST_QUEUES", 3)
     stub.group = {"name": "OTHER"}
     assert stub.receive()[0] == 42900
+    with stub.consuming() as (answer, _):
+        assert answer.status.code == OK
+    assert stub.code("NotifyClientTermination") == OK
+    monkeypatch.setattr(sessions, "MOST_BYTES", 20)
+    with stub.consuming() as (answer, _):
+        assert answer.status.code == 42900
+    monkeypatch.setattr(sessions, "MOST_BYTES", 10_000)
+    assert served.server.proxy._endpoint.sessions._size == 0
     monkeypatch.setattr(sessions, "MOST", 0)
     with stub.consuming() as (answer, _):
         assert answer.status.code == 42900
@@ -446,7 +459,7 @@ def test_what_is_sent_is_received(written: Running) -> None:
 
 
 @pytest.mark.parametrize(("change", "code"), [
-    ({"body": bytes(5 << 20)}, 41301),
+    ({"body": bytes((4 << 20) + 1)}, 41301),
     ({"user_properties": {"KEYS": "x"}}, 40007),
     ({"user_properties": {"a": "x\x02UNIQ_KEY\x01y"}}, 40007),
     ({"system_properties": {}}, 40009),
@@ -496,6 +509,22 @@ def test_delayed_messages_come_when_they_are_due(written: Running) -> None:
         (message,) = stub.got(wait=8)
         assert message.body == b"later"
         assert time.time() >= due
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(
+        served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqctl.serve.grpc.server._READ_S", 0.2)
+    with Stub(served, "T") as stub:
+        pending: queue.Queue[Any] = queue.Queue()
+        call = stub.channel.stream_unary(
+            f"/{SERVICE}/QueryRoute", MESSAGES["QueryRouteRequest"].SerializeToString,
+            MESSAGES["QueryRouteResponse"].FromString)
+        answer = call(iter(pending.get, None), timeout=8, metadata=stub.metadata)
+        pending.put(None)
+        assert answer.status.code == 40000
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.send(stub.message(bytes(6 << 20)))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 # -- who may call -------------------------------------------------------------------------------
@@ -553,3 +582,26 @@ def test_a_producer_is_asked_for_its_transaction(written: Running) -> None:
         asked = next(stream).recover_orphaned_transaction_command
         assert (asked.message.body, asked.transaction_id) == (b"half", sent.transaction_id)
         assert asked.message.system_properties.message_type == 4
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_says_where_it_listens_and_ends_at_once() -> None:
+    command = [sys.executable, "-m", "rmqctl", "serve", "--temp", "--listen", "127.0.0.1:0",
+               "--grpc", "127.0.0.1:0", "-o", "jsonl"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                          ) as process:
+        assert process.stdout is not None
+        place = json.loads(process.stdout.readline())["grpc"]
+        taken = subprocess.run([*command[:-3], place], capture_output=True, text=True)
+        assert (taken.returncode, taken.stderr.count("\n")) == (5, 1)
+        assert f"cannot listen on {place}" in taken.stderr
+        with Stub(place, "T") as stub, stub.consuming():
+            waiting = stub.receiving(wait=10)
+            assert stub.send().status.code == OK
+            assert [each.message.body for each in waiting if each.HasField("message")] == [b"hello"]
+            stub.receiving(wait=10)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")

@@ -6,10 +6,14 @@ It runs in the event loop of the other ports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import unquote
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core writes to stderr by itself
 
 import grpc
 from grpc import aio
@@ -23,8 +27,11 @@ from rmqctl.serve.grpc.calls import Caller, Endpoint, code_of
 from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.serve.grpc.sessions import Session
 
-_LARGEST = 16 << 20
-"""Bytes of a request."""
+_LARGEST = 5 << 20
+"""Bytes of a request: a body of the largest size, and its properties."""
+_MOST_READ, _READ_S = 64, 20.0
+"""Requests that are read at a time, and how long one may take: what came of them is in memory."""
+_IDLE_MS = 120_000
 _CALLS = 4
 """So many calls at a time for each connection that may be there."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
@@ -34,6 +41,8 @@ _LONGEST_ID = 1024
 _FOR_EVER = 1e9
 _MOST_UNSENT = 64
 _IDENTITY_ONLY = 1
+# What calls meet is answered, and said by us; that some are cut off at the end is no news.
+logging.getLogger("grpc").setLevel(logging.CRITICAL)
 Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 
 
@@ -43,7 +52,9 @@ class Proxy:
     def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int) -> None:
         self._endpoint = Endpoint(brokers, listen)
         self._most = connections * _CALLS
+        self._streams_left = connections
         self._calls = 0
+        self._reading = asyncio.Semaphore(_MOST_READ)
         self._server: Any = None
 
     @property
@@ -64,12 +75,14 @@ class Proxy:
                 ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY)])
         try:
             port = self._server.add_insecure_port(str(listen))
         except RuntimeError as error:
-            raise StoreIOError(f"cannot listen on {listen}: {error}") from None
+            text = str(error).partition(";")[0]
+            raise StoreIOError(f"cannot listen on {listen}: {text}") from None
         self._endpoint.address = Address(listen.host, port)
         await self._server.start()
 
@@ -84,12 +97,12 @@ class Proxy:
 
     def _handlers(self) -> Any:
         def unary(name: str, method: Method) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
+            return grpc.stream_unary_rpc_method_handler(  # so that it is read when we say so
                 self._answering(name, method), MESSAGES[f"{name}Request"].FromString,
                 MESSAGES[f"{name}Response"].SerializeToString)
 
         handlers = {name: unary(name, method) for name, method in _METHODS.items()}
-        handlers["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
+        handlers["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
             self._receive, MESSAGES["ReceiveMessageRequest"].FromString,
             MESSAGES["ReceiveMessageResponse"].SerializeToString)
         handlers["Telemetry"] = grpc.stream_stream_rpc_method_handler(
@@ -99,11 +112,23 @@ class Proxy:
 
     # -- calls --------------------------------------------------------------------------------
 
+    async def _read(self, context: Any) -> tuple[Caller, Any]:
+        """(who calls, its request). Refused."""
+        caller = _caller(self._endpoint, context)
+        try:
+            async with self._reading, asyncio.timeout(_READ_S):
+                request = await context.read()
+        except TimeoutError:
+            raise Refused(Code.BAD_REQUEST, "the request does not come") from None
+        if request is aio.EOF:
+            raise Refused(Code.BAD_REQUEST, "there is no request")
+        return caller, request
+
     def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def answer(request: Any, context: Any) -> Any:
+        async def answer(_requests: Any, context: Any) -> Any:
             self._calls += 1
             try:
-                return await method(self._endpoint, _caller(self._endpoint, context), request)
+                return await method(self._endpoint, *await self._read(context))
             except Exception as error:  # noqa: BLE001 - every call is answered
                 code, text = self._judged(name, error)
                 return response(name, code, text)
@@ -122,11 +147,12 @@ class Proxy:
             self._endpoint.brokers[0].failed(name, error)
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
 
-    async def _receive(self, request: Any, context: Any) -> None:
+    async def _receive(self, _requests: Any, context: Any) -> None:
         self._calls += 1
         begun = False
         try:
-            async with aclosing(_received(self._endpoint, context, request)) as answers:
+            async with aclosing(consuming.receive(
+                    self._endpoint, *await self._read(context))) as answers:
                 async for each in answers:
                     async with asyncio.timeout(_TAKEN_S):
                         await context.write(each)
@@ -147,11 +173,14 @@ class Proxy:
     async def _telemetry(self, _requests: Any, context: Any) -> None:
         """What a client says of itself is answered; what is to be said to it is sent."""
         self._calls += 1
+        self._streams_left -= 1
         commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
         session: Session | None = None
         try:
             caller = _caller(self._endpoint, context)
+            if self._streams_left < 0:
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
             while (command := await context.read()) is not aio.EOF:
                 if not command.HasField("settings"):
                     continue
@@ -166,11 +195,12 @@ class Proxy:
                     status=status(Code.OK), settings=session.settings))
         except Exception as error:  # noqa: BLE001 - every call is answered
             code, text = self._judged("Telemetry", error)
-            with suppress(asyncio.QueueFull):
+            with suppress(asyncio.QueueFull, TimeoutError):
                 commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
                 await asyncio.wait_for(commands.join(), 1)
         finally:
             self._calls -= 1
+            self._streams_left += 1
             sender.cancel()
             if session is not None:
                 self._endpoint.sessions.closed(session, commands)
@@ -181,12 +211,10 @@ async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
         command = await commands.get()
         try:
             await context.write(command)
+        except Exception:  # noqa: BLE001 - of any kind: the stream is gone, and its call ends, too
+            return
         finally:
             commands.task_done()
-
-
-def _received(endpoint: Endpoint, context: Any, request: Any) -> AsyncGenerator[Any, None]:
-    return consuming.receive(endpoint, _caller(endpoint, context), request)
 
 
 def _caller(endpoint: Endpoint, context: Any) -> Caller:

@@ -27,6 +27,8 @@ from rmqctl.store.objects import java_text
 
 MOST = 10_000
 """Clients that are there at a time."""
+MOST_BYTES = 64 << 20
+"""Of what all clients say of themselves."""
 AWAY_S = 30.0
 """Without a stream and a heartbeat for so long a client is gone."""
 _LONGEST_NAME = 255
@@ -116,6 +118,7 @@ class Sessions:
     def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
         self._brokers, self._gone = list(brokers), gone
         self.known: dict[str, Session] = {}
+        self._size = 0
 
     def is_there(self, client_id: str) -> bool:
         """Whether a client has a stream, or was heard of lately."""
@@ -128,14 +131,23 @@ class Sessions:
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
         session = self.known.get(client_id)
+        known = 0 if session is None else session.settings.ByteSize()
+        if self._size - known + wanted.ByteSize() > MOST_BYTES:
+            raise Refused(Code.TOO_MANY_REQUESTS, "clients have said too much of themselves")
         if session is None:
             if len(self.known) >= MOST:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
             links = [Link(broker, peer, language) for broker in self._brokers]
-            session = Session(client_id, links, wanted)
+            session = Session(client_id, links, MESSAGES["Settings"]())
             self.known[client_id] = session
-        session.settings = completed(self._brokers, wanted)
-        await self.beat(session)
+        try:
+            settings = completed(self._brokers, wanted)
+            self._size += settings.ByteSize() - known
+            session.settings = settings
+            await self.beat(session)
+        except Refused:
+            self.leave(client_id)
+            raise
         return session
 
     async def beat(self, session: Session) -> None:
@@ -143,7 +155,9 @@ class Sessions:
         session.seen = time.monotonic()
         body = write_json(_heartbeat(session))
         for link in session.links:
-            await link.request("HEART_BEAT", body)
+            found = await link.request("HEART_BEAT", body)
+            if found.code:
+                raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "not now")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
         """A stream of a client was closed; it may open another."""
@@ -158,6 +172,7 @@ class Sessions:
         session = self.known.pop(client_id, None)
         if session is None:
             return
+        self._size -= session.settings.ByteSize()
         for link in session.links:
             link.broker.forget(link)
         self._gone(client_id)
