@@ -27,6 +27,7 @@ from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
+from rmqctl.remoting.codes import Answer
 from rmqctl.remoting.command import Command
 from rmqctl.serve.access import Access
 from rmqctl.serve.grpc import popping, sessions
@@ -334,6 +335,22 @@ def test_tables_are_bounded(stub: Stub, served: Running, monkeypatch: pytest.Mon
         assert answer.status.code == 42900
 
 
+def test_what_cannot_be_read_now_comes_again_later(stub: Stub, served: Running,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    (message,) = stub.got(most=1)
+    stub.hide(message, 0)
+    real = popping.pull
+
+    def broken(*_: Any) -> None:
+        raise Answer(1, "the disk is gone")
+
+    monkeypatch.setattr(popping, "pull", broken)
+    assert stub.receive(most=1)[0] == 50001
+    monkeypatch.setattr(popping, "pull", real)
+    (again,) = stub.got(most=1)
+    assert again.system_properties.message_id == message.system_properties.message_id
+
+
 def test_a_stream_that_is_not_read_ends(written: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmqctl.serve.grpc.server._TAKEN_S", 0.3)
     monkeypatch.setattr(popping, "_SOON_S", 0.0)
@@ -487,6 +504,8 @@ def test_compressed_bodies_are_stored_as_they_were(written: Running) -> None:
         bomb = gzip.compress(bytes(64 << 20))
         assert stub.send(stub.message(bomb, body_encoding=2)).status.code == 41301
         assert stub.send(stub.message(packed[:-3], body_encoding=2)).status.code == 40016
+        many = [stub.message(zlib.compress(bytes(4 << 20)), body_encoding=2)] * 5
+        assert stub.send(*many).status.code == 41301
 
 
 def test_a_message_group_stays_in_one_queue(written: Running) -> None:

@@ -147,7 +147,11 @@ class Popped:
             queue = self.queues.get(key)
             flight = None if queue is None else queue.flights.get(offset)
             if queue is not None and flight is not None and flight.number == number:
-                given = self._give_again(key, queue, flight, wish)
+                try:
+                    given = self._give_again(key, queue, flight, wish)
+                except Answer:
+                    self._again.append((key, offset, number))  # it cannot be read now
+                    raise
                 if given is not None:
                     yield given
         while left > 0:

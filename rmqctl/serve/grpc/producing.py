@@ -17,7 +17,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Status
 from rmqctl.serve.broker import Broker
 from rmqctl.serve.grpc.calls import Caller, Endpoint, code_of, refused_by
-from rmqctl.serve.grpc.messages import TRANSACTION, body_of, properties_of
+from rmqctl.serve.grpc.messages import MAX_BODY, TRANSACTION, body_of, properties_of
 from rmqctl.serve.grpc.protocol import (
     MESSAGES,
     Code,
@@ -31,7 +31,8 @@ from rmqctl.serve.grpc.sessions import name_of, transaction_id
 from rmqctl.serve.source import WRITE, Topic
 
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
-_MOST_AT_ONCE = 1024
+_MOST_AT_ONCE, _MOST_BYTES = 1024, 4 * MAX_BODY
+"""Messages that are sent at once, and the bytes of their bodies."""
 _FROM_CHECK = 2
 _RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}
 _TRANSACTION = re.compile(r"(.{1,80})\.(\d{1,19})\.(\d{1,19})")
@@ -55,7 +56,13 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
             f"sending to topic {name} is forbidden"))
     ordered = messages[0].system_properties.message_group if len(messages) == 1 else ""
     broker, queue_id = _queue(endpoint, writable, ordered)
-    requests = [_fields(broker, caller, each, name, queue_id) for each in messages]
+    requests = []
+    size = 0
+    for each in messages:
+        requests.append(_fields(broker, caller, each, name, queue_id))
+        size += len(requests[-1][0])
+        if size > _MOST_BYTES:
+            raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages together are too large")
     entries = await asyncio.gather(*(
         _sent(broker, caller, each, body, fields)
         for each, (body, fields) in zip(messages, requests, strict=True)))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,6 +32,8 @@ _LARGEST = 5 << 20
 _MOST_READ, _READ_S = 64, 20.0
 """Requests that are read at a time, and how long one may take: what came of them is in memory."""
 _IDLE_MS = 120_000
+_END_S = 2.0
+"""So long the answers that are on their way have at the end."""
 _CALLS = 4
 """So many calls at a time for each connection that may be there."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
@@ -53,7 +55,8 @@ class Proxy:
         self._endpoint = Endpoint(brokers, listen)
         self._most = connections * _CALLS
         self._streams_left = connections
-        self._calls = 0
+        self._calls: set[asyncio.Task[Any] | None] = set()
+        self._ends = False
         self._reading = asyncio.Semaphore(_MOST_READ)
         self._server: Any = None
 
@@ -65,7 +68,7 @@ class Proxy:
     @property
     def in_use(self) -> bool:
         """Whether a client is there."""
-        return self._calls > 0 or bool(self._endpoint.sessions.known)
+        return bool(self._calls) or bool(self._endpoint.sessions.known)
 
     async def start(self) -> None:
         """Opens the port. StoreIOError."""
@@ -89,7 +92,11 @@ class Proxy:
     async def stop(self) -> None:
         """Ends all calls at once."""
         if self._server is not None:
-            await self._server.stop(None)
+            self._ends = True
+            for task in list(self._calls):
+                if task is not None:
+                    task.cancel()
+            await self._server.stop(_END_S)
 
     def expire(self) -> None:
         """Clients of whom nothing was heard are gone."""
@@ -112,6 +119,21 @@ class Proxy:
 
     # -- calls --------------------------------------------------------------------------------
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A call, as long as it runs. At the end of the server it is cut off here: what gRPC says
+        of calls that end otherwise is a traceback.
+        """
+        task = asyncio.current_task()
+        self._calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._ends:
+                raise
+        finally:
+            self._calls.discard(task)
+
     async def _read(self, context: Any) -> tuple[Caller, Any]:
         """(who calls, its request). Refused."""
         caller = _caller(self._endpoint, context)
@@ -126,14 +148,13 @@ class Proxy:
 
     def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(_requests: Any, context: Any) -> Any:
-            self._calls += 1
-            try:
-                return await method(self._endpoint, *await self._read(context))
-            except Exception as error:  # noqa: BLE001 - every call is answered
-                code, text = self._judged(name, error)
-                return response(name, code, text)
-            finally:
-                self._calls -= 1
+            code, text = Code.INTERNAL_SERVER_ERROR, "the server ends"
+            with self._counted():
+                try:
+                    return await method(self._endpoint, *await self._read(context))
+                except Exception as error:  # noqa: BLE001 - every call is answered
+                    code, text = self._judged(name, error)
+            return response(name, code, text)
 
         return answer
 
@@ -148,7 +169,10 @@ class Proxy:
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
 
     async def _receive(self, _requests: Any, context: Any) -> None:
-        self._calls += 1
+        with self._counted():
+            await self._received(context)
+
+    async def _received(self, context: Any) -> None:
         begun = False
         try:
             async with aclosing(consuming.receive(
@@ -165,14 +189,15 @@ class Proxy:
             code, text = self._judged("ReceiveMessage", error)
             if not begun:
                 await context.write(MESSAGES["ReceiveMessageResponse"](status=status(code, text)))
-        finally:
-            self._calls -= 1
 
     # -- the stream of a client ---------------------------------------------------------------
 
     async def _telemetry(self, _requests: Any, context: Any) -> None:
+        with self._counted():
+            await self._heard(context)
+
+    async def _heard(self, context: Any) -> None:
         """What a client says of itself is answered; what is to be said to it is sent."""
-        self._calls += 1
         self._streams_left -= 1
         commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
@@ -199,7 +224,6 @@ class Proxy:
                 commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
                 await asyncio.wait_for(commands.join(), 1)
         finally:
-            self._calls -= 1
             self._streams_left += 1
             sender.cancel()
             if session is not None:
