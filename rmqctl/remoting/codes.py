@@ -85,9 +85,13 @@ _TABLE = """
 319 GET_NAMESRV_CONFIG
 320 ~SEND_BATCH_MESSAGE a! b! c! d:int! e:int! f:int! g:long! h:int! i j:int k:bool l:int m:bool n
 321 QUERY_CONSUME_QUEUE topic! queueId:int! index:long! count:int! consumerGroup
-324 ~SEND_REPLY_MESSAGE
-325 ~SEND_REPLY_MESSAGE_V2
+324 ~SEND_REPLY_MESSAGE producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! \
+   queueId:int! sysFlag:int! bornTimestamp:long! flag:int! properties reconsumeTimes:int \
+   unitMode:bool maxReconsumeTimes:int batch:bool
+325 ~SEND_REPLY_MESSAGE_V2 a! b! c! d:int! e:int! f:int! g:long! h:int! i j:int k:bool l:int \
+   m:bool n
 327 ~ADD_WRITE_PERM_OF_BROKER brokerName!
+328 GET_ALL_PRODUCER_INFO
 343 QUERY_TOPICS_BY_CONSUMER group!
 345 QUERY_SUBSCRIPTION_BY_CONSUMER group! topic!
 351 GET_TOPIC_CONFIG topic!
@@ -96,6 +100,8 @@ _TABLE = """
    sysFlag:int! commitOffset:long suspendTimeoutMillis:long subscription subVersion:long \
    expressionType maxMsgBytes:int
 400 QUERY_ASSIGNMENT
+907 GET_BROKER_HA_STATUS
+2003 GET_COLD_DATA_FLOW_CTR_INFO
 """
 
 SEND_V2 = dict(zip("abcdefghijklm", (
@@ -107,6 +113,7 @@ SEND_V2 = dict(zip("abcdefghijklm", (
 NOTIFY_CONSUMER_IDS_CHANGED = 40
 CHECK_TRANSACTION_STATE = 39
 RESET_CONSUMER_CLIENT_OFFSET = 220
+PUSH_REPLY_MESSAGE_TO_CLIENT = 326
 
 
 class Status(IntEnum):

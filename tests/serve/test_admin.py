@@ -7,6 +7,7 @@ the engine's own answers and against what `rmqctl offsets` makes of the same fil
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -444,3 +445,17 @@ def test_shares_are_those_that_clients_work_out(queue_count, client_count, strat
                 more > 0 and place < more)
             start = place * size if more > 0 and place < more else place * size + more
             assert share == queues[start:][:min(size, max(queue_count - start, 0))]
+
+
+def test_producers_slaves_and_cold_reads(client: Client) -> None:
+    client.ask("HEART_BEAT", {"clientID": "one", "producerDataSet": [{"groupName": "PG"}]})
+    (told,) = client.ask("GET_ALL_PRODUCER_INFO").json()["data"]["PG"]
+    assert (told["clientId"], told["remoteIP"].startswith("127.0.0.1:")) == ("one", True)
+    assert abs(told["lastUpdateTimestamp"] / 1000 - time.time()) < 60
+    slaves = client.ask("GET_BROKER_HA_STATUS").json()
+    figures = client.ask("GET_BROKER_RUNTIME_INFO").json()["table"]
+    assert (slaves["master"], slaves["inSyncSlaveNums"], slaves["haConnectionInfo"]) == (
+        True, 0, [])
+    assert slaves["masterCommitLogMaxOffset"] == int(figures["commitLogMaxOffset"])
+    cold = client.ask("GET_COLD_DATA_FLOW_CTR_INFO").json()
+    assert (cold["runtimeTable"], cold["configTable"]) == ({}, {})

@@ -48,19 +48,9 @@ def send_short(broker: Broker, call: Call) -> Response | None:
 
 
 def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None:
-    writer = broker.writer
-    assert writer is not None
-    if writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
-    topic, queue_id = wanted["topic"], wanted["queueId"]
-    _make_topic(writer, topic)
-    if queue_id < 0:
-        known = writer.topics.get(topic) or {}
-        queue_id = random.randrange(max(int(known.get("writeQueueNums", 1)), 1))  # noqa: S311
-    problem = writer.topics.allows(topic, queue_id)
-    if problem is not None:
-        raise Answer(Status.SYSTEM_ERROR, problem)
-    born = _host(call.connection.peer)
+    writer, queue_id = admitted(broker, wanted)
+    topic = wanted["topic"]
+    born = host_of(call.connection.peer)
     message: Outgoing | OutgoingBatch
     if wanted["batch"]:
         message = OutgoingBatch(
@@ -80,10 +70,27 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
-            call.reply(_answer(result, wanted["queueId"] if wanted["queueId"] >= 0 else queue_id))
+            call.reply(put_answer(result, queue_id))
 
     writer.put(message, then)
     return None
+
+
+def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
+    """Who puts a message that may be sent, and into which queue of its topic. Answer."""
+    writer = broker.writer
+    assert writer is not None
+    if writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    _make_topic(writer, topic)
+    if queue_id < 0:
+        known = writer.topics.get(topic) or {}
+        queue_id = random.randrange(max(int(known.get("writeQueueNums", 1)), 1))  # noqa: S311
+    problem = writer.topics.allows(topic, queue_id)
+    if problem is not None:
+        raise Answer(Status.SYSTEM_ERROR, problem)
+    return writer, queue_id
 
 
 def _refuse_timed(message: Outgoing, writer: Writer) -> None:
@@ -112,7 +119,8 @@ def _make_topic(writer: Writer, topic: str) -> None:
     writer.source.learn(topic, made)
 
 
-def _answer(result: PutResult, queue_id: int) -> Response:
+def put_answer(result: PutResult, queue_id: int) -> Response:
+    """What a sender hears of its message."""
     code = _CODES.get(result.status, Status.SYSTEM_ERROR)
     if not result.stored:
         return Response(dict(_REGION), (), int(code), result.reason or result.status)
@@ -156,7 +164,7 @@ def _items(body: bytes) -> list[BatchItem]:
 
 
 @lru_cache(maxsize=1024)
-def _host(peer: str) -> Host:
+def host_of(peer: str) -> Host:
     """Packed address and port of a client."""
     return packed(parse_address(peer))
 

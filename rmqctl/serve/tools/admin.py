@@ -224,6 +224,22 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
     }})
 
 
+def ha_status(broker: Broker, _call: Call) -> Response:
+    """A master without slaves."""
+    return json_response({
+        "master": True, "masterCommitLogMaxOffset": broker.source.log_bounds[1],
+        "inSyncSlaveNums": 0, "haConnectionInfo": [],
+        "haClientRuntimeInfo": {"masterAddr": "", "transferredByteInSecond": 0, "maxOffset": 0,
+                                "lastReadTimestamp": 0, "lastWriteTimestamp": 0,
+                                "masterFlushOffset": 0, "isActivated": False}})
+
+
+def cold_data(_broker: Broker, _call: Call) -> Response:
+    """Reads of cold data are not counted, and no group is held back for them."""
+    return json_response({"runtimeTable": {}, "configTable": {}, "globalAcc": 0,
+                          "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
+
+
 def no_stats(_broker: Broker, call: Call) -> Response:
     """Sums of minutes, hours and days: none are kept."""
     raise Answer(Status.SYSTEM_ERROR, f"The stats <{call.fields['statsName']}> "
@@ -285,6 +301,8 @@ HANDLERS: Table = {
     "GET_BROKER_CONFIG": broker_config,
     "GET_NAMESRV_CONFIG": namesrv_config,
     "GET_BROKER_RUNTIME_INFO": runtime_info,
+    "GET_BROKER_HA_STATUS": ha_status,
+    "GET_COLD_DATA_FLOW_CTR_INFO": cold_data,
     "VIEW_BROKER_STATS_DATA": no_stats,
     "QUERY_CONSUME_QUEUE": queue_rows,
 }

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rmqctl.formats.local.message import parse_message_id
+from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.command import Command
 from rmqctl.serve.broker import Broker, Buffer, Call, Response, Table
@@ -40,6 +42,16 @@ def producers(broker: Broker, call: Call) -> Response:
     if not members:
         raise Answer(Status.SYSTEM_ERROR, f"the producer group[{name}] not exist")
     return json_response({"connectionSet": [member.as_dict() for member in members.values()]})
+
+
+def all_producers(broker: Broker, _call: Call) -> Response:
+    """The members of all groups of producers that are here."""
+    now, now_seen = now_ms(), time.monotonic()
+    return json_response({"data": {name: [
+        {"clientId": member.client_id, "remoteIP": member.peer.peer, "language": member.language,
+         "version": member.version,
+         "lastUpdateTimestamp": now - int((now_seen - member.seen) * 1000)}
+        for member in members.values()] for name, members in broker.groups.producers.items()}})
 
 
 # Asking a client ------------------------------------------------------------------------------
@@ -126,6 +138,7 @@ def share(queues: list[Any], clients: list[str], client: str, strategy: str = "A
 HANDLERS: Table = {
     "GET_CONSUMER_CONNECTION_LIST": consumers,
     "GET_PRODUCER_CONNECTION_LIST": producers,
+    "GET_ALL_PRODUCER_INFO": all_producers,
     "GET_CONSUMER_RUNNING_INFO": running_info,
     "CONSUME_MESSAGE_DIRECTLY": consume_directly,
     "QUERY_ASSIGNMENT": assignment,
