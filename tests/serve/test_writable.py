@@ -66,6 +66,17 @@ def verified(rmqctl: Runner, root: Path) -> None:
     rmqctl("verify", str(root)).expect(0)
 
 
+def test_what_is_sent_is_found_by_its_key_at_once(served: Running) -> None:
+    with served.client() as client:
+        for key in ("one", "two"):
+            assert sent(client, "orders", key.encode(), text=f"KEYS\x01{key}").code == 0
+            found = client.ask("QUERY_MESSAGE", topic="orders", key=key, maxNum=8,
+                               beginTimestamp=0, endTimestamp=1 << 62)
+            assert found.code == 0, found.remark
+            assert [record.body for record in records(found.body)] == [key.encode()]
+        assert [record.body for record in pulled(client, "orders")] == [b"one", b"two"]
+
+
 def test_what_is_sent_can_be_pulled_at_once(served: Running, root: Path, rmqctl: Runner) -> None:
     bodies = [f"message {number}".encode() * (number % 40) for number in range(300)]
     with served.client() as client:

@@ -28,6 +28,8 @@ def query_message(broker: Broker, call: Call) -> Response:
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"
     most = _MOST_UNIQUE if is_unique else min(max(wanted["maxNum"], 1), _MOST)
     try:
+        if broker.writer is not None:
+            broker.writer.settle_now()
         answer = by_key(broker.source.view, wanted["topic"], wanted["key"],
                         begin=max(wanted["beginTimestamp"], 0),
                         end=min(max(wanted["endTimestamp"], 0), FOR_EVER), most=most,

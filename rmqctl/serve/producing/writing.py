@@ -263,6 +263,13 @@ class Writer:
         if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
             self.settle()
 
+    def settle_now(self) -> None:
+        """The same before something is looked up in the index, so that what was just sent is
+        found; not while a thread puts.
+        """
+        if self._unsettled and self._running is None:
+            self.settle()
+
     def close(self) -> None:
         """Ends as a broker that is shut down. StoreIOError."""
         pending = self._taken()
