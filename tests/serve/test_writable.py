@@ -77,6 +77,24 @@ def test_what_is_sent_is_found_by_its_key_at_once(served: Running) -> None:
         assert [record.body for record in pulled(client, "orders")] == [b"one", b"two"]
 
 
+def test_a_topic_is_made_with_a_message_type(served: Running) -> None:
+    def made(attributes: str) -> Command:
+        return client.ask("UPDATE_AND_CREATE_TOPIC", topic="fifo", readQueueNums=2,
+                          writeQueueNums=2, perm=6, attributes=attributes)
+
+    writer = served.brokers[0].writer
+    assert writer is not None
+    is_5 = writer.settings.version == "5.3.3"
+    with served.client() as client:
+        for refused in ("-message.type", "+queue.type=BatchCQ", "+message.type=NONE",
+                        "message.type"):
+            assert made(refused).code == (1 if is_5 else 0)
+        assert made("+message.type=FIFO").code == 0
+        config = client.ask("GET_TOPIC_CONFIG", topic="fifo").json()
+        assert (config.get("topicConfig") or config).get("attributes", {}) == (
+            {"message.type": "FIFO"} if is_5 else {})
+
+
 def test_what_is_sent_can_be_pulled_at_once(served: Running, root: Path, rmqctl: Runner) -> None:
     bodies = [f"message {number}".encode() * (number % 40) for number in range(300)]
     with served.client() as client:

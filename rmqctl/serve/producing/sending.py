@@ -196,11 +196,28 @@ def create_topic(broker: Broker, call: Call) -> Response:
     try:
         made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
+                                    _attributes(writer, wanted["attributes"]),
                                     order=wanted["order"])
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(wanted["topic"], made)
     return Response()
+
+
+def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
+    """A topic's attributes, from `+name=value` with commas between; a broker of 4.x knows none.
+    Answer for what is not taken here: no other kind of queue is begun while a store is served.
+    """
+    if writer.settings.profile.generation < 5:
+        return {}
+    found = {}
+    for each in filter(None, (text or "").split(",")):
+        name, equals, value = each.partition("=")
+        if not equals or name != "+message.type":
+            raise Answer(Status.SYSTEM_ERROR, "of a topic's attributes, +message.type=… alone can "
+                         f"be given here, not {each[:80]!r}")
+        found[name[1:]] = value
+    return found
 
 
 HANDLERS: Table = {
