@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -22,6 +23,7 @@ from rmqctl.parse_values import Address, parse_address, parse_duration, parse_si
 _HERE = Address("127.0.0.1", 9876)
 _STDIN = 0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_FAST_PORT = 2
 _STARTS = ("stored", "earliest", "latest")
 
 
@@ -143,6 +145,8 @@ def command(
                            "them")
         server = Server(brokers, Limits(connections=max_connections), save, shown.warn,
                         None if idle_exit is None else idle_exit / 1000)
+        if len(brokers) == 1 and listen.port > _FAST_PORT:
+            server.fast = replace(listen, port=listen.port - _FAST_PORT)
         if grpc is not None:
             from rmqctl.serve.grpc.server import Proxy
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqctl.errors import RmqctlError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
 
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
 """So long those who wait look, before it is the others' turn."""
@@ -42,6 +43,8 @@ class Connection(Protocol):
     """A client's connection, as handlers see it. ``peer`` is its address."""
 
     peer: str
+    local_host: str
+    """The address of this machine that the client came to."""
     at_end: set[Callable[[], None]]
     """Called when it is closed; each takes itself out when it has no more to do then."""
 
@@ -143,6 +146,7 @@ class Broker:
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False
+    _to_tell: dict[str, Group] = field(default_factory=dict)
 
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
@@ -155,6 +159,14 @@ class Broker:
     def is_writable(self) -> bool:
         """Whether messages are taken."""
         return self.writer is not None
+
+    def address_for(self, connection: Connection) -> Address:
+        """Where a client finds the broker: where it listens on all addresses, at the one that the
+        client came to.
+        """
+        if self.address.host in _ANY and connection.local_host:
+            return replace(self.address, host=connection.local_host)
+        return self.address
 
     # -- topics and queues --------------------------------------------------------------------
 
@@ -317,18 +329,30 @@ class Broker:
                 peer.send(Command(NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group.name},
                                   flag=2))
 
+    def tell_in_turns(self, groups: Iterable[Group]) -> None:
+        """The same for many groups, whose turn comes while others are answered."""
+        waiting = bool(self._to_tell)
+        self._to_tell.update((group.name, group) for group in groups)
+        if self._to_tell and not waiting:
+            self.later(0, self._tell)
+
+    def _tell(self) -> None:
+        late = time.monotonic() + _TURN_S
+        while self._to_tell and time.monotonic() < late:
+            self.tell_members(self._to_tell.popitem()[1])
+        if self._to_tell:
+            self.later(0, self._tell)
+
     def forget(self, connection: Connection) -> None:
         """A connection is gone, and its clients with it."""
-        for group in self.groups.drop(peer=connection):
-            self.tell_members(group)
+        self.tell_in_turns(self.groups.drop(peer=connection))
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
         """Clients of whom nothing was heard for long are gone."""
         gone = self.groups.expired()
         if gone:
-            for group in self.groups.drop(gone):
-                self.tell_members(group)
+            self.tell_in_turns(self.groups.drop(gone))
             self.groups.drop_producers(gone)
         self.locks.expire()
 

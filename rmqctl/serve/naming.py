@@ -24,7 +24,7 @@ def route(broker: Broker, call: Call) -> Response:
         topic = each.topic(name)
         if topic is None:
             continue
-        brokers.append(_broker(each))
+        brokers.append(_broker(each, call))
         queues.append({"brokerName": each.name, "perm": topic.perm,
                        "readQueueNums": topic.read_queues, "topicSysFlag": topic.sys_flag,
                        "writeQueueNums": topic.write_queues})
@@ -39,16 +39,17 @@ def route(broker: Broker, call: Call) -> Response:
     return json_response(value)
 
 
-def _broker(broker: Broker) -> dict[str, Any]:
-    return {"brokerAddrs": {"0": str(broker.address)}, "brokerName": broker.name,
+def _broker(broker: Broker, call: Call) -> dict[str, Any]:
+    address = broker.address_for(call.connection)
+    return {"brokerAddrs": {"0": str(address)}, "brokerName": broker.name,
             "cluster": broker.cluster.name}
 
 
-def cluster_info(broker: Broker, _call: Call) -> Response:
+def cluster_info(broker: Broker, call: Call) -> Response:
     """All brokers, by name and by cluster."""
     brokers = broker.cluster.brokers
     return json_response({
-        "brokerAddrTable": {name: _broker(each) for name, each in brokers.items()},
+        "brokerAddrTable": {name: _broker(each, call) for name, each in brokers.items()},
         "clusterAddrTable": {broker.cluster.name: list(brokers)}})
 
 
@@ -69,9 +70,9 @@ def topics_of_cluster(broker: Broker, call: Call) -> Response:
     return all_topics(broker, call)
 
 
-def system_topics(broker: Broker, _call: Call) -> Response:
+def system_topics(broker: Broker, call: Call) -> Response:
     """The topics that every cluster has, and a broker to ask for its own."""
-    return json_response({"brokerAddr": str(broker.address), "topicList": [
+    return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})
 
 

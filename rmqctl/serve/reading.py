@@ -274,18 +274,23 @@ class AnsweredQueue:
             self._view.generation >= 5) else None
         log = store.log if compacted is None else compacted.log
         records: list[bytes] = []
-        skipped = 0
+        skipped = size = 0
+        following = answer.next_begin
         for physical in answer.offsets:
             raw = log.raw_at(physical)
             if raw is None or not _is_whole(raw):
                 skipped += 1
             elif accept is None or accept(tags_code(properties.parse(
                     decode(raw).properties.decode("utf-8", "replace")).get(properties.TAGS)), raw):
+                size += len(raw)
+                if records and size > max_bytes:
+                    following = decode(raw).queue_offset
+                    break
                 records.append(raw)
         if compacted is not None:
             compacted.close()
-        return Pulled(FOUND if records else NO_MATCH, answer.next_begin, answer.min, answer.max,
-                      records, len(records), skipped)
+        return Pulled(FOUND if records else NO_MATCH, following, answer.min, answer.max, records,
+                      len(records), skipped)
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -72,6 +73,10 @@ class Server:
     once_idle: float | None = None
     proxy: Proxy | None = None
     """The service for 5.x clients, where it is wanted."""
+    fast: Address | None = None
+    """Where the first broker listens, too, if that port is free: two below its own, for old clients
+    (spec: remoting.md §1.5).
+    """
     each_second: Callable[[], None] = lambda: None
     """Called each second, and once more at the end."""
     connections: set[_Connection] = field(default_factory=set)
@@ -103,6 +108,11 @@ class Server:
                 except OSError as error:
                     raise StoreIOError.from_oserror(
                         error, str(broker.address), "listen on") from None
+            if self.fast is not None:
+                with suppress(OSError):  # only old clients ask there
+                    servers.append(await loop.create_server(
+                        partial(_Connection, self, self.brokers[0]), self.fast.host,
+                        self.fast.port, backlog=_BACKLOG))
             if self.proxy is not None:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (

@@ -17,6 +17,8 @@ from rmqctl.serve.server import Limits, Server, bind
 from rmqctl.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Store
 
+HERE = Address("127.0.0.1", 0)
+
 
 @dataclass
 class Running:
@@ -50,7 +52,8 @@ class Running:
 
 @contextmanager
 def serving(*roots: Path, settings: Settings | None = None, limits: Limits | None = None,
-            then: Sequence[Callable[[Broker], None]] = (), grpc: bool = False) -> Iterator[Running]:
+            then: Sequence[Callable[[Broker], None]] = (), grpc: bool = False,
+            listen: Address = HERE) -> Iterator[Running]:
     """Serves stores until the block ends; with ``grpc`` to clients of RocketMQ 5, too."""
     events: list[dict[str, Any]] = []
     failures: list[Exception] = []
@@ -58,7 +61,7 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
     def opener(root: Path) -> Callable[[], Store]:
         return lambda: Store.open(root)
 
-    bound = bind(Address("127.0.0.1", 0), len(roots))
+    bound = bind(listen, len(roots))
     brokers, save = open_brokers([Wanted(str(root), opener(root), address)
                                   for root, (address, _) in zip(roots, bound, strict=True)],
                                  settings or Settings(), lambda **event: events.append(event))

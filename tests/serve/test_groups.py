@@ -223,3 +223,14 @@ def test_a_group_may_have_an_at_sign_in_its_name(root: Path, topic: str, tmp_pat
                 client.ask("UPDATE_CONSUMER_OFFSET", **fields, commitOffset=4)
             else:
                 assert client.ask("QUERY_CONSUMER_OFFSET", **fields).ext["offset"] == expected
+
+
+def test_a_heartbeat_of_many_groups_is_told_in_turns(golden: GoldenFolder) -> None:
+    with serving(golden("5.3.3/basic") / "store") as served, served.client() as client:
+        groups = [{"groupName": f"g{number}"} for number in range(200)]
+        assert client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": groups}).code == 0
+        told = {each.ext["consumerGroup"] for each in client.told}
+        while len(told) < 200:
+            told.add(client.receive().ext["consumerGroup"])
+        (event,) = [each for each in served.events if each["event"] == "joined"]
+        assert event["groups"] == 200

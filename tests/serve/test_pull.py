@@ -72,6 +72,24 @@ def test_every_message_of_every_queue_once_and_in_order(golden: GoldenFolder, na
             assert drained(client, topic, queue_id, most=3) == messages
 
 
+@pytest.mark.parametrize("kind", ["basic", "batchcq", "compaction"])
+def test_no_more_bytes_are_given_than_asked_for(golden: GoldenFolder, kind: str) -> None:
+    with serving(golden(f"5.3.3/{kind}") / "store") as served, served.client() as client:
+        queues = [(topic, queue_id) for topic, each in served.brokers[0].source.topics.items()
+                  for queue_id in range(each.read_queues)]
+        for topic, queue_id in queues:
+            whole = b"".join(drained(client, topic, queue_id))
+            found, offset, sizes = b"", 0, []
+            while (answer := client.ask(
+                    "PULL_MESSAGE", consumerGroup="g", topic=topic, queueId=queue_id, sysFlag=4,
+                    queueOffset=offset, maxMsgNums=32, subscription="*", maxMsgBytes=1)).code != 19:
+                sizes.append(len(list(records(answer.body))))
+                found += answer.body
+                offset = int(answer.ext["nextBeginOffset"])
+            assert found == whole
+            assert set(sizes) <= {0, 1}
+
+
 @pytest.mark.parametrize("layout", ["5.3.3/rocksdb", "5.3.3/dledger"])
 def test_other_layouts_are_served_alike(golden: GoldenFolder, layout: str) -> None:
     root = golden(layout) / "store"

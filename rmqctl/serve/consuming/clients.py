@@ -15,6 +15,8 @@ from rmqctl.serve.consuming.groups import Group, Member, size_of
 from rmqctl.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.serve.naming import json_response
 
+_MOST_EVENTS = 50
+"""Groups that one heartbeat changes, of which others hear at once and one by one."""
 _MOST_SUBSCRIPTIONS = 10_000
 _MOST_TEXT = 64 << 20
 """Bytes of all subscriptions of a broker."""
@@ -56,6 +58,8 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     groups = broker.groups
     room = groups.most - groups.count
     text = groups.size
+    joined: list[str] = []
+    touched: list[Group] = []
     for each in objects(value.get("producerDataSet")):
         name = _name(each.get("groupName"))
         is_new = client_id not in groups.producers.get(name, {})
@@ -83,10 +87,22 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         if is_new and broker.is_writable and len(broker.new_groups) < groups.most:
             broker.new_groups.add(name)
         if is_new:
-            broker.told(event="joined", broker=broker.name, group=name, client=client_id)
+            joined.append(name)
         if is_new or changed:
-            broker.tell_members(group)
+            touched.append(group)
+    for group in touched[:_MOST_EVENTS]:
+        broker.tell_members(group)
+    broker.tell_in_turns(touched[_MOST_EVENTS:])
+    _tell_of(broker, client_id, joined)
     return Response({})
+
+
+def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
+    if len(joined) > _MOST_EVENTS:
+        broker.told(event="joined", broker=broker.name, client=client_id, groups=len(joined))
+        return
+    for name in joined:
+        broker.told(event="joined", broker=broker.name, group=name, client=client_id)
 
 
 def unregister(broker: Broker, call: Call) -> Response:

@@ -58,7 +58,7 @@ class Link:
     def __init__(self, broker: Broker, peer: str, language: str = "OTHER") -> None:
         self.broker, self.peer, self.language = broker, peer, language
         self.at_end: set[Callable[[], None]] = set()
-        self.is_full = False
+        self.is_full, self.local_host = False, ""
         self.commands: asyncio.Queue[Any] | None = None
         """What is to be sent to the client, where it has a stream."""
         self._asked: dict[int, asyncio.Future[Response]] = {}
