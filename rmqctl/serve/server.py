@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
-from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Status
 from rmqctl.remoting.command import Command, command_head, read_command, write_command
@@ -33,6 +33,7 @@ _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG = 512
+_LAST_PORT = 65_535
 _LARGEST_BODY = MAX_FRAME - (1 << 20)
 _TURN_S = 0.02
 """So long requests of one connection are answered before it is the others' turn."""
@@ -204,8 +205,11 @@ class Server:
 
 def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
     """Sockets for so many brokers, each with its address from now on. StoreIOError where a port is
-    not to be had.
+    not to be had, UsageError where there are not so many behind it.
     """
+    if listen.port + count - 1 > _LAST_PORT:
+        raise UsageError(f"{listen}: each of the {count} stores needs a port, and the last one is "
+                         f"{_LAST_PORT}")
     sockets: list[tuple[Address, socket.socket]] = []
     for number in range(count):
         port = listen.port + number if listen.port else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,20 +66,24 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     keys = [f"{name} {os.path.realpath(each.root)}"
             for name, each in zip(names, wanted, strict=True)]
     known: dict[str, Any] = {} if file is None else file.load(keys)
-    for name, key, each in zip(names, keys, wanted, strict=True):
-        writer = None
-        if settings.writable:
-            from rmqctl.serve.producing.opening import open_writer
+    with ExitStack() as opened:  # closed again where one cannot be opened
+        for name, key, each in zip(names, keys, wanted, strict=True):
+            writer = None
+            if settings.writable:
+                from rmqctl.serve.producing.opening import open_writer
 
-            writer = open_writer(each.open, settings.flush, pages, each.address)
-        source = Source(each.open, settings.view, pages) if writer is None else (
-            writer.source)
-        positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
-        cluster.brokers[name] = broker = Broker(
-            name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-            each.address, writer=writer, told=told)
-        if writer is not None:
-            _join(broker, writer)
+                writer = open_writer(each.open, settings.flush, pages, each.address)
+                opened.callback(writer.close)
+            source = Source(each.open, settings.view, pages) if writer is None else (
+                writer.source)
+            opened.callback(source.close)
+            positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
+            cluster.brokers[name] = broker = Broker(
+                name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
+                each.address, writer=writer, told=told)
+            if writer is not None:
+                _join(broker, writer)
+        opened.pop_all()
     brokers = list(cluster.brokers.values())
 
     def save() -> None:

@@ -136,3 +136,10 @@ def test_it_serves_on_when_nobody_reads_its_events_any_more(kind: str) -> None:
         process.wait(20)
         assert process.stderr is not None
         assert (process.returncode, process.stderr.read()) == (0, "")
+
+
+def test_each_store_needs_a_port(golden: GoldenFolder, tmp_path: Path, rmqctl: Runner) -> None:
+    roots = [str(golden("5.3.3/basic") / "store"), str(golden("5.3.3/batch") / "store")]
+    refused = rmqctl("serve", *roots, "--listen", "127.0.0.1:65535")
+    refused.expect(2)
+    assert "the last one is 65535" in refused.err

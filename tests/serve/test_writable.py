@@ -16,7 +16,7 @@ import pytest
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.engine.put.message import PutResult
-from rmqctl.errors import FormatError, StoreHeldError, StoreIOError
+from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, magic_for, size_of
 from rmqctl.remoting.client import Client, records
@@ -468,3 +468,16 @@ def test_answers_of_one_turn_come_together_and_in_order(served: Running,
             str(number) for number in range(1, 41)]
     assert sum(given) == 40
     assert len(given) < 10
+
+
+def test_where_one_store_cannot_be_opened_the_others_are_closed(root: Path) -> None:
+    other = root.parent / "other"
+    create_store(other, StoreSettings(commitlog_file_size=1 << 16))
+    (other / "config").mkdir(exist_ok=True)
+    for name in ("topics.json", "topics.json.bak"):
+        (other / "config" / name).write_bytes(b"{")
+    with pytest.raises(RefusedError) as refused, serving(root, other, settings=WRITABLE):
+        pass
+    assert "topics.json" in str(refused.value)
+    with serving(root, settings=WRITABLE):  # its lock is free again
+        pass
