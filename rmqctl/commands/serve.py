@@ -75,7 +75,7 @@ def command(
         "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
         "the end; no STORE is given.")] = False,
     topic: Annotated[list[str] | None, typer.Option(
-        "--topic", metavar="NAME", help="Make a topic with 4 queues, if it is not there; "
+        "--topic", "-t", metavar="TOPIC", help="Make a topic with 4 queues, if it is not there; "
         "repeatable, with --writable or --temp.")] = None,
     key_file: Annotated[list[str] | None, typer.Option(
         "--key-file", metavar="FILE", help="Answer only who signs as RocketMQ's ACL 1.0 has it, "
