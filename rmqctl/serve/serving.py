@@ -72,7 +72,8 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
             if settings.writable:
                 from rmqctl.serve.producing.opening import open_writer
 
-                writer = open_writer(each.open, settings.flush, pages, each.address)
+                writer = open_writer(each.open, settings.flush, pages, each.address,
+                                     settings.cluster)
                 opened.callback(writer.close)
             source = Source(each.open, settings.view, pages) if writer is None else (
                 writer.source)

@@ -44,16 +44,16 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 
 
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
-                address: Address) -> Writer:
-    """Takes the store's lock. The ids of messages lead to the address. StoreHeldError,
-    StoreIOError, RefusedError where appending would do harm, UnsupportedError for layouts that are
-    not written.
+                address: Address, cluster: str) -> Writer:
+    """Takes the store's lock. The ids of messages lead to the address, and messages bear the
+    cluster's name. StoreHeldError, StoreIOError, RefusedError where appending would do harm,
+    UnsupportedError for layouts that are not written.
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
         root, folders = store.root, store.log_folders
         settings = resolve(store, {"flush": flush}).settings
-    settings = replace(settings, store_host=packed(address))
+    settings = replace(settings, store_host=packed(address), cluster=cluster)
     engine = Engine.open(root, settings, commitlog_dirs=[
         os.path.relpath(folder, root) for folder in folders])
     try:

@@ -36,6 +36,7 @@ def _reply(broker: Broker, call: Call, wanted: dict[str, Any]) -> None:
     given = wanted["properties"] or ""
     member = _asker(broker, props.parse(given).get(_TO_CLIENT))
     writer, queue_id = admitted(broker, wanted)
+    given = writer.properties.sent(given)
     message = Outgoing(
         wanted["topic"], call.command.body, given, queue_id, wanted["flag"], wanted["sysFlag"],
         wanted["bornTimestamp"], host_of(call.connection.peer),

@@ -6,8 +6,6 @@ import random
 from functools import lru_cache
 from typing import Any
 
-from msgspec.structs import replace
-
 from rmqctl.broker.settings import Host, packed
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import schedule
@@ -24,10 +22,10 @@ from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBAC
 from rmqctl.parse_values import now_ms, parse_address
 from rmqctl.remoting.codes import SEND_V2, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.producing.properties import REGION
 from rmqctl.serve.producing.transactions import is_half
 from rmqctl.serve.producing.writing import Writer
 
-_REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 _CODES = {
     "PUT_OK": Status.SUCCESS, "FLUSH_DISK_TIMEOUT": Status.FLUSH_DISK_TIMEOUT,
     "MESSAGE_ILLEGAL": Status.MESSAGE_ILLEGAL,
@@ -51,22 +49,23 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
     writer, queue_id = admitted(broker, wanted)
     topic = wanted["topic"]
     born = host_of(call.connection.peer)
+    given = wanted["properties"] or ""
     message: Outgoing | OutgoingBatch
     if wanted["batch"]:
         message = OutgoingBatch(
-            topic, _items(call.command.body), "", queue_id, wanted["sysFlag"],
-            wanted["bornTimestamp"], born, reconsume_times=wanted["reconsumeTimes"] or 0)
+            topic, _items(call.command.body), writer.properties.batch(given), queue_id,
+            wanted["sysFlag"], wanted["bornTimestamp"], born,
+            reconsume_times=wanted["reconsumeTimes"] or 0)
     else:
-        given = wanted["properties"] or ""
+        transactions = broker.transactions if is_half(given) else None
         message = Outgoing(
-            topic, call.command.body, _properties(broker, given), queue_id,
+            topic, call.command.body,
+            writer.properties(given) if transactions is None else given, queue_id,
             wanted["flag"], wanted["sysFlag"], wanted["bornTimestamp"], born,
             reconsume_times=wanted["reconsumeTimes"] or 0)
-        if is_half(given) and broker.transactions is not None:
-            if writer.settings.profile.generation >= 5:
-                given = props.build({**props.parse(given), **_REGION})
-            message = broker.transactions.half(replace(message, properties=given))
-        _refuse_timed(message, writer)
+        if transactions is not None:
+            message = transactions.half(message)
+    _refuse_timed(message, writer)
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
@@ -93,14 +92,19 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     return writer, queue_id
 
 
-def _refuse_timed(message: Outgoing, writer: Writer) -> None:
+def _refuse_timed(message: Outgoing | OutgoingBatch, writer: Writer) -> None:
     """Messages for a certain time are refused, as by a broker whose timers are off: nothing here
     would deliver them. Answer.
     """
     if "TIMER_" in message.properties:
         known = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
-        moved = schedule(message, known, now_ms(), writer.settings)
-        if isinstance(moved, Outgoing) and moved.topic == props.TIMER_TOPIC:
+        now, settings = now_ms(), writer.settings
+        moved: Outgoing | OutgoingBatch | PutResult  # one call for each: they are no kinds of one
+        if isinstance(message, Outgoing):
+            moved = schedule(message, known, now, settings)
+        else:
+            moved = schedule(message, known, now, settings)
+        if not isinstance(moved, PutResult) and moved.topic == props.TIMER_TOPIC:
             raise Answer(Status.SYSTEM_ERROR, "accurate timer message is not enabled, "
                          "timerWheelEnable is false")
 
@@ -123,23 +127,9 @@ def put_answer(result: PutResult, queue_id: int) -> Response:
     """What a sender hears of its message."""
     code = _CODES.get(result.status, Status.SYSTEM_ERROR)
     if not result.stored:
-        return Response(dict(_REGION), (), int(code), result.reason or result.status)
-    return Response({**_REGION, "msgId": result.msg_id or "", "queueId": str(queue_id),
+        return Response(dict(REGION), (), int(code), result.reason or result.status)
+    return Response({**REGION, "msgId": result.msg_id or "", "queueId": str(queue_id),
                      "queueOffset": str(result.queue_offset)}, (), int(code))
-
-
-def _properties(broker: Broker, given: str) -> str:
-    """A message's properties as a broker of the store's version stores them."""
-    writer = broker.writer
-    assert writer is not None
-    known = props.parse(given)
-    if writer.settings.profile.generation < 5:
-        known.pop("WAIT", None)
-    else:
-        known.pop("POP_CK", None)
-        known |= _REGION
-    known["CLUSTER"] = broker.cluster.name
-    return props.build(known)
 
 
 def _items(body: bytes) -> list[BatchItem]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.topics import name_problem
-from rmqctl.engine.put.ingest import prepare, unique_ids
+from rmqctl.engine.put.ingest import prepare
 from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.engine.put.rewrite import moved
 from rmqctl.formats.config.java_map import JavaMap
@@ -107,7 +107,6 @@ class Transactions:
 
     writer: Writer
     raw_at: Read
-    unique_id: Callable[[], str] = field(default_factory=unique_ids)
     ending: set[int] = field(default_factory=set)
     """Queue offsets of half messages that were ended, and whose op message is not written yet."""
     _unwritten: list[int] = field(default_factory=list)
@@ -116,7 +115,9 @@ class Transactions:
 
     def half(self, message: Outgoing) -> Outgoing:
         """A message of a transaction as it is put."""
-        return half(message, self.writer.settings, self.unique_id)
+        properties = self.writer.properties
+        return half(replace(message, properties=properties.sent(message.properties)),
+                    self.writer.settings, properties.unique_id)
 
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:

@@ -27,6 +27,7 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.parse_values import now_ms
 from rmqctl.serve.log_reader import LogReader
+from rmqctl.serve.producing.properties import Properties
 from rmqctl.serve.reading import Accept, Pulled, Queue
 from rmqctl.serve.source import Source
 
@@ -116,6 +117,7 @@ class Writer:
                  ) -> None:
         self.engine, self.topics, self.groups, self.source = engine, topics, groups, source
         self.settings = engine.settings
+        self.properties = Properties(self.settings)
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.failure: str | None = None
@@ -206,6 +208,8 @@ class Writer:
                     )
             rows = [(place, end - place, properties.parse(item.properties)) for place, end, item in
                     zip(result.physical_offsets, ends, message.messages, strict=True)]
+            if any(word in message.properties for word in (_TAGS, *_OTHER_ROWS)):
+                rows = []
         else:
             known = _telling(_text(message.properties))
             level = _delay_level(known) if isinstance(message, Outgoing) else 0
