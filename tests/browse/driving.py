@@ -48,21 +48,28 @@ class Screen:
                 assert isinstance(line, Input), line
                 line.value = key[1:]
             self.app.simulate_key("enter" if key[0] == ":" else key)
-            await self._quiet()
-        await self.settle()
+            await self.settle()
 
     async def settle(self) -> None:
-        """Waits until nothing is read any more, and all is laid out."""
-        await self._quiet()
-        await self.pilot.pause()
+        """Waits until nothing is left to do but what comes by the clock: no thread reads, no
+        message is on its way, all is laid out. (`Pilot` waits for times and numbers of rounds,
+        which are too short on a machine with much else to do.)
+        """
+        await self._rest()
+        while self.app.screen._update_timer._active.is_set():  # it waits for its turn to be drawn
+            self.app.screen._on_timer_update()
+            await self._rest()
 
-    async def _quiet(self) -> None:
-        """The same without the layout. (`Pilot.press` would sleep a quarter of a second a key.)"""
-        for _ in range(2):  # what is done may call for more
-            await self.pilot._wait_for_screen()
-            with suppress(WorkerCancelled):
-                await self.app.workers.wait_for_complete()
-        await self.pilot._wait_for_screen()
+    async def _rest(self) -> None:
+        """Until nobody else has a turn in the loop, nor will have one from a thread."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for worker in list(self.app.workers):
+                with suppress(WorkerCancelled):
+                    await worker.wait()
+            await asyncio.sleep(0)
+            if not loop._ready and all(worker.is_finished for worker in self.app.workers):
+                return
 
 
 def browse(root: Path, act: Callable[[Screen], Awaitable[None]],
