@@ -206,6 +206,9 @@ def test_what_is_sent_back_is_written(served: Running, monkeypatch: pytest.Monke
                           delayLevel=-1).code == 0
         (dead,) = pulled(client, "%DLQ%CG")
         assert (dead.body, dead.reconsume_times) == (b"bad", 2)
+        known = properties.parse(dead.properties.decode())
+        assert (known["DELAY"], known["WAIT"], known["RETRY_TOPIC"]) == ("0", "false", "orders")
+        assert known["ORIGIN_MESSAGE_ID"] == first.message_id
 
 
 def test_a_waiting_pull_gets_what_is_sent(served: Running) -> None:

@@ -183,6 +183,11 @@ class QueueLocks:
             self._held[group] = held
         return got
 
+    def holds_any(self, group: str) -> bool:
+        """Whether a member of the group has a queue now."""
+        now = time.monotonic()
+        return any(now - since <= LOCK_S for _, since in self._held.get(group, {}).values())
+
     def expire(self) -> None:
         """Gives back what was held for long."""
         now = time.monotonic()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion
 from rmqctl.engine.put.admission import MAX_PROPERTIES
 from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.engine.put.rewrite import WAIT, is_blank
+from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.javahash import tags_code
@@ -40,39 +43,53 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if broker.writer is None and not broker.memory.has_room(record):
         raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
                      "messages that are sent back")
-    settings = broker.source.groups.get(group, {})
-    most = wanted["maxReconsumeTimes"] or settings.get("retry_max_times") or MOST_TIMES
-    given_up = record.reconsume_times >= most or level < 0
-    returned, tags = _returned(record)
+    given_up = level < 0 or record.reconsume_times >= most_times(
+        broker, group, wanted["maxReconsumeTimes"])
+    level = level or _FIRST_LEVEL + record.reconsume_times
+    if broker.writer is None:
+        returned = _returned(record, VERSIONS[NEWEST], None)
+    else:
+        returned = _returned(record, broker.writer.settings.profile, 0 if given_up else level)
     if len(returned.properties) > MAX_PROPERTIES:
         raise Answer(Status.MESSAGE_ILLEGAL, f"its properties have {len(returned.properties)} "
                      f"bytes, and a message takes {MAX_PROPERTIES}")
-    level = level if level > 0 else max(_FIRST_LEVEL + record.reconsume_times, 1)
+    topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
     if broker.writer is not None:
-        topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
-        _put(broker.writer, call, returned, topic, 0 if given_up else level)
+        _put(broker.writer, call, returned, topic)
         return None
+    tags = tags_code(props.parse(java_text(returned.properties)).get(props.TAGS))
     if given_up:
-        _append(broker, returned, props.DLQ_PREFIX + group, tags)
+        _append(broker, returned, topic, tags)
         return Response({})
-    delay = DEFAULT_LEVELS[min(level, max(DEFAULT_LEVELS))]
-    topic = props.RETRY_PREFIX + group
+    delay = DEFAULT_LEVELS[min(max(level, 1), max(DEFAULT_LEVELS))]
     broker.memory.size += len(returned.body) + EACH
     broker.later(delay / 1000, lambda: _due(broker, returned, topic, tags))
     return Response({})
 
 
-def _put(writer: Writer, call: Call, record: Record, topic: str, level: int) -> None:
-    """Puts it into the store: into the topic, or into the schedule with that delay."""
+def most_times(broker: Broker, group: str, asked: int | None) -> int:
+    """How often a group gets a message again before it is a dead letter; ``asked``: as a client
+    wants it.
+    """
+    if asked is not None:
+        return asked
+    times = broker.source.groups.get(group, {}).get("retry_max_times")
+    return times if isinstance(times, int) else MOST_TIMES
+
+
+def make_topic(writer: Writer, topic: str) -> None:
+    """A retry or dead-letter topic, if it is not there. RefusedError, StoreIOError."""
     if writer.topics.get(topic) is None:
         writer.source.learn(topic, writer.topics.create(topic, 1, 1, READ | WRITE))
-    known = props.parse(java_text(record.properties))
-    known.pop(props.DELAY, None)
-    if level:
-        known[props.DELAY] = str(level)
-    message = Outgoing(topic, record.body, props.build(known), 0, record.flag, record.sys_flag,
-                       record.born_timestamp, record.born_host,
-                       reconsume_times=record.reconsume_times)
+
+
+def _put(writer: Writer, call: Call, record: Record, topic: str) -> None:
+    """Puts it into the store: into the topic, or into the schedule."""
+    make_topic(writer, topic)
+    message = Outgoing(topic, record.body, java_text(record.properties), 0, record.flag,
+                       record.sys_flag, record.born_timestamp, record.born_host,
+                       store_host=record.store_host if writer.settings.profile.generation < 5
+                       else None, reconsume_times=record.reconsume_times)
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
@@ -94,16 +111,18 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
     broker.arrived(topic, queue_id)
 
 
-def _returned(record: Record) -> tuple[Record, int]:
-    """A copy as a broker makes it, and the tags code of its row."""
-    known = props.parse(java_text(record.properties))
-    topic = record.topic.decode("utf-8", "replace")
-    known.setdefault(props.RETRY_TOPIC, topic)
-    known.setdefault(props.ORIGIN_MESSAGE_ID, record.message_id)
-    known["WAIT"] = "false"
-    made = props.build(known).encode("utf-8", "replace")
-    return replace(record, properties=made,
-                   reconsume_times=record.reconsume_times + 1), tags_code(known.get(props.TAGS))
+def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
+    """A copy as a broker of the version makes it, with this delay level."""
+    known = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
+    if props.RETRY_TOPIC not in known:
+        known.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))
+    known.put(WAIT, "false")
+    if level is not None:
+        known.put(props.DELAY, str(level))
+    if is_blank(known.get(props.ORIGIN_MESSAGE_ID)):
+        known.put(props.ORIGIN_MESSAGE_ID, record.message_id)
+    made = known.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
+    return replace(record, properties=made, reconsume_times=record.reconsume_times + 1)
 
 
 HANDLERS: Table = {"CONSUMER_SEND_MSG_BACK": send_back}

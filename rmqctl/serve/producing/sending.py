@@ -13,6 +13,7 @@ from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.formats import layout
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import delay_level_of
 from rmqctl.formats.local.message import (
     PROPERTIES_LENGTH_SIZE,
     BatchRequestItem,
@@ -22,6 +23,7 @@ from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBAC
 from rmqctl.parse_values import now_ms, parse_address
 from rmqctl.remoting.codes import SEND_V2, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.consuming.returning import make_topic, most_times
 from rmqctl.serve.producing.properties import REGION
 from rmqctl.serve.producing.transactions import is_half
 from rmqctl.serve.producing.writing import Writer
@@ -31,6 +33,7 @@ _CODES = {
     "MESSAGE_ILLEGAL": Status.MESSAGE_ILLEGAL,
     "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
     "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
+_KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 """Of a message in a batch, what lies before its body."""
 
@@ -52,15 +55,25 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
     given = wanted["properties"] or ""
     message: Outgoing | OutgoingBatch
     if wanted["batch"]:
+        if topic.startswith(props.RETRY_PREFIX) and writer.settings.profile.generation >= 5:
+            raise Answer(Status.MESSAGE_ILLEGAL, f"batch request does not support retry group "
+                         f"{topic}")
         message = OutgoingBatch(
             topic, _items(call.command.body), writer.properties.batch(given), queue_id,
             wanted["sysFlag"], wanted["bornTimestamp"], born,
             reconsume_times=wanted["reconsumeTimes"] or 0)
     else:
-        transactions = broker.transactions if is_half(given) else None
+        put_into = queue_id
+        if topic.startswith(props.RETRY_PREFIX):
+            topic, given = _retried(broker, writer, wanted, given)
+            put_into = queue_id if topic == wanted["topic"] else 0
+        transactions = None
+        if is_half(given) and not (_is_old_retry(wanted, given) and (
+                writer.settings.profile.generation >= 5)):
+            transactions = broker.transactions
         message = Outgoing(
             topic, call.command.body,
-            writer.properties(given) if transactions is None else given, queue_id,
+            writer.properties(given) if transactions is None else given, put_into,
             wanted["flag"], wanted["sysFlag"], wanted["bornTimestamp"], born,
             reconsume_times=wanted["reconsumeTimes"] or 0)
         if transactions is not None:
@@ -69,10 +82,57 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
-            call.reply(put_answer(result, queue_id))
+            response = put_answer(result, queue_id)
+            if writer.settings.profile.generation >= 5 and response.ext is not None:
+                response.ext |= _transaction_id(message.properties)
+            call.reply(response)
 
     writer.put(message, then)
     return None
+
+
+def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
+    """Whether a consumer sends a message again as clients before 4.6.1 do: it was a transaction."""
+    try:
+        return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
+    except ValueError:
+        return False
+
+
+def _transaction_id(properties: str) -> dict[str, str]:
+    """The field of an answer in which a 5.x broker says a message's unique key."""
+    at = properties.find(_KEY)
+    if at < 0:
+        return {}
+    if at and properties[at - 1] != props.PROPERTY_SEPARATOR:
+        key = props.parse(properties).get(props.UNIQUE_KEY)
+        return {} if key is None else {"transactionId": key}
+    end = properties.find(props.PROPERTY_SEPARATOR, at)
+    return {"transactionId": properties[at + len(_KEY):end if end >= 0 else None]}
+
+
+def _retried(broker: Broker, writer: Writer, wanted: dict[str, Any], given: str
+             ) -> tuple[str, str]:
+    """(topic, properties) of a message that a consumer sends into its retry topic by itself, as it
+    does where it could not send it back: after too many times it is a dead letter.
+    """
+    topic, times = wanted["topic"], wanted["reconsumeTimes"] or 0
+    group = topic.removeprefix(props.RETRY_PREFIX)
+    most = most_times(broker, group, wanted["maxReconsumeTimes"])
+    if group not in writer.groups.table and len(broker.new_groups) < broker.groups.most:
+        broker.new_groups.add(group)
+    if writer.settings.profile.generation < 5:
+        if times < most:
+            return topic, given
+    else:
+        if times <= most and not broker.locks.holds_any(group):
+            return topic, given
+        given = props.build({**props.parse(given), props.DELAY: "-1"})
+    try:
+        make_topic(writer, props.DLQ_PREFIX + group)
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    return props.DLQ_PREFIX + group, given
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
