@@ -100,8 +100,18 @@ _TABLE = """
    sysFlag:int! commitOffset:long suspendTimeoutMillis:long subscription subVersion:long \
    expressionType maxMsgBytes:int
 400 QUERY_ASSIGNMENT
+401 SET_MESSAGE_REQUEST_MODE
 907 GET_BROKER_HA_STATUS
 2003 GET_COLD_DATA_FLOW_CTR_INFO
+200050 POP_MESSAGE consumerGroup! topic! queueId:int! maxMsgNums:int! invisibleTime:long! \
+   pollTime:long! bornTime:long! initMode:int! expType exp order:bool attemptId
+200051 ACK_MESSAGE consumerGroup! topic! queueId:int! extraInfo! offset:long!
+200053 CHANGE_MESSAGE_INVISIBLETIME consumerGroup! topic! queueId:int! extraInfo! offset:long! \
+   invisibleTime:long!
+200054 NOTIFICATION consumerGroup! topic! queueId:int! pollTime:long! bornTime:long! order:bool \
+   attemptId
+200055 POLLING_INFO consumerGroup! topic! queueId:int!
+200151 BATCH_ACK_MESSAGE
 """
 
 SEND_V2 = dict(zip("abcdefghijklm", (
@@ -136,8 +146,12 @@ class Status(IntEnum):
     SUBSCRIPTION_NOT_EXIST = 24
     SUBSCRIPTION_NOT_LATEST = 25
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
     ILLEGAL_OPERATION = 604
 
 

@@ -25,6 +25,7 @@ from rmqctl.serve.reading import EmptyQueue, Queue
 from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
+    from rmqctl.serve.consuming.popping import Pops
     from rmqctl.serve.producing.delaying import Delays
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
@@ -35,6 +36,8 @@ _TURN_S = 0.02
 """So long those who wait look, before it is the others' turn."""
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 8
 """What producers ask for when a topic is not there; others are made after it."""
+Mode = tuple[str, int]
+"""``PULL`` or ``POP``, and how many clients' queues a client shares."""
 ANY_QUEUE = -1
 """In place of a queue id: who waits for messages of any queue of a topic."""
 
@@ -143,6 +146,10 @@ class Broker:
     """Takes what a handler could not do for a reason that nobody foresaw."""
     held: int = 0
     """What the pulls that wait take, as `pulling` counts it."""
+    pops: Pops = field(init=False)
+    """What groups have been given for a while."""
+    modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
+    """How groups get messages, by topic and group, as far as it was said here."""
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False

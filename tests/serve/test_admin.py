@@ -22,7 +22,7 @@ from rmqctl.remoting.codes import REQUESTS
 from rmqctl.remoting.command import RESPONSE, Command, write_command
 from rmqctl.serve import server
 from rmqctl.serve.dispatch import HANDLERS
-from rmqctl.serve.tools import relay
+from rmqctl.serve.tools import assigning, relay
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
@@ -420,7 +420,8 @@ def test_queues_are_shared_out(served, client):
         return [each["messageQueue"]["queueId"] for each in found.json()["messageQueueAssignments"]
                 if each["mode"] == "PULL"]
 
-    assert mine("one") == []
+    # Who is not known here yet is told nothing, and keeps what it has.
+    assert client.ask("QUERY_ASSIGNMENT", {"topic": TOPIC, "consumerGroup": GROUP}).json() == {}
     join(client, "one", TOPIC)
     assert mine("one") == [0, 1, 2, 3]
     with served.client() as second:
@@ -428,7 +429,8 @@ def test_queues_are_shared_out(served, client):
         assert [mine("one"), mine("two"), mine("three")] == [[0, 1], [2, 3], []]
         assert mine("two", strategyName="AVG_BY_CIRCLE") == [1, 3]
         assert mine("three", messageModel="BROADCASTING") == [0, 1, 2, 3]
-    assert client.ask("QUERY_ASSIGNMENT", {"topic": TOPIC, "strategyName": "MACHINE"}).code == 1
+    assert client.ask("QUERY_ASSIGNMENT", {"topic": TOPIC, "consumerGroup": GROUP,
+                                           "strategyName": "MACHINE"}).code == 1
     assert client.ask("QUERY_ASSIGNMENT", b"[").code == 1
 
 
@@ -436,7 +438,7 @@ def test_queues_are_shared_out(served, client):
 @given(st.integers(0, 40), st.integers(1, 12), st.sampled_from(["AVG", "AVG_BY_CIRCLE"]))
 def test_shares_are_those_that_clients_work_out(queue_count, client_count, strategy):
     queues, clients = list(range(queue_count)), [f"{each:02}" for each in range(client_count)]
-    shares = [relay.share(queues, clients, each, strategy) for each in clients]
+    shares = [assigning.share(queues, clients, each, strategy) for each in clients]
     assert sorted(queue for share in shares for queue in share) == queues
     if strategy == "AVG":  # spec: remoting.md §5
         for place, share in enumerate(shares):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
 def pull_message(broker: Broker, call: Call) -> Response | None:
     """The messages behind a queue offset; where there are none yet the answer may come later."""
     wanted = call.fields
-    _judge(broker, call)
+    judge(broker, call)
     accept = _filter(broker, wanted)
     flags = wanted["sysFlag"]
     if flags & COMMIT and wanted["commitOffset"] is not None:
@@ -49,16 +50,15 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
     response = _pulled(broker, wanted, accept)
     if response.code == Status.PULL_NOT_FOUND and flags & SUSPEND:
         wait = min((wanted["suspendTimeoutMillis"] or 0) / 1000, LONGEST_WAIT_S)
-        waiting = _Waiting(broker, call, accept)
-        if wait > 0 and len(call.connection.at_end) < MOST_WAITING and (
-                broker.held + waiting.weight <= MOST_HELD):
+        waiting = _WaitingPull(broker, call, (wanted["topic"], wanted["queueId"]), accept)
+        if wait > 0 and waiting.has_room:
             waiting.begin(wait)
             return None
     return response
 
 
-def _judge(broker: Broker, call: Call) -> None:
-    """The checks before anything is read, in a broker's order."""
+def judge(broker: Broker, call: Call, lowest: int = 0) -> None:
+    """The checks before anything is read, in a broker's order. ``lowest`` queue id."""
     wanted = call.fields
     name = wanted["topic"]
     topic = broker.require_topic(name)
@@ -68,7 +68,7 @@ def _judge(broker: Broker, call: Call) -> None:
     if settings.get("consume_enable") is False:
         raise Answer(Status.NO_PERMISSION,
                      f"subscription group no permission, {wanted['consumerGroup']}")
-    if not 0 <= wanted["queueId"] < topic.read_queues:
+    if not lowest <= wanted["queueId"] < topic.read_queues:
         raise Answer(Status.SYSTEM_ERROR, f"queueId[{wanted['queueId']}] is illegal, "
                      f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
                      f"consumer:[{call.connection.peer}]")
@@ -122,52 +122,76 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A pull that waits for messages of its queue, until they come or its time is over."""
+class Waiting(ABC):
+    """A request that waits for messages of the queue ``key``, or until its time is over."""
 
     broker: Broker
     call: Call
-    accept: Accept | None
+    key: tuple[str, int]
 
     @property
     def weight(self) -> int:
         wanted = self.call.fields
-        return 1 + (len(wanted["consumerGroup"]) + len(wanted["subscription"] or "")) // _TEXT
-
-    def begin(self, seconds: float) -> None:
-        wanted = self.call.fields
-        self.call.command.ext, self.call.command.body = {}, b""  # which may be large
-        self.broker.held += self.weight
-        self._key = wanted["topic"], wanted["queueId"]
-        self._timer = self.broker.later(seconds, self._over)
-        self.broker.waiting[self._key].add(self._look)
-        self.call.connection.at_end.add(self._end)
+        return 1 + (len(wanted["consumerGroup"]) + len(
+            wanted.get("subscription") or wanted.get("exp") or "")) // _TEXT
 
     @property
-    def _waits(self) -> bool:
-        return self._look in self.broker.waiting.get(self._key, ())
+    def has_room(self) -> bool:
+        """Whether it may wait beside the others."""
+        return len(self.call.connection.at_end) < MOST_WAITING and (
+            self.broker.held + self.weight <= MOST_HELD)
 
-    def _end(self) -> None:
-        if not self._waits:
+    def begin(self, seconds: float) -> None:
+        self.call.command.ext, self.call.command.body = {}, b""  # which may be large
+        self.broker.held += self.weight
+        self._timer = self.broker.later(seconds, self._over)
+        self.broker.waiting[self.key].add(self.look)
+        self.call.connection.at_end.add(self.end)
+
+    @property
+    def waits(self) -> bool:
+        return self.look in self.broker.waiting.get(self.key, ())
+
+    def end(self) -> None:
+        if not self.waits:
             return
         self.broker.held -= self.weight
         self._timer.cancel()
-        waiting = self.broker.waiting[self._key]
-        waiting.discard(self._look)
+        waiting = self.broker.waiting[self.key]
+        waiting.discard(self.look)
         if not waiting:
-            del self.broker.waiting[self._key]
-        self.call.connection.at_end.discard(self._end)
+            del self.broker.waiting[self.key]
+        self.call.connection.at_end.discard(self.end)
+
+    def again_in(self, seconds: float) -> None:
+        """Looks once more then, instead of when its time was to be over."""
+        self._timer.cancel()
+        self._timer = self.broker.later(seconds, self._over)
 
     def _over(self) -> None:
-        self._look(False)
+        self.look(False)
 
-    def _look(self, may_wait: bool) -> None:
+    def answer(self, response: Response) -> None:
+        """It waits no more."""
+        self.end()
+        self.call.reply(response)
+
+    @abstractmethod
+    def look(self, may_wait: bool) -> None:
         """Looks once more; answers unless there is nothing yet and it may wait."""
-        if not self._waits:
+
+
+@dataclass(eq=False)
+class _WaitingPull(Waiting):
+    """A pull that waits."""
+
+    accept: Accept | None
+
+    def look(self, may_wait: bool) -> None:
+        if not self.waits:
             return
         if self.call.connection.is_full:
-            self._end()
-            self.call.reply(self._not_now())
+            self.answer(self._not_now())
             return
         try:
             response = _pulled(self.broker, self.call.fields, self.accept)
@@ -180,10 +204,9 @@ class _Waiting:
             ext = response.ext or {}
             self.call.fields["queueOffset"] = following = int(ext["nextBeginOffset"])
             if following < int(ext["maxOffset"]):
-                self.broker.wake(self._look)
+                self.broker.wake(self.look)
             return
-        self._end()
-        self.call.reply(response)
+        self.answer(response)
 
     def _not_now(self) -> Response:
         """Has a client that does not take what it has got ask again: the messages of all its pulls

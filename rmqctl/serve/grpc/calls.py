@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rmqctl.parse_values import Address
-from rmqctl.remoting.codes import Status
+from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Response
-from rmqctl.serve.grpc.popping import Pops
 from rmqctl.serve.grpc.protocol import Code, Refused
 from rmqctl.serve.grpc.sessions import Link, Sessions
 
@@ -23,6 +22,7 @@ _CODES = {
     Status.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
     Status.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
     Status.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    Status.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,
 }
 
 
@@ -35,6 +35,13 @@ def code_of(status: int) -> Code:
 def refused_by(response: Response) -> Refused:
     """A broker's refusal as one of this service."""
     return Refused(code_of(response.code), response.remark or "refused")
+
+
+def judged(error: Refused | Answer) -> tuple[Code, str]:
+    """What a client is told of a refusal."""
+    if isinstance(error, Answer):
+        return code_of(error.status), error.remark
+    return error.code, error.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,13 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.brokers, self._gone)
-        self.pops = {broker.name: Pops(broker, self.sessions.is_there) for broker in self.brokers}
+        self.by_name = {broker.name: broker for broker in self.brokers}
+        for broker in self.brokers:
+            broker.pops.is_there = self.sessions.is_there
 
     def _gone(self, client_id: str) -> None:
-        for pops in self.pops.values():
-            pops.leave(client_id)
+        for broker in self.brokers:
+            broker.pops.leave(client_id)
 
     def hold(self, size: int) -> None:
         """Counts what is being written. Refused where that is too much already."""

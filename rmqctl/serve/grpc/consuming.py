@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -11,11 +12,12 @@ from typing import Any
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
+from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.serve.consuming.popping import RENEWED_S, Given, Popped, Receipt, Wish
 from rmqctl.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
-from rmqctl.serve.grpc.calls import Caller, Endpoint, refused_by
+from rmqctl.serve.grpc.calls import Caller, Endpoint, judged, refused_by
 from rmqctl.serve.grpc.messages import to_client
-from rmqctl.serve.grpc.popping import RENEWED_S, Given, Popped, Wish
 from rmqctl.serve.grpc.protocol import (
     MESSAGES,
     Code,
@@ -37,6 +39,7 @@ _POLL_S = 20.0
 _MARGIN_S = 0.5
 """So long before its deadline a client gets its answer."""
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
+_HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
 
 async def receive(endpoint: Endpoint, caller: Caller, request: Any
@@ -47,34 +50,33 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
     wish = _wish(endpoint, caller, request, group, topic)
     given = await _waited(endpoint, caller, brokers, group, topic, wish, _poll_s(caller, request))
-    written: set[int] = set()
+    left = {(each.flight.physical, each.receipt.number) for _, each in given}
     reply = MESSAGES["ReceiveMessageResponse"]
     try:
         yield reply(status=status(Code.OK) if given else status(
             Code.MESSAGE_NOT_FOUND, "no new message"))
         for broker, each in given:
-            message = _message(broker, each, topic, wish)
+            message = _message(broker, each, group, topic, wish)
             size = len(message.body)
             endpoint.hold(size)
             try:
                 yield reply(message=message)
             finally:
                 endpoint.hold(-size)
-            written.add(each.flight.number)
+            left.discard((each.flight.physical, each.receipt.number))
         yield reply(delivery_timestamp=span(now_ms()))
     finally:
-        left = {each.flight.number for _, each in given} - written
         if left:
             for broker in brokers:
-                endpoint.pops[broker.name].of(group, topic).give_back(
-                    lambda flight: flight.number in left)
+                broker.pops.of(group, topic).give_back(
+                    lambda flight: (flight.physical, flight.number) in left)
 
 
-def _message(broker: Broker, given: Given, topic: str, wish: Wish) -> Any:
+def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -> Any:
     message = to_client(given.record, topic)
     system = message.system_properties
-    system.queue_id, system.queue_offset = given.queue[1], given.flight.offset
-    system.receipt_handle = f"{broker.name} {given.handle}"
+    system.queue_id, system.queue_offset = given.receipt.queue[1], given.receipt.offset
+    system.receipt_handle = _handle(broker.pops.of(group, topic), given.receipt)
     system.delivery_attempt = given.flight.attempt
     system.invisible_duration.seconds = int(wish.invisible)
     return message
@@ -137,7 +139,7 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], gro
                 if not found:
                     found += [(broker, each) for each in await _taken(
                         endpoint, caller, broker, group, topic, wish)]
-                due = min(due, endpoint.pops[broker.name].of(group, topic).next_due or due)
+                due = min(due, broker.pops.of(group, topic).next_due or due)
             now = time.monotonic()
             if found or now >= end:
                 return found
@@ -158,43 +160,54 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
-        popped = endpoint.pops[broker.name].of(group, topic)
+        popped = broker.pops.of(group, topic)
         given, left = popped.take(wish, left)
         given = [each for each in given if each.flight.attempt <= most or not (
-            await _gave_up(caller, broker, popped, each))]
+            await _gave_up(caller, popped, each))]
         if given or left <= 0:
             return given
         await asyncio.sleep(0)
 
 
-async def _gave_up(caller: Caller, broker: Broker, popped: Popped, given: Given) -> bool:
+async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
     """Makes a message a dead letter; False where there is no room for it, and it is given out."""
     try:
-        await _bury(caller, broker, popped, given.handle)
-    except Refused:
+        await _bury(caller, popped, given.receipt)
+    except (Refused, Answer):
         return False
     return True
 
 
-async def _bury(caller: Caller, broker: Broker, popped: Popped, handle: str) -> None:
-    """A message becomes a dead letter, as if its consumer had sent it back too often. Refused."""
-    physical = popped.find(handle)[2].physical
-    answer = await caller.link(broker).request(
+async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
+    """A message becomes a dead letter, as if its consumer had sent it back too often. Refused,
+    Answer.
+    """
+    physical = popped.find(receipt)[1].physical
+    answer = await caller.link(popped.broker).request(
         "CONSUMER_SEND_MSG_BACK", offset=physical, group=popped.group, delayLevel=-1)
     if answer.code:
         raise refused_by(answer)
-    popped.ack(handle)
+    popped.ack(receipt)
 
 
-def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Broker, Popped, str]:
-    """(broker, what it gave the group of the topic, the rest of the handle). Refused."""
+def _handle(popped: Popped, receipt: Receipt) -> str:
+    (name, queue_id), offset, number = receipt
+    return f"{popped.broker.name} {popped.names.index(name)} {queue_id} {offset} {number}"
+
+
+def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Receipt]:
+    """What a broker gave the group of the topic, and what of it a handle stands for. Refused."""
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     name, _, rest = handle.partition(" ")
-    if name not in endpoint.pops:
-        raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is none")
-    pops = endpoint.pops[name]
-    return pops.broker, pops.of(group, topic), rest
+    found = _HANDLE.fullmatch(rest)
+    broker = endpoint.by_name.get(name)
+    if broker is not None and found is not None:
+        popped = broker.pops.of(group, topic)
+        which, queue_id, offset, number = map(int, found.groups())
+        if which < len(popped.names):
+            return popped, Receipt((popped.names[which], queue_id), offset, number)
+    raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is none")
 
 
 async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
@@ -202,11 +215,11 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     entries = []
     for each in request.entries:
         try:
-            _, popped, handle = _popped(endpoint, request, each.receipt_handle)
-            popped.ack(handle)
+            popped, receipt = _popped(endpoint, request, each.receipt_handle)
+            popped.ack(receipt)
             said = status(Code.OK)
-        except Refused as refused:
-            said = status(refused.code, refused.text)
+        except (Refused, Answer) as refused:
+            said = status(*judged(refused))
         entries.append({"message_id": each.message_id, "receipt_handle": each.receipt_handle,
                         "status": said})
     codes = {each["status"].code for each in entries}
@@ -221,14 +234,13 @@ async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) ->
     wanted = milliseconds(request.invisible_duration)
     if not 0 <= wanted <= _LONGEST_MS:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 0 to 12 h")
-    broker, popped, handle = _popped(endpoint, request, request.receipt_handle)
-    changed = popped.change(handle, wanted / 1000)
-    broker.arrived(request.topic.name, ANY_QUEUE)  # who waits has to wake up earlier, maybe
-    return response("ChangeInvisibleDuration", receipt_handle=f"{broker.name} {changed}")
+    popped, receipt = _popped(endpoint, request, request.receipt_handle)
+    changed = popped.change(receipt, wanted / 1000)
+    return response("ChangeInvisibleDuration", receipt_handle=_handle(popped, changed))
 
 
 async def forward_to_dead_letters(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     """A message that its consumer gave up."""
-    broker, popped, handle = _popped(endpoint, request, request.receipt_handle)
-    await _bury(caller, broker, popped, handle)
+    popped, receipt = _popped(endpoint, request, request.receipt_handle)
+    await _bury(caller, popped, receipt)
     return response("ForwardMessageToDeadLetterQueue")

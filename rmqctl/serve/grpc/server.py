@@ -23,7 +23,7 @@ from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import Broker
 from rmqctl.serve.grpc import consuming, producing, routes
-from rmqctl.serve.grpc.calls import Caller, Endpoint, code_of
+from rmqctl.serve.grpc.calls import Caller, Endpoint, judged
 from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.serve.grpc.sessions import Session
 
@@ -160,10 +160,8 @@ class Proxy:
 
     def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
         """What a client is told of an error."""
-        if isinstance(error, Refused):
-            return error.code, error.text
-        if isinstance(error, Answer):
-            return code_of(error.status), error.remark
+        if isinstance(error, Refused | Answer):
+            return judged(error)
         if not isinstance(error, RmqctlError):
             self._endpoint.brokers[0].failed(name, error)
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"

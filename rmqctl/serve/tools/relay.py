@@ -1,22 +1,18 @@
-"""Who is connected, what tools ask of a client through its broker, and queues shared out here
+"""Who is connected, and what tools ask of a client through its broker
 (spec: remoting.md §3.3, §3.5).
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.remoting.command import Command
 from rmqctl.serve.broker import Broker, Buffer, Call, Response, Table
-from rmqctl.serve.consuming.clients import body_of
-from rmqctl.serve.consuming.groups import BROADCASTING, Member
+from rmqctl.serve.consuming.groups import Member
 from rmqctl.serve.naming import json_response
-from rmqctl.serve.source import READ
-from rmqctl.serve.tools.progress import MOST_QUEUES, message_queue
 
 PATIENCE_S = 10.0
 """A client that was asked something has so long."""
@@ -100,46 +96,10 @@ def _member(broker: Broker, group: str, client_id: str | None) -> Member:
     return member
 
 
-# Sharing queues -------------------------------------------------------------------------------
-
-
-def assignment(broker: Broker, call: Call) -> Response:
-    """Which queues of a topic a member has, where clients do not share them among themselves."""
-    value = body_of(call)
-    name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
-    queues = [message_queue(each, name, queue_id)
-              for _, each in sorted(broker.cluster.brokers.items())
-              if (topic := each.topic(name)) is not None and topic.perm & READ
-              for queue_id in range(min(topic.read_queues, MOST_QUEUES))]
-    if value.get("messageModel") != BROADCASTING:
-        here = broker.groups.consumers.get(group)
-        queues = share(queues, sorted(here.members) if here else [],
-                       str(value.get("clientId") or ""), str(value.get("strategyName") or "AVG"))
-    return json_response({"messageQueueAssignments": [
-        {"messageQueue": queue, "mode": "PULL"} for queue in queues]})
-
-
-def share(queues: list[Any], clients: list[str], client: str, strategy: str = "AVG") -> list[Any]:
-    """A client's share of sorted queues, as the members of a group work it out: in stretches, or
-    in turns (``AVG_BY_CIRCLE``). Answer for another strategy.
-    """
-    if strategy not in ("AVG", "AVG_BY_CIRCLE"):
-        raise Answer(Status.SYSTEM_ERROR, f"there is no strategy {strategy[:40]}")
-    if client not in clients:
-        return []
-    place = clients.index(client)
-    if strategy == "AVG_BY_CIRCLE":
-        return queues[place::len(clients)]
-    each, more = divmod(len(queues), len(clients))
-    start = place * each + min(place, more)
-    return queues[start:start + each + (place < more)]
-
-
 HANDLERS: Table = {
     "GET_CONSUMER_CONNECTION_LIST": consumers,
     "GET_PRODUCER_CONNECTION_LIST": producers,
     "GET_ALL_PRODUCER_INFO": all_producers,
     "GET_CONSUMER_RUNNING_INFO": running_info,
     "CONSUME_MESSAGE_DIRECTLY": consume_directly,
-    "QUERY_ASSIGNMENT": assignment,
 }

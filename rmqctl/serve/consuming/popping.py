@@ -1,28 +1,27 @@
-"""Messages that are given out for a while: to whom they come again, and how far a group is.
+"""Messages that are given out for a while (POP): to whom they come again, and how far a group is.
 
-The positions of a group are those of `Positions`, so that clients of either protocol go on where
-others stopped: what is given out and not acked yet is known here alone, and a group's position is
-the first message that is not acked. Times are seconds of `time.monotonic`.
+Clients of both protocols are given messages here. The positions of a group are those of
+`Positions`, so that clients of either go on where others stopped: what is given out and not acked
+yet is known here alone, and a group's position is the first message that is not acked. Times are
+seconds of `time.monotonic`.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
-from secrets import randbits
+from typing import NamedTuple
 
 from rmqctl.broker.get_message import FOUND, NO_MATCH, REMOVING
 from rmqctl.formats.local.message import decode
-from rmqctl.remoting.codes import Answer
+from rmqctl.parse_values import now_ms
+from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
 from rmqctl.serve.consuming.offsets import position
 from rmqctl.serve.consuming.pulling import pull
-from rmqctl.serve.grpc.protocol import Code, Refused
 from rmqctl.serve.reading import Accept
 
 MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
@@ -37,14 +36,13 @@ TURN_S = 0.02
 """So long queues are looked through, before it is the others' turn."""
 _SOON_S = 1.0
 _STALE = 1000
-_HANDLE = re.compile(r"(\d{1,9}) (\d{1,9}) (\d{1,19}) (\d{1,20})")
 QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
 class Flight:
-    """A message that was given out. ``number`` is that of its handle; ``owner``: the client for
-    which it is kept, or nobody.
+    """A message that was given out. ``number``: see `Receipt`; ``owner``: the client for which it
+    is kept, or nobody.
     """
 
     offset: int
@@ -67,61 +65,78 @@ class _PopQueue:
     flights: dict[int, Flight] = field(default_factory=dict)
 
 
+class Receipt(NamedTuple):
+    """What a message is acked by: where it is, and the time (ms) when it was given out or hidden
+    anew, later each time it is.
+    """
+
+    queue: QueueKey
+    offset: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A message as it is given out, with the handle to ack it by."""
+    """A message as it is given out, with the receipt to ack it by."""
 
     record: Buffer
-    queue: QueueKey
     flight: Flight
-    handle: str
+    receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client would like. ``invisible``: seconds; ``owner``: see `Flight`."""
+    """What a client would like. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
+    one of the topic's queues that it asks, or any; ``latest``: whether a group without a position
+    begins with new messages, where it is not said elsewhere.
+    """
 
     most: int
     invisible: float
     accept: Accept | None = None
     fifo: bool = False
     owner: str = ""
+    queue_id: int = ANY_QUEUE
+    latest: bool = False
 
 
 class Popped:
     """What one group has been given of one topic of a broker."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
-        self._pops, self._broker = pops, pops.broker
+        self._pops, self.broker = pops, pops.broker
         self.group, self.topic = group, topic
-        self._names = (topic, f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}")
+        self.names = (topic, f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}")
         self.queues: dict[QueueKey, _PopQueue] = {}
         self.flying = 0
         self._due: list[tuple[float, QueueKey, int, int]] = []
         self._again: deque[tuple[QueueKey, int, int]] = deque()
         self._turn = 0
         self._fifo = False
+        self._number = 0
 
-    def keys(self) -> list[QueueKey]:
-        """The queues of the topic, and those of what came back to a 5.x broker."""
-        known = self._broker.source.topics
-        return [(name, queue_id) for name in self._names
+    def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
+        """The queues of the topic, or the one wanted, and those of what came back to a broker."""
+        known = self.broker.source.topics
+        return [(name, queue_id) for name in self.names
                 if name == self.topic or name in known
-                for topic in (self._broker.topic(name),) if topic is not None
-                for queue_id in range(topic.read_queues)]
+                for topic in (self.broker.topic(name),) if topic is not None
+                for queue_id in range(topic.read_queues)
+                if name != self.topic or wanted in (ANY_QUEUE, queue_id)]
 
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
         """(messages, how many queues were not looked at yet): to be called again with that number
-        when others had their turn. Answer, Refused.
+        when others had their turn. All have one number in their receipts. Answer.
         """
-        keys = self.keys()
+        keys = self.keys(wish.queue_id)
         if left is None:
             left, self._turn = len(keys), self._turn + 1
         left, self._fifo = min(left, len(keys)), wish.fifo
         late = time.monotonic() + TURN_S
         self._look_at_clock()
+        self._count_up()
         given: list[Given] = []
         size = 0
         try:
@@ -133,7 +148,7 @@ class Popped:
                     size += len(each.record)
                 if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
                     break
-        except (Answer, Refused):
+        except Answer:
             if not given:
                 raise
         return given, left
@@ -156,7 +171,7 @@ class Popped:
                     yield given
         while left > 0:
             key = keys[self._turn % len(keys)]
-            queue = self._queue(key)
+            queue = self._queue(key, wish.latest)
             if wish.fifo and queue.flights:
                 yield from self._in_order(key, queue, wish)
             else:
@@ -173,15 +188,15 @@ class Popped:
         """Messages that were not given out yet; None where a filter took its time."""
         while True:
             if self.flying >= MOST_OF_GROUP or self._pops.flying >= MOST_FLYING:
-                raise Refused(Code.TOO_MANY_REQUESTS, "too many messages are not acked yet")
-            pulled = pull(self._broker, self.group, *key, queue.next, 1, wish.accept)
+                raise Answer(Status.SYSTEM_BUSY, "too many messages are not acked yet")
+            pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
             if pulled.max == 0:
                 return
             before = queue.next
             queue.next = min(max(pulled.next_begin, pulled.min), pulled.max)
             for record in pulled.records:
                 flight = self._fly(key, queue, record, queue.next - 1, wish)
-                yield Given(record, key, flight, self._handle(key, flight))
+                yield Given(record, flight, Receipt(key, flight.offset, flight.number))
             self._commit(key, queue)
             if pulled.status not in (FOUND, NO_MATCH, REMOVING) and queue.next <= before:
                 return
@@ -195,7 +210,7 @@ class Popped:
         found = decode(record)
         now = time.monotonic()
         flight = Flight(offset, found.physical_offset, found.reconsume_times + 1,
-                        next(self._pops.numbers), now + wish.invisible, wish.owner, now)
+                        self._number, now + wish.invisible, wish.owner, now)
         queue.flights[offset] = flight
         self.flying += 1
         self._pops.flying += 1
@@ -205,14 +220,13 @@ class Popped:
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish
                     ) -> Given | None:
         """A message whose time is over, once more; None where it is no longer there, or wanted."""
-        pulled = pull(self._broker, self.group, *key, flight.offset, 1, wish.accept)
+        pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
             self._land(key, queue, flight)
             return None
         flight.attempt += 1
         flight.owner, flight.since = wish.owner, time.monotonic()
-        return Given(next(pulled.records), key, flight,
-                     self._hide(key, flight, wish.invisible))
+        return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
         """What came back of a queue, which is given to nobody while some of it is still out."""
@@ -224,11 +238,25 @@ class Popped:
             if given is not None:
                 yield given
 
+    def has_messages(self, wanted: int, *, fifo: bool) -> bool:
+        """Whether there is something to give out, or it takes long to find out. Answer."""
+        late = time.monotonic() + TURN_S
+        self._look_at_clock()
+        if self._again:
+            return True
+        for key in self.keys(wanted):
+            queue = self._queue(key)
+            if not (fifo and queue.flights) and queue.next < self.broker.queue(*key).end:
+                return True
+            if time.monotonic() > late:
+                return True
+        return False
+
     # -- the state of queues ------------------------------------------------------------------
 
-    def _queue(self, key: QueueKey) -> _PopQueue:
-        """A queue of the group, anew where others set its position. Answer, Refused."""
-        committed = self._broker.positions.get(self.group, *key)
+    def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
+        """A queue of the group, anew where others set its position. Answer."""
+        committed = self.broker.positions.get(self.group, *key)
         queue = self.queues.get(key)
         if queue is not None and queue.committed == committed:
             return queue
@@ -236,9 +264,11 @@ class Popped:
             self._pops.make_room(self)
         else:
             self.forget(queue)
-        begin = position(self._broker, self.group, *key)
-        first = self._broker.queue(*key).first
-        queue = self.queues[key] = _PopQueue(first if begin is None else begin, committed)
+        begin = position(self.broker, self.group, *key)
+        if begin is None:
+            bounds = self.broker.queue(*key)
+            begin = bounds.end if latest else bounds.first
+        queue = self.queues[key] = _PopQueue(begin, committed)
         return queue
 
     def forget(self, queue: _PopQueue) -> None:
@@ -250,7 +280,7 @@ class Popped:
     def _commit(self, key: QueueKey, queue: _PopQueue) -> None:
         lowest = next(iter(queue.flights), queue.next)
         if lowest != queue.committed and (queue.committed is not None or lowest > 0) and (
-                self._broker.positions.commit(self.group, *key, lowest)):
+                self.broker.positions.commit(self.group, *key, lowest)):
             queue.committed = lowest
 
     def _land(self, key: QueueKey, queue: _PopQueue, flight: Flight) -> None:
@@ -292,54 +322,57 @@ class Popped:
 
     # -- what clients say ---------------------------------------------------------------------
 
-    def _handle(self, key: QueueKey, flight: Flight) -> str:
-        return f"{self._names.index(key[0])} {key[1]} {flight.offset} {flight.number}"
+    def _count_up(self) -> None:
+        self._number = max(now_ms(), self._number + 1)
 
-    def _hide(self, key: QueueKey, flight: Flight, seconds: float) -> str:
-        flight.visible, flight.number = time.monotonic() + seconds, next(self._pops.numbers)
+    def _hide(self, key: QueueKey, flight: Flight, seconds: float) -> Receipt:
+        flight.visible, flight.number = time.monotonic() + seconds, self._number
         self._wait(key, flight)
-        return self._handle(key, flight)
+        return Receipt(key, flight.offset, flight.number)
 
-    def find(self, handle: str) -> tuple[QueueKey, _PopQueue, Flight]:
-        """What a handle stands for. Refused where that is acked, or was given out again."""
-        found = _HANDLE.fullmatch(handle)
-        if found is not None and int(found[1]) < len(self._names):
-            key = self._names[int(found[1])], int(found[2])
-            queue = self.queues.get(key)
-            flight = None if queue is None else queue.flights.get(int(found[3]))
-            if queue is not None and flight is not None and flight.number == int(found[4]):
-                return key, queue, flight
-        raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is not, or no longer, valid")
+    def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
+        """What a receipt stands for. Answer where that is acked, or was given out again."""
+        queue = self.queues.get(receipt.queue)
+        flight = None if queue is None else queue.flights.get(receipt.offset)
+        if queue is None or flight is None or flight.number != receipt.number:
+            raise Answer(Status.NO_MESSAGE, "the receipt handle is not, or no longer, valid")
+        return queue, flight
 
-    def ack(self, handle: str) -> None:
-        """The message need not come again. Refused."""
-        key, queue, flight = self.find(handle)
-        self._land(key, queue, flight)
+    def ack(self, receipt: Receipt) -> None:
+        """The message need not come again. Answer."""
+        queue, flight = self.find(receipt)
+        self._land(receipt.queue, queue, flight)
         if self._fifo:
-            self._broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
+            self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
 
-    def change(self, handle: str, seconds: float) -> str:
-        """The message comes again after so long; its new handle. Refused."""
-        key, _, flight = self.find(handle)
+    def change(self, receipt: Receipt, seconds: float) -> Receipt:
+        """The message comes again after so long; its new receipt. Answer."""
+        _, flight = self.find(receipt)
         flight.owner = ""
-        return self._hide(key, flight, seconds)
+        self._count_up()
+        changed = self._hide(receipt.queue, flight, seconds)
+        self.broker.arrived(self.topic, ANY_QUEUE)  # who waits has to wake up earlier, maybe
+        return changed
 
     def give_back(self, which: Callable[[Flight], bool]) -> None:
         """Messages that their client has not got, or is not there to ack, come again soon."""
+        self._count_up()
         for key, queue in self.queues.items():
             for flight in queue.flights.values():
                 if which(flight):
                     flight.owner = ""
                     self._hide(key, flight, _SOON_S)
-        self._broker.arrived(self.topic, ANY_QUEUE)
+        self.broker.arrived(self.topic, ANY_QUEUE)
 
 
 class Pops:
-    """What groups have been given of a broker. ``is_there``: whether a client is."""
+    """What groups have been given of a broker. ``is_there``: whether a client is for which messages
+    are kept.
+    """
 
-    def __init__(self, broker: Broker, is_there: Callable[[str], bool]) -> None:
-        self.broker, self.is_there = broker, is_there
-        self.numbers = count(randbits(48))
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: dict[tuple[str, str], Popped] = {}
         self._kept = 0
@@ -355,7 +388,7 @@ class Pops:
 
     def make_room(self, for_this: Popped) -> None:
         """Room for one more queue: those of which nothing is out are known by their positions.
-        Refused.
+        Answer.
         """
         self._kept += 1
         if self._kept <= MOST_QUEUES:
@@ -364,7 +397,7 @@ class Pops:
                      if each.flying or each is for_this}
         self._kept = sum(1 + len(each.queues) for each in self._all.values())
         if self._kept >= MOST_QUEUES:
-            raise Refused(Code.TOO_MANY_REQUESTS, "too many groups have messages not acked yet")
+            raise Answer(Status.SYSTEM_BUSY, "too many groups have messages not acked yet")
 
     def leave(self, client_id: str) -> None:
         """A client is gone: what was kept for it comes again soon."""
