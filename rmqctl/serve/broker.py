@@ -25,7 +25,6 @@ from rmqctl.serve.reading import EmptyQueue, Queue
 from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
-    from rmqctl.serve.consuming.popping import Pops
     from rmqctl.serve.producing.delaying import Delays
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
@@ -146,8 +145,8 @@ class Broker:
     """Takes what a handler could not do for a reason that nobody foresaw."""
     held: int = 0
     """What the pulls that wait take, as `pulling` counts it."""
-    pops: Pops = field(init=False)
-    """What groups have been given for a while."""
+    pops: Any = field(init=False)
+    """What groups have been given for a while: `popping.Pops`, whose module needs this one."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
     """How groups get messages, by topic and group, as far as it was said here."""
     _retries: dict[str, Topic] = field(default_factory=dict)

@@ -98,7 +98,9 @@ class _WaitingForAny(Waiting):
     @property
     def popped(self) -> Popped:
         """What the group has of the topic; not to be held on to."""
-        return self.broker.pops.of(self.call.fields["consumerGroup"], self.call.fields["topic"])
+        wanted = self.call.fields
+        found: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
+        return found
 
     def start(self) -> Response | None:
         """The answer, if it need not wait. Answer."""
@@ -245,7 +247,8 @@ def _popped(broker: Broker, group: str, topic: str) -> Popped:
                                                                                           ):
         base = topic[len(RETRY_PREFIX + group) + 1:]
     broker.require_topic(base)
-    return broker.pops.of(group, base)
+    found: Popped = broker.pops.of(group, base)
+    return found
 
 
 def ack_many(broker: Broker, call: Call) -> Response:
