@@ -44,7 +44,11 @@ class Working(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """A defect ends the run with its exit code, not with a traceback on the screen."""
+        """A defect ends the run with its exit code, not with a traceback on the screen. What was
+        still on its way when the screens were taken down finds none of them: no defect.
+        """
+        if not self.screen_stack:
+            return
         self.failure = self.failure or error
         if self.is_headless:
             super()._handle_exception(error)

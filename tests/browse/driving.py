@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC
@@ -59,6 +60,13 @@ class Screen:
         while self.app.screen._update_timer._active.is_set():  # it waits for its turn to be drawn
             self.app.screen._on_timer_update()
             await self._rest()
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Waits for what the clock or a thread that does not end brings about."""
+        end = time.monotonic() + 60
+        while not what():
+            assert time.monotonic() < end, self.text
+            await self.pilot.pause(0.02)
 
     async def _rest(self) -> None:
         """Until nobody else has a turn in the loop, nor will have one from a thread."""

@@ -176,18 +176,14 @@ def test_what_takes_long_can_be_stopped(golden, monkeypatch):
         monkeypatch.setattr(LogListing, "forward", for_ever)
         screen.app.main.query_one("#filter").value = "tags=TagA"
         screen.app._apply_filter()
-        while not screen.rows.is_reading:
-            await screen.pilot.pause(0.02)
-        await screen.pilot.pause(0.2)
-        assert "filter: 0%, 0 messages found, Esc stops" in screen.text
+        await screen.until(
+            lambda: "filter: 0%, 0 messages found, Esc stops" in screen.text)
         # What comes up over it meanwhile does not mind.
         screen.app.simulate_key("question_mark")
-        await screen.pilot.pause(0.1)
+        await screen.until(lambda: "Everywhere" in screen.text)
         screen.app._look_at_lock()
-        assert "Everywhere" in screen.text
-        await screen.pilot.pause(0.1)
         screen.app.simulate_key("escape")
-        await screen.pilot.pause(0.1)
+        await screen.until(lambda: "Everywhere" not in screen.text)
         await screen.press("escape")
         assert "stopped" in screen.text
         assert not screen.rows.is_reading
