@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.engine_write.crashing import Crasher
 from tests.support import cli, snapshot
@@ -22,6 +23,10 @@ from tests.support import tiny as tiny_stores
 from tests.support.share import RUN
 
 pytest_plugins = ["tests.plugin_run", "tests.plugin_transcripts"]
+
+# Properties are about answers, not about time: a busy machine is no failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]

@@ -230,7 +230,7 @@ def test_permission_denied(root: Path) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(data=st.binary(max_size=5000), last=st.none() | st.integers(0, 1 << 62),
        end=st.integers(0, 1 << 62), live=st.booleans())
 def test_random_bytes(data: bytes, last: int | None, end: int, live: bool,

@@ -248,7 +248,7 @@ def test_sparse_terabytes(root: Path) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(log=st.binary(max_size=300), rows=st.binary(max_size=300),
        units=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200), st.integers(0, 5)),
                       max_size=5), positions=st.binary(max_size=30))

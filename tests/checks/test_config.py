@@ -190,7 +190,7 @@ def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:
     assert sum(waited) < 1
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(name=st.sampled_from([name for name in store_config.KINDS if name != "timercheck"]),
        main=st.binary(max_size=200), backup=st.none() | st.binary(max_size=60))
 def test_random_bytes(name: str, main: bytes, backup: bytes | None,

@@ -92,7 +92,7 @@ def test_strange_files(kind, name: str, file: str, golden_copy: GoldenFolder) ->
     assert {one.category for one in trouble(run("extras", root))} <= {"cq-ext", "file-unreadable"}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(rows=st.binary(max_size=300), units=st.binary(max_size=200), log=st.binary(max_size=300),
        built=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.integers(-1, 5),
                                 st.integers(-1, 3)), max_size=4),

@@ -176,7 +176,7 @@ NAMES = st.text("0123456789abx.-", min_size=1, max_size=22) | st.integers(
     0, 10 ** 20 - 1).map("{:020d}".format)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(entries=st.dictionaries(NAMES.filter(lambda name: name.strip(".")),
                                st.integers(0, 3000), max_size=6),
        where=st.sampled_from(["commitlog", "consumequeue/t/0", "consumequeue/t", "index",

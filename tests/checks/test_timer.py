@@ -259,7 +259,7 @@ def test_no_regular_file(kind, file: str, golden_copy: GoldenFolder) -> None:
     assert found == [("file-unreadable", file, None)]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(logs=st.lists(st.binary(max_size=400) | st.integers(0, 2 ** 64 - 1).map(
     lambda number: UNIT.build(UnitRecord(52, -1, 1, number % (1 << 62), 0, number % 977, 100,
                                          0)) * 3), min_size=1, max_size=3),

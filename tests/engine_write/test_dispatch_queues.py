@@ -72,7 +72,7 @@ STEP = st.tuples(st.integers(0, 2), st.one_of(st.integers(-2, 3), st.just(1), st
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEP, max_size=60), st.lists(st.integers(0, 3), min_size=3, max_size=3),
        st.integers(1, 20))
 def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):

@@ -53,7 +53,7 @@ def layout_of(messages: list[bytes]) -> bytes:
     return data.ljust(-(-len(data) // FILE_SIZE) * FILE_SIZE, b"\0")
 
 
-@limits(max_examples=15, deadline=None)
+@limits(max_examples=15)
 @given(sizes=st.lists(st.integers(1, 4000), max_size=25),
        actions=st.lists(st.sampled_from(["", "", "sync", "commit", "reopen"]), max_size=25))
 @pytest.mark.parametrize("changed", SETTINGS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.formats.local import properties as props
@@ -173,7 +173,7 @@ def log_of(specs: list[dict[str, Any]]) -> bytes:
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(RECORD, min_size=1, max_size=8), st.integers(0, 40),
        st.sampled_from([200, 1 << 20]))
 def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: int) -> None:
@@ -183,7 +183,7 @@ def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: i
 
 
 @pytest.mark.long
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(st.lists(RECORD, min_size=1, max_size=8), st.lists(st.sampled_from(NAMES), unique=True),
        st.data())
 def test_any_projection_of_any_rows(specs: list[dict[str, Any]], names: list[str],

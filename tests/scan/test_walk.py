@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.formats.local.message import MAGIC_V1, Record, build, decode, parse, size_of
@@ -88,7 +88,7 @@ def test_records_larger_than_the_buffer(chunk: int) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_logs(data: st.DataObject) -> None:
     bodies = data.draw(st.lists(st.binary(max_size=60), min_size=1, max_size=12))

@@ -434,7 +434,7 @@ def test_queues_are_shared_out(served, client):
     assert client.ask("QUERY_ASSIGNMENT", b"[").code == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 40), st.integers(1, 12), st.sampled_from(["AVG", "AVG_BY_CIRCLE"]))
 def test_shares_are_those_that_clients_work_out(queue_count, client_count, strategy):
     queues, clients = list(range(queue_count)), [f"{each:02}" for each in range(client_count)]

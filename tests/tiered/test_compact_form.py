@@ -218,7 +218,7 @@ def test_any_bytes_give_a_form_or_an_error(seed) -> None:
 
 # -- shapes ---------------------------------------------------------------------------------------
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 300), st.integers(9, 400), st.data())
 def test_a_file_tells_its_shape(slots, most, data) -> None:
     draw = random.Random(data.draw(st.integers(0, 1 << 32)))

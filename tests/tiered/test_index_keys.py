@@ -145,7 +145,7 @@ MESSAGES = st.lists(st.fixed_dictionaries(
     {}, optional={"UNIQ_KEY": TEXTS, "KEYS": TEXTS, "TAGS": st.just("t")}), min_size=1, max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MESSAGES)
 def test_any_messages(properties) -> None:
     assert found(properties) == expected(properties)

@@ -421,7 +421,7 @@ def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
     all_ways_lead(tmp_path, fmt.Shape(16, 1000))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(2, 60),
        st.lists(st.lists(st.lists(st.integers(0, (1 << 31) - 1), max_size=4), max_size=20),
                 max_size=5))

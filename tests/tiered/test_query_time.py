@@ -145,7 +145,7 @@ def test_damage_is_passed_over(tmp_path: Path, rmqctl: Runner) -> None:
         assert result.json()["queue_offset"] == 17
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(st.integers(0, 40), min_size=1, max_size=40), when=st.integers(-3, 45),
        per_segment=st.integers(1, 9))
 def test_against_a_list(steps: list[int], when: int, per_segment: int,

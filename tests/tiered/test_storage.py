@@ -118,7 +118,7 @@ _operations = st.lists(max_size=25, elements=st.one_of(
 ))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(operations=_operations)
 def test_any_operations_against_a_model(roots, operations):
     root = roots()

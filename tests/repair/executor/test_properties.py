@@ -80,7 +80,7 @@ def contents(steps, folder: Path):
     return tuple(out)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(TREES, STEPS, STEPS)
 def test_undo_brings_everything_back(tree, first, second):
     base = Path(tempfile.mkdtemp(prefix="rmqctl-test-",
