@@ -192,7 +192,7 @@ class Source:
         for topic, queue_id in (*self.store.known_queues, *self.store.batch_queues):
             on_disk[topic] = max(on_disk.get(topic, 0), queue_id + 1)
         for topic in topics_on_disk(self.store):
-            count = on_disk.get(topic, 1)
+            count = _count(on_disk.get(topic, 1))
             if topic not in found:
                 found[topic] = Topic(topic, count, count, READ | WRITE)
             elif found[topic].read_queues < count:

@@ -35,7 +35,7 @@ RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
 TURN_S = 0.02
 """So long queues are looked through, before it is the others' turn."""
 _SOON_S = 1.0
-_STALE = 1000
+_STALE = 16
 QueueKey = tuple[str, int]
 
 
@@ -385,6 +385,10 @@ class Pops:
             self.make_room(found)
             self._all[group, topic] = found
         return found
+
+    def known(self, group: str, topic: str) -> Popped | None:
+        """The same where there is any."""
+        return self._all.get((group, topic))
 
     def make_room(self, for_this: Popped) -> None:
         """Room for one more queue: those of which nothing is out are known by their positions.

@@ -32,7 +32,8 @@ from rmqctl.serve.grpc.sessions import is_fifo, most_attempts, name_of
 from rmqctl.serve.reading import Accept
 from rmqctl.store.objects import java_text
 
-_MOST = 32
+_MOST, _MOST_ACKED = 32, 1024
+"""Messages that are received, and acked, at once."""
 _SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
 """Of the time for which a message is given out."""
 _POLL_S = 20.0
@@ -49,7 +50,9 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
     wish = _wish(endpoint, caller, request, group, topic)
-    given = await _waited(endpoint, caller, brokers, group, topic, wish, _poll_s(caller, request))
+    seconds = _poll_s(caller, request)
+    del request  # it may be large, and the wait long
+    given = await _waited(endpoint, caller, brokers, group, topic, wish, seconds)
     left = {(each.flight.physical, each.receipt.number) for _, each in given}
     reply = MESSAGES["ReceiveMessageResponse"]
     try:
@@ -202,8 +205,8 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
     name, _, rest = handle.partition(" ")
     found = _HANDLE.fullmatch(rest)
     broker = endpoint.by_name.get(name)
-    if broker is not None and found is not None:
-        popped = broker.pops.of(group, topic)
+    popped = None if broker is None else broker.pops.known(group, topic)
+    if popped is not None and found is not None:
         which, queue_id, offset, number = map(int, found.groups())
         if which < len(popped.names):
             return popped, Receipt((popped.names[which], queue_id), offset, number)
@@ -212,6 +215,8 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
 
 async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     """Messages that need not come again."""
+    if not 0 < len(request.entries) <= _MOST_ACKED:
+        raise Refused(Code.BAD_REQUEST, f"1 to {_MOST_ACKED} messages are acked at once")
     entries = []
     for each in request.entries:
         try:
@@ -223,8 +228,6 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
         entries.append({"message_id": each.message_id, "receipt_handle": each.receipt_handle,
                         "status": said})
     codes = {each["status"].code for each in entries}
-    if not codes:
-        raise Refused(Code.BAD_REQUEST, "nothing is acked")
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
     return response("AckMessage", code, entries=entries)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from typing import Any
 
@@ -31,6 +32,7 @@ TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC D
 """
 _SYSTEM = frozenset(_SYSTEM_NAMES.split())
 """Properties that clients neither see among their own nor may set."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, props.CRC32}
 
 
@@ -130,6 +132,6 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
 
 def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:
     """A text without control characters, which would end a property. Refused."""
-    if any(each < " " or "\x7f" <= each <= "\x9f" for each in text):
+    if _CONTROL.search(text):
         raise Refused(code, "a property cannot contain control characters")
     return text

@@ -33,6 +33,8 @@ from rmqctl.serve.source import WRITE, Topic
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
 _MOST_AT_ONCE, _MOST_BYTES = 1024, 4 * MAX_BODY
 """Messages that are sent at once, and the bytes of their bodies."""
+_MOST_PROPERTIES = 64 << 10
+"""Bytes of what is sent beside a body; of properties a record holds less."""
 _FROM_CHECK = 2
 _RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}
 _TRANSACTION = re.compile(r"(.{1,80})\.(\d{1,19})\.(\d{1,19})")
@@ -47,6 +49,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     name = name_of(messages[0].topic, Code.ILLEGAL_TOPIC, "topic")
     if any(each.topic != messages[0].topic for each in messages):
         raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+    if any(each.ByteSize() - len(each.body) > _MOST_PROPERTIES for each in messages):
+        raise Refused(Code.BAD_REQUEST, "the properties of a message are too large")
     known = found(endpoint.brokers, name)
     writable = [(broker, topic) for broker, topic in known
                 if broker.writer is not None and topic.perm & WRITE]

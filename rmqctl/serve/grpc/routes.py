@@ -19,6 +19,15 @@ _IPV4, _IPV6, _NAME = 1, 2, 3
 _TYPES = (1, 2, 3, 4)
 """Ordinary, ordered, delayed, of a transaction."""
 _ANY_QUEUE = -1
+_LARGEST = 4096
+"""Bytes of a request: each queue of the answer repeats most of it."""
+
+
+def _topic(request: Any) -> str:
+    """The name of the topic that is asked for. Refused."""
+    if request.ByteSize() > _LARGEST:
+        raise Refused(Code.BAD_REQUEST, "the request is too large")
+    return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
 
 
 def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
@@ -49,7 +58,7 @@ def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Bro
 
 async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     """All queues of a topic."""
-    name = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    name = _topic(request)
     queues = []
     for broker, topic in found(endpoint.brokers, name):
         where = _broker(endpoint, broker, request)
@@ -67,7 +76,7 @@ async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) ->
     """What a member of a group asks for: any queue of each broker; each queue by itself where
     messages are to come in order.
     """
-    name = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))
     queues = [
         {"message_queue": MESSAGES["MessageQueue"](

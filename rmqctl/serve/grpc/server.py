@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core writes to stderr by itself
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from rmqctl.errors import RmqctlError, StoreIOError
@@ -53,8 +54,7 @@ class Proxy:
 
     def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int) -> None:
         self._endpoint = Endpoint(brokers, listen)
-        self._most = connections * _CALLS
-        self._streams_left = connections
+        self._connections = self._streams_left = connections
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._reading = asyncio.Semaphore(_MOST_READ)
@@ -74,7 +74,9 @@ class Proxy:
         """Opens the port. StoreIOError."""
         listen = self._endpoint.address
         self._server = aio.server(
-            handlers=[self._handlers()], maximum_concurrent_rpcs=self._most, options=[
+            handlers=[self._handlers()], maximum_concurrent_rpcs=self._connections * _CALLS,
+            options=[
+                ("grpc.max_allowed_incoming_connections", self._connections),
                 ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
@@ -137,11 +139,8 @@ class Proxy:
     async def _read(self, context: Any) -> tuple[Caller, Any]:
         """(who calls, its request). Refused."""
         caller = _caller(self._endpoint, context)
-        try:
-            async with self._reading, asyncio.timeout(_READ_S):
-                request = await context.read()
-        except TimeoutError:
-            raise Refused(Code.BAD_REQUEST, "the request does not come") from None
+        async with self._reading, _in_time(_READ_S, "the request does not come"):
+            request = await context.read()
         if request is aio.EOF:
             raise Refused(Code.BAD_REQUEST, "there is no request")
         return caller, request
@@ -162,6 +161,8 @@ class Proxy:
         """What a client is told of an error."""
         if isinstance(error, Refused | Answer):
             return judged(error)
+        if isinstance(error, DecodeError):
+            return Code.BAD_REQUEST, "the request is no message of this service"
         if not isinstance(error, RmqctlError):
             self._endpoint.brokers[0].failed(name, error)
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
@@ -204,7 +205,11 @@ class Proxy:
             caller = _caller(self._endpoint, context)
             if self._streams_left < 0:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
-            while (command := await context.read()) is not aio.EOF:
+            while True:
+                async with _in_time(_READ_S if session is None else None, "no settings come"):
+                    command = await context.read()
+                if command is aio.EOF:
+                    break
                 if not command.HasField("settings"):
                     continue
                 settled = await self._endpoint.sessions.settle(
@@ -214,8 +219,10 @@ class Proxy:
                     session.streams += 1
                 for link in session.links:
                     link.commands = commands
-                await commands.put(MESSAGES["TelemetryCommand"](
-                    status=status(Code.OK), settings=session.settings))
+                async with _in_time(_TAKEN_S, "the settings are not taken"):
+                    await commands.put(MESSAGES["TelemetryCommand"](
+                        status=status(Code.OK), settings=session.settings))
+                    await commands.join()
         except Exception as error:  # noqa: BLE001 - every call is answered
             code, text = self._judged("Telemetry", error)
             with suppress(asyncio.QueueFull, TimeoutError):
@@ -226,6 +233,16 @@ class Proxy:
             sender.cancel()
             if session is not None:
                 self._endpoint.sessions.closed(session, commands)
+
+
+@asynccontextmanager
+async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
+    """Refused with that text where the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise Refused(Code.BAD_REQUEST, problem) from None
 
 
 async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:

@@ -32,7 +32,10 @@ MOST_BYTES = 64 << 20
 AWAY_S = 30.0
 """Without a stream and a heartbeat for so long a client is gone."""
 _LONGEST_NAME = 255
-_MOST_TOPICS = 10_000
+_MOST_ENTRIES, _ENTRY = 10_000, 100
+"""Topics and addresses that a client may name, and the bytes that one takes beside its own."""
+_MOST_UNSENT = 1 << 20
+"""Bytes of what waits to be sent to a client, roughly; the first always may."""
 _BATCH, _POLL_MS = 32, 20_000
 _PRODUCER_ATTEMPTS = 3
 
@@ -89,6 +92,8 @@ class Link:
             return
         record = decode(command.body)
         message = to_client(command.body, java_text(record.topic))
+        if self.commands.qsize() * message.ByteSize() > _MOST_UNSENT:
+            return
         self.commands.put_nowait(MESSAGES["TelemetryCommand"](
             status=status(Code.OK), recover_orphaned_transaction_command={
                 "message": message, "transaction_id": transaction_id(
@@ -108,6 +113,7 @@ class Session:
     client_id: str
     links: list[Link]
     settings: Any
+    size: int = 0
     streams: int = 0
     seen: float = field(default_factory=time.monotonic)
 
@@ -130,9 +136,12 @@ class Sessions:
         """Takes what a client says of itself; its settings are completed. Refused."""
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+        entries = sum(map(len, (wanted.publishing.topics, wanted.access_point.addresses,
+                                wanted.subscription.subscriptions)))
         session = self.known.get(client_id)
-        known = 0 if session is None else session.settings.ByteSize()
-        if self._size - known + wanted.ByteSize() > MOST_BYTES:
+        size = wanted.ByteSize() + _ENTRY * entries
+        more = size - (0 if session is None else session.size)
+        if entries > _MOST_ENTRIES or self._size + more > MOST_BYTES:
             raise Refused(Code.TOO_MANY_REQUESTS, "clients have said too much of themselves")
         if session is None:
             if len(self.known) >= MOST:
@@ -141,9 +150,9 @@ class Sessions:
             session = Session(client_id, links, MESSAGES["Settings"]())
             self.known[client_id] = session
         try:
-            settings = completed(self._brokers, wanted)
-            self._size += settings.ByteSize() - known
-            session.settings = settings
+            session.settings = completed(self._brokers, wanted)
+            session.size = size
+            self._size += more
             await self.beat(session)
         except Refused:
             self.leave(client_id)
@@ -172,7 +181,7 @@ class Sessions:
         session = self.known.pop(client_id, None)
         if session is None:
             return
-        self._size -= session.settings.ByteSize()
+        self._size -= session.size
         for link in session.links:
             link.broker.forget(link)
         self._gone(client_id)
@@ -231,7 +240,7 @@ def _heartbeat(session: Session) -> dict[str, Any]:
     value: dict[str, Any] = {"clientID": session.client_id}
     if settings.HasField("publishing"):
         value["producerDataSet"] = [{"groupName": each.name}
-                                    for each in settings.publishing.topics[:_MOST_TOPICS]]
+                                    for each in settings.publishing.topics]
         return value
     value["consumerDataSet"] = [{
         "groupName": settings.subscription.group.name, "consumeType": "CONSUME_PASSIVELY",
@@ -239,5 +248,5 @@ def _heartbeat(session: Session) -> dict[str, Any]:
         "subscriptionDataSet": [
             {"topic": each.topic.name, "subString": each.expression.expression or "*",
              "expressionType": SQL if each.expression.type == 2 else TAG, "subVersion": "1"}
-            for each in settings.subscription.subscriptions[:_MOST_TOPICS]]}]
+            for each in settings.subscription.subscriptions]}]
     return value
