@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Answer, Status
@@ -69,6 +71,9 @@ class Endpoint:
     """Of the brokers that messages without a group are sent to, one after the other."""
 
     def __post_init__(self) -> None:
+        self.looking = asyncio.Lock()
+        """Held by who looks through queues: others' requests are answered before the next turn."""
+        self._lines: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:
@@ -77,6 +82,10 @@ class Endpoint:
     def _gone(self, client_id: str) -> None:
         for broker in self.brokers:
             broker.pops.leave(client_id)
+
+    def line(self, *key: str) -> asyncio.Lock:
+        """Held by the first of those who wait for the same."""
+        return self._lines.setdefault(key, asyncio.Lock())
 
     def hold(self, size: int) -> None:
         """Counts what is being written. Refused where that is too much already."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from rmqctl.formats.local import properties as props
@@ -37,6 +37,8 @@ _MOST, _MOST_ACKED = 32, 1024
 _SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
 """Of the time for which a message is given out."""
 _POLL_S = 20.0
+_LOOK_S = 1.0
+"""So long queues are looked through for a client that does not wait."""
 _MARGIN_S = 0.5
 """So long before its deadline a client gets its answer."""
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
@@ -123,38 +125,51 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], group: str, topic: str,
                   wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
-    """What there is, as soon as there is something."""
+    """What there is, as soon as there is something. Of those of a group who wait the first one
+    hears of news alone, and the next one when that one goes.
+    """
+    async def taken() -> list[tuple[Broker, Given]]:
+        for broker in brokers:
+            found = await _taken(endpoint, caller, broker, group, topic, wish)
+            if found:
+                return [(broker, each) for each in found]
+        return []
+
+    found: list[tuple[Broker, Given]] = []
+    line = endpoint.line(group, topic, *(broker.name for broker in brokers))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(seconds, _LOOK_S)):
+            found = await taken()
+            if not found and seconds > 0:
+                async with line, _news(brokers, topic) as news:
+                    while not (found := await taken()):
+                        due = min((due for broker in brokers if (due := broker.pops.of(
+                            group, topic).next_due) is not None), default=None)
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(news.wait(), None if due is None else max(
+                                due - time.monotonic(), 0.01))
+                        news.clear()
+    return found
+
+
+@asynccontextmanager
+async def _news(brokers: list[Broker], topic: str) -> AsyncIterator[asyncio.Event]:
+    """Is set when there may be something new of a topic."""
     news = asyncio.Event()
+    key = topic, ANY_QUEUE
 
     def wake(_may_wait: bool) -> None:
         news.set()
 
-    end = time.monotonic() + seconds
-    key = topic, ANY_QUEUE
+    for broker in brokers:
+        broker.waiting[key].add(wake)
     try:
-        for broker in brokers:
-            broker.waiting[key].add(wake)
-        while True:
-            news.clear()
-            found: list[tuple[Broker, Given]] = []
-            due = end
-            for broker in brokers:
-                if not found:
-                    found += [(broker, each) for each in await _taken(
-                        endpoint, caller, broker, group, topic, wish)]
-                due = min(due, broker.pops.of(group, topic).next_due or due)
-            now = time.monotonic()
-            if found or now >= end:
-                return found
-            with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), max(due - now, 0.01))
+        yield news
     finally:
         for broker in brokers:
-            waiting = broker.waiting.get(key)
-            if waiting is not None:
-                waiting.discard(wake)
-                if not waiting:
-                    del broker.waiting[key]
+            broker.waiting[key].discard(wake)
+            if not broker.waiting[key]:
+                del broker.waiting[key]
 
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
@@ -163,13 +178,15 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
-        popped = broker.pops.of(group, topic)
-        given, left = popped.take(wish, left)
+        async with endpoint.looking:
+            popped = broker.pops.of(group, topic)
+            given, left = popped.take(wish, left)
+            if not given and left > 0:
+                await asyncio.sleep(0)
         given = [each for each in given if each.flight.attempt <= most or not (
             await _gave_up(caller, popped, each))]
         if given or left <= 0:
             return given
-        await asyncio.sleep(0)
 
 
 async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:

@@ -1,0 +1,181 @@
+"""Clients of RocketMQ 5 that send what they should not, or take nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+
+import grpc
+
+from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.config.create import create_store
+from rmqctl.serve.consuming import popping
+from rmqctl.serve.grpc import consuming, server, sessions
+from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
+from rmqctl.serve.server import Limits
+from tests.serve.running import Running, serving
+from tests.serve.stubs import NONE, OK, Stub
+from tests.serve.test_grpc import BAD_HANDLE, bodies, root, served, stub, until, written
+
+__all__ = ["root", "served", "stub", "written"]  # fixtures
+BAD_REQUEST, BUSY = 40000, 42900
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x0a\x04\x12\x02\xc3\x28"])
+def test_what_is_no_message_is_refused_and_no_defect(stub: Stub, data: bytes) -> None:
+    def calling(kind: str, method: str, answer: str) -> Any:
+        return getattr(stub.channel, kind)(f"/{SERVICE}/{method}", None,
+                                           MESSAGES[answer].FromString)
+
+    assert calling("unary_unary", "QueryRoute", "QueryRouteResponse")(
+        data, 10, stub.metadata).status.code == BAD_REQUEST
+    (answer,) = calling("unary_stream", "ReceiveMessage", "ReceiveMessageResponse")(
+        b"\xff" + data, 10, stub.metadata)
+    assert answer.status.code == BAD_REQUEST
+    (answer,) = calling("stream_stream", "Telemetry", "TelemetryCommand")(
+        iter([b"\xff" + data]), 10, stub.metadata)
+    assert answer.status.code == BAD_REQUEST
+
+
+def test_small_requests_do_not_make_much_work(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        assert stub.code("AckMessage", topic=stub.topic, group=stub.group,
+                         entries=[{}] * 2000) == BAD_REQUEST
+        large = "x" * 70_000
+        for each in ({"message_group": large}, {"tag": large}, {"keys": [large]}):
+            assert stub.send(stub.message(**each)).status.message.endswith("are too large")
+        assert stub.send(stub.message(message_group="x" * 30_000)).status.code == OK
+
+
+def test_an_answer_does_not_repeat_what_is_large(stub: Stub) -> None:
+    large = "x" * 5000
+    for method in ("QueryRoute", "QueryAssignment"):
+        for wish in ({"topic": stub.topic | {"resource_namespace": large}},
+                     {"topic": stub.topic, "endpoints": {"addresses": [{"host": large}]}}):
+            assert stub.code(method, **wish) == BAD_REQUEST
+
+
+def test_a_queue_with_a_huge_number_is_not_counted_up_to(tmp_path: Path) -> None:
+    create_store(tmp_path / "store", StoreSettings(version="5.3.3", index_slots=100, index_max=400))
+    (tmp_path / "store" / "consumequeue" / "HUGE" / "2147483646").mkdir(parents=True)
+    with serving(tmp_path / "store") as served:
+        assert served.brokers[0].require_topic("HUGE").read_queues == 1 << 16
+
+
+def test_handles_make_no_room_for_what_they_name(stub: Stub, served: Running) -> None:
+    for number in range(20):
+        stub.group = {"name": f"G{number}"}
+        assert stub.code("AckMessage", topic=stub.topic, group=stub.group,
+                         entries=[{"receipt_handle": "broker-a 0 0 0 0"}]) == BAD_HANDLE
+    assert not served.brokers[0].pops._all
+
+
+def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    real = popping.Popped.take
+    monkeypatch.setattr(popping.Popped, "take",
+                        lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
+    with Stub(written, "T") as stub:
+        waiting = [stub.receiving(wait=10, most=1) for _ in range(8)]
+        until(lambda: len(looks) == 9)  # each once, and the first of them again
+        for number in range(3):
+            stub.send(stub.message(b"%d" % number))
+        until(lambda: written.brokers[0].delivered["G", "T"] == 3)
+        assert len(looks) <= 9 + 3 * 3
+        waiting[-1].cancel()
+        stub.send(*(stub.message(b"many") for _ in range(4)))
+        got = [each.message.body for call in waiting[:-1] for each in call
+               if each.HasField("message")]
+        assert sorted(got) == [b"0", b"1", b"2", *[b"many"] * 4]
+
+
+def test_who_looks_for_long_is_answered_in_time(written: Running, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    monkeypatch.setattr(popping.Popped, "take", lambda *_: ([], 1))  # there is always more
+    monkeypatch.setattr(consuming, "_LOOK_S", 0.3)
+    with Stub(written, "T") as stub, written.client() as remoting:
+        waiting = [stub.receiving(wait=wait) for wait in (0, 0, 0.6)]
+        begun = time.monotonic()
+        for _ in range(20):
+            remoting.ask("GET_NAMESRV_CONFIG")
+        assert [next(each).status.code for each in waiting] == [NONE] * 3
+        assert 0.3 < time.monotonic() - begun < 3
+
+
+def test_connections_are_counted(root: Path) -> None:
+    with serving(root, grpc=True, limits=Limits(connections=3)) as served:
+        assert served.server.proxy is not None
+        address = served.server.proxy.address
+        taken = [socket.create_connection((address.host, address.port)) for _ in range(3)]
+        assert all(each.recv(1) for each in taken)  # the server speaks first
+        with Stub(served, bodies(root)[0]) as stub, pytest.raises(grpc.RpcError):
+            stub.code("QueryRoute", topic=stub.topic, timeout=1)
+        for each in taken:
+            each.close()
+        with Stub(served, bodies(root)[0]) as stub:
+            until(lambda: answers(stub))
+
+
+def answers(stub: Stub) -> bool:
+    try:
+        return stub.code("QueryRoute", topic=stub.topic, timeout=1) == OK
+    except grpc.RpcError:
+        return False
+
+
+# -- streams of clients -------------------------------------------------------------------------
+
+
+def test_a_stream_on_which_nothing_is_said_ends(served: Running, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    monkeypatch.setattr(server, "_READ_S", 0.2)
+    with Stub(served, "T") as stub:
+        stream = stub.channel.stream_stream(
+            f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
+            MESSAGES["TelemetryCommand"].FromString)(endless(), 8, stub.metadata)
+        assert [each.status.code for each in stream] == [BAD_REQUEST]
+
+
+def endless() -> Any:
+    time.sleep(4)
+    yield MESSAGES["TelemetryCommand"]()
+
+
+def test_settings_that_nobody_takes_are_not_piled_up(served: Running,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_TAKEN_S", 0.3)
+    with Stub(served, "T") as stub:
+        wanted = MESSAGES["TelemetryCommand"](settings={
+            "publishing": {"topics": [{"name": "x" * 1_000_000}]}})
+        stream = stub.channel.stream_stream(
+            f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
+            MESSAGES["TelemetryCommand"].FromString)(iter([wanted] * 50), 8, stub.metadata)
+        assert served.server.proxy is not None
+        known = served.server.proxy._endpoint.sessions.known
+        until(lambda: any(each.streams for each in known.values()))
+        until(lambda: not any(each.streams for each in known.values()))
+        assert len(list(stream)) < 50
+
+
+def test_settings_count_by_what_they_take(served: Running, monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
+    with Stub(served, "T") as stub:
+        with stub.telemetry(publishing={"topics": [{}] * 10_001}) as (answer, _):
+            assert answer.status.code == BUSY
+        monkeypatch.setattr(sessions, "MOST_BYTES", 90_000)
+        with stub.telemetry(publishing={"topics": [{}] * 1000}) as (answer, _):
+            assert answer.status.code == BUSY
+        with stub.telemetry(publishing={"topics": [{}] * 800}) as (answer, _):
+            assert answer.status.code == OK
+        with stub.telemetry(publishing={"topics": [{}] * 700}) as (answer, _):
+            assert answer.status.code == OK
+        assert stub.code("NotifyClientTermination") == OK
+        assert served.server.proxy is not None
+        assert served.server.proxy._endpoint.sessions._size == 0
