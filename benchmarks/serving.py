@@ -98,10 +98,12 @@ class Requests:
         return 4 + int.from_bytes(self._view[at:at + 4], "big")
 
 
-def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float) -> Iterator[
-        tuple[int, int, float]]:
-    """(messages, bytes, seconds) of each pull, queue by queue, until the time is over."""
-    requests = Requests(address)
+def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float,
+             connections: int = 1) -> Iterator[tuple[int, int, float]]:
+    """(messages, bytes, seconds) of each round, queue by queue, until the time is over: in a round
+    each connection pulls once.
+    """
+    opened = [Requests(address) for _ in range(connections)]
     places = [0] * len(queues)
     # The offset as a number of nine digits, so that only these change.
     encoded = [write_command(Command(PULL, 0, 0, {
@@ -111,17 +113,24 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float
         for topic, queue_id, _ in queues]
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        number = (number + 1) % len(queues)
-        offset, behind = places[number], queues[number][2]
-        first, last = encoded[number]
         begun = time.perf_counter()
-        requests.send(b"%b%09d%b" % (first, offset, last))
-        header, size = requests.answer()
-        took = time.perf_counter() - begun
-        at = header.index(NEXT) + len(NEXT)
-        following = int(header[at:header.index(b'"', at)])
-        yield following - offset, size, took
-        places[number] = following if following < behind else 0
+        asked = []
+        for requests in opened:
+            number = (number + 1) % len(queues)
+            offset = places[number]
+            first, last = encoded[number]
+            requests.send(b"%b%09d%b" % (first, offset, last))
+            asked.append((requests, number, offset))
+            # Where the answer will lead to, if this queue's turn is again before it comes.
+            places[number] = offset + MOST if offset + MOST < queues[number][2] else 0
+        messages = size = 0
+        for requests, which, offset in asked:
+            header, length = requests.answer()
+            at = header.index(NEXT) + len(NEXT)
+            following = int(header[at:header.index(b'"', at)])
+            messages += following - offset
+            size += length
+        yield messages, size, time.perf_counter() - begun
         if pause:
             time.sleep(pause)
 
