@@ -27,7 +27,7 @@ from benchmarks.run import prepare, warm
 from rmqctl.parse_values import Address, parse_address
 from rmqctl.remoting.client import Client
 from rmqctl.remoting.command import Command, write_command
-from rmqctl.remoting.frame import HEAD_SIZE
+from rmqctl.remoting.frame import HEAD_SIZE, frame_head
 
 MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
@@ -105,11 +105,11 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float
     """
     opened = [Requests(address) for _ in range(connections)]
     places = [0] * len(queues)
-    # The offset as a number of nine digits, so that only these change.
+    # Of a header only the offset changes.
     encoded = [write_command(Command(PULL, 0, 0, {
         "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": MARKED,
         "maxMsgNums": str(MOST), "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
-        "subscription": "*", "subVersion": "0"})).split(MARKED.encode())
+        "subscription": "*", "subVersion": "0"}))[HEAD_SIZE:].split(MARKED.encode())
         for topic, queue_id, _ in queues]
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
@@ -119,12 +119,13 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float
             number = (number + 1) % len(queues)
             offset = places[number]
             first, last = encoded[number]
-            requests.send(b"%b%09d%b" % (first, offset, last))
-            asked.append((requests, number, offset))
+            header = b"%b%d%b" % (first, offset, last)
+            requests.send(frame_head(header, 0))
+            asked.append((requests, offset))
             # Where the answer will lead to, if this queue's turn is again before it comes.
             places[number] = offset + MOST if offset + MOST < queues[number][2] else 0
         messages = size = 0
-        for requests, which, offset in asked:
+        for requests, offset in asked:
             header, length = requests.answer()
             at = header.index(NEXT) + len(NEXT)
             following = int(header[at:header.index(b'"', at)])

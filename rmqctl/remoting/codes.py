@@ -11,7 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
 
 _TABLE = """
 10 ~SEND_MESSAGE producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! queueId:int! \
@@ -114,11 +117,11 @@ _TABLE = """
 200151 BATCH_ACK_MESSAGE
 """
 
-SEND_V2 = dict(zip("abcdefghijklm", (
+_SEND_V2 = dict(zip("abcdefghijklm", (
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag",
     "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes",
     "batch"), strict=True))
-"""What the short names of `SEND_MESSAGE_V2` and of a batch stand for."""
+"""What the short names of `SEND_MESSAGE_V2` and its like stand for."""
 
 NOTIFY_CONSUMER_IDS_CHANGED = 40
 CHECK_TRANSACTION_STATE = 39
@@ -163,45 +166,71 @@ class Answer(Exception):  # noqa: N818 - it ends a request with a response, whic
         self.status, self.remark = int(status), remark
 
 
-@dataclass(frozen=True, slots=True)
+_INT, _LONG = 1 << 31, 1 << 63
+_KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT, lt=_INT)],
+          "long": Annotated[int, msgspec.Meta(ge=-_LONG, le=_LONG - 1)]}
+
+
+@dataclass(frozen=True)
 class Request:
-    """One line of the table. ``fields``: name to (kind, whether it must be there)."""
+    """One line of the table. ``fields``: name in the header to (kind, whether it must be there).
+    ``long``: what short names stand for.
+    """
 
     code: int
     name: str
     changes: bool
     fields: Mapping[str, tuple[str, bool]]
+    long: Mapping[str, str]
+
+    @cached_property
+    def _form(self) -> type[msgspec.Struct]:
+        """The fields of a header as most clients write them."""
+        fields: list[tuple[str, Any, Any]] = []
+        for name, (kind, required) in self.fields.items():
+            of_kind = _KINDS[kind]
+            fields.append((self.long.get(name, name), of_kind, msgspec.NODEFAULT) if required else
+                          (self.long.get(name, name), of_kind | None, None))  # type: ignore[operator]
+        short = {long: name for name, long in self.long.items()}
+        return msgspec.defstruct(self.name, fields, kw_only=True, gc=False,
+                                 rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """The fields of a header by their kinds; None for what is not there. Answer."""
+        """The fields of a header by their kinds and long names; None for what is not there.
+        Answer.
+        """
+        try:
+            return msgspec.structs.asdict(msgspec.convert(ext, self._form, strict=False))
+        except msgspec.ValidationError:
+            return self._read(ext)
+
+    def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
+        """The same, field by field: what is wrong is said, and more is taken as a boolean."""
         found: dict[str, Any] = {}
         for name, (kind, required) in self.fields.items():
             text = ext.get(name)
+            value: Any = None
             if text is None:
                 if required:
                     raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is null")
-                found[name] = None
             elif kind == "text":
-                found[name] = text
+                value = text
             elif kind == "bool":
-                found[name] = text.lower() in ("true", "1")
-            elif text.isdecimal() and len(text) <= _SURE[kind] and text.isascii():
-                found[name] = int(text)
+                value = text.lower() in ("true", "1")
             else:
-                found[name] = _number(name, text, 31 if kind == "int" else 63)
+                value = _number(name, text, _INT if kind == "int" else _LONG)
+            found[self.long.get(name, name)] = value
         return found
 
 
 _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
-_SURE = {"int": 9, "long": 18}
-"""So many digits always fit."""
 
 
-def _number(name: str, text: str, bits: int) -> int:
+def _number(name: str, text: str, limit: int) -> int:
     value = int(text) if _DIGITS.fullmatch(text) else None
-    if value is None or not -(1 << bits) <= value < 1 << bits:
+    if value is None or not -limit <= value < limit:
         raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is no number of "
-                     f"{bits + 1} bits: {text[:40]}")
+                     f"{limit.bit_length()} bits: {text[:40]}")
     return value
 
 
@@ -213,7 +242,8 @@ def _requests() -> dict[int, Request]:
         for each in fields:
             field, _, kind = each.rstrip("!").partition(":")
             read[field] = kind or "text", each.endswith("!")
-        table[int(code)] = Request(int(code), name.lstrip("~"), name.startswith("~"), read)
+        table[int(code)] = Request(int(code), name.lstrip("~"), name.startswith("~"), read,
+                                   _SEND_V2 if "a" in read else {})
     return table
 
 

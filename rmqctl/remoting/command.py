@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from rmqctl.remoting.frame import (
     BINARY,
     JSON,
     Frame,
     FrameError,
-    Header,
     frame_head,
     read_binary,
 )
@@ -41,14 +40,13 @@ their bytes they would take a time that grows with the square of their length.
 """
 
 
-@dataclass(slots=True)
-class Command:
+class Command(msgspec.Struct):
     """A request, or a response. ``ext`` are the fields of its header, all texts."""
 
     code: int
     opaque: int = 0
     flag: int = 0
-    ext: dict[str, str] = field(default_factory=dict)
+    ext: dict[str, str] = {}  # a new one each time
     remark: str | None = None
     body: bytes = b""
     language: str = LANGUAGE
@@ -73,16 +71,18 @@ _LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OT
 
 def read_command(frame: Frame) -> Command:
     """The command in a frame. FrameError where its header cannot be read."""
-    if frame.kind == JSON:
-        header = _read_json_header(frame.header)
-    elif frame.kind == BINARY:
-        header = read_binary(frame.header)
-    else:
-        raise FrameError(f"a header of the unknown kind {frame.kind}")
+    kind, data, body = frame
+    if kind == JSON:
+        command = _read_json_header(data)
+        command.body = body
+        return command
+    if kind != BINARY:
+        raise FrameError(f"a header of the unknown kind {kind}")
+    header = read_binary(data)
     language = header.language
     if isinstance(language, int):
         language = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
-    return Command(header.code, header.opaque, header.flag, header.ext, header.remark, frame.body,
+    return Command(header.code, header.opaque, header.flag, header.ext, header.remark, body,
                    language, header.version)
 
 
@@ -103,14 +103,17 @@ def _quoted(found: re.Match[str]) -> str:
     return f'"{found[1]}"' if found[2] else found[0]
 
 
+_Int = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
+
+
 class _Plain(msgspec.Struct, gc=False):
     """A JSON header as most clients write it."""
 
-    code: int = 0
+    code: _Int = 0
     language: str = "OTHER"
-    version: int = 0
-    opaque: int = 0
-    flag: int = 0
+    version: _Int = 0
+    opaque: _Int = 0
+    flag: _Int = 0
     remark: str | None = None
     extFields: dict[str, str] | None = None  # noqa: N815 - its name in the header
 
@@ -118,19 +121,16 @@ class _Plain(msgspec.Struct, gc=False):
 _read_plain = msgspec.json.Decoder(_Plain).decode
 
 
-def _read_json_header(data: bytes) -> Header:
+def _read_json_header(data: bytes) -> Command:
     try:
         plain = _read_plain(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _read_any_header(data)  # which is more lenient
-    numbers = plain.code, plain.version, plain.opaque, plain.flag
-    if min(numbers) < -_SIGN or max(numbers) >= _SIGN:
-        return _read_any_header(data)
-    return Header(plain.code, plain.language, plain.version, plain.opaque, plain.flag,
-                  plain.remark, plain.extFields or {})
+    return Command(plain.code, plain.opaque, plain.flag, plain.extFields or {}, plain.remark, b"",
+                   plain.language, plain.version)
 
 
-def _read_any_header(data: bytes) -> Header:
+def _read_any_header(data: bytes) -> Command:
     value = read_json(data)
     if not isinstance(value, dict):
         raise FrameError("a header that is no JSON object")
@@ -139,9 +139,9 @@ def _read_any_header(data: bytes) -> Header:
         str(name): text_of(each) for name, each in given.items() if each is not None}
     remark = value.get("remark")
     language = value.get("language")
-    return Header(_number(value, "code"), language if isinstance(language, str) else "OTHER",
-                  _number(value, "version"), _number(value, "opaque"), _number(value, "flag"),
-                  None if remark is None else str(remark), ext)
+    return Command(_number(value, "code"), _number(value, "opaque"), _number(value, "flag"), ext,
+                   None if remark is None else str(remark), b"",
+                   language if isinstance(language, str) else "OTHER", _number(value, "version"))
 
 
 def text_of(value: Any) -> str:
@@ -172,27 +172,44 @@ def write_json(value: Any) -> bytes:
     return _encode(value).encode("ascii")
 
 
-def _write_header(header: dict[str, Any]) -> bytes:
-    """The same, of texts and numbers alone; several times faster."""
+class _Head(msgspec.Struct, gc=False):
+    """A header as it is written, its fields in the order of fastjson."""
+
+    code: int
+    extFields: Mapping[str, str]  # noqa: N815 - its name in the header
+    flag: int
+    language: str
+    opaque: int
+    remark: str | UnsetType
+    serializeTypeCurrentRPC: str = "JSON"  # noqa: N815
+    version: int = VERSION
+
+
+_write_plain = msgspec.json.Encoder().encode
+
+
+def _write_header(header: _Head) -> bytes:
+    """As `write_json`; several times faster."""
     try:
-        raw = msgspec.json.encode(header)
+        raw = _write_plain(header)
     except (ValueError, msgspec.MsgspecError):  # half a surrogate pair
-        return write_json(header)
-    return raw if raw.isascii() and b"\x7f" not in raw else write_json(header)
+        raw = b""
+    if raw and raw.isascii() and b"\x7f" not in raw:
+        return raw
+    return write_json({name: value for name, value in msgspec.structs.asdict(header).items()
+                       if value is not UNSET})
 
 
-def command_head(command: Command, body_size: int | None = None) -> bytes:
-    """The bytes of a command before its body, which has ``body_size`` bytes, or is its own."""
-    header: dict[str, Any] = {"code": command.code, "extFields": command.ext, "flag": command.flag,
-                              "language": command.language, "opaque": command.opaque}
-    if command.remark is not None:
-        header["remark"] = command.remark
-    header["serializeTypeCurrentRPC"] = "JSON"
-    header["version"] = command.version
-    return frame_head(_write_header(header),
-                      len(command.body) if body_size is None else body_size)
+def response_head(opaque: int, code: int, ext: Mapping[str, str], remark: str | None,
+                  body_size: int) -> bytes:
+    """The bytes of a response before its body."""
+    return frame_head(_write_header(_Head(
+        code, ext, RESPONSE, LANGUAGE, opaque, UNSET if remark is None else remark)), body_size)
 
 
 def write_command(command: Command) -> bytes:
     """All bytes of a command."""
-    return command_head(command) + command.body
+    remark = UNSET if command.remark is None else command.remark
+    header = _write_header(_Head(command.code, command.ext, command.flag, command.language,
+                                 command.opaque, remark, version=command.version))
+    return frame_head(header, len(command.body)) + command.body

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
-from rmqctl.remoting.command import RESPONSE, Command
+from rmqctl.remoting.command import Command
 from rmqctl.serve.access import Access
 from rmqctl.serve.consuming.groups import Group, Groups, QueueLocks
 from rmqctl.serve.consuming.memory import BASE, Memory
@@ -67,8 +69,7 @@ class Connection(Protocol):
     def reply(self, request: Command, response: Response) -> None: ...
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """What a request is answered with. ``parts`` together are the body."""
 
     ext: dict[str, str] | None = None
@@ -76,12 +77,8 @@ class Response:
     code: int = 0
     remark: str | None = None
 
-    def head(self, request: Command) -> Command:
-        return Command(self.code, request.opaque, RESPONSE, self.ext or {}, self.remark)
 
-
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One request: who asked, what, and the fields of its header by their kinds."""
 
     connection: Connection

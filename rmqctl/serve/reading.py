@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from rmqctl.broker.get_message import (
@@ -54,8 +55,7 @@ Accept = Callable[[int, bytes | memoryview], bool]
 """Whether a message is wanted, from the tags code of its row and its record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True):
     """The answer of a queue: ``status`` in the broker's words, where to go on, the queue's bounds,
     and ``count`` records, of which those that lie behind each other are one part. ``skipped``:
     damaged ones that were passed over.
@@ -161,9 +161,10 @@ class StoredQueue:
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
         """Up to ``most`` records from the queue offset ``offset`` on that ``accept`` takes."""
-        refused = outside(offset, self.first, self.end, self._generation)
-        if refused is not None:
-            return Pulled(refused.status, refused.next_begin, self.first, self.end)
+        if not self.first <= offset < self.end:
+            refused = outside(offset, self.first, self.end, self._generation)
+            if refused is not None:
+                return Pulled(refused.status, refused.next_begin, self.first, self.end)
         parts: list[memoryview] = []
         count = size = skipped = 0
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))

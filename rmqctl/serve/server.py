@@ -12,15 +12,17 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Status
-from rmqctl.remoting.command import Command, command_head, read_command, write_command
+from rmqctl.remoting.command import Command, read_command, response_head, write_command
 from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.serve.broker import Broker, Buffer, Response
 from rmqctl.serve.dispatch import answer
@@ -345,6 +347,8 @@ class _Connection(asyncio.BufferedProtocol):
         held = self._frames.held
         if not held or held < self._held:
             self._since = self._last
+        if held == self._held:
+            return
         self._server.held += held - self._held
         self._held = held
         if held and self._server.held > self._server.limits.held:
@@ -369,7 +373,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def send(self, command: Command) -> None:
         if self._transport is not None and not (self._paused or self._transport.is_closing()):
-            self._write([write_command(command)])
+            data = write_command(command)
+            self._write([data], len(data))
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
         if self._transport is None or len(self._asked) >= _MOST_ASKED:
@@ -390,24 +395,27 @@ class _Connection(asyncio.BufferedProtocol):
     def reply(self, request: Command, response: Response) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        size = sum(map(len, response.parts))
+        parts = response.parts
+        size = sum(map(len, parts)) if parts else 0
         if size > _LARGEST_BODY:
-            size, response = 0, Response(code=Status.SYSTEM_ERROR, remark=(
+            size, parts, response = 0, (), Response(code=Status.SYSTEM_ERROR, remark=(
                 f"the answer has {size} bytes, and a frame takes {_LARGEST_BODY} of them"))
-        self._write([command_head(response.head(request), size), *response.parts])
+        head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
+                             size)
+        self._write([head, *parts], len(head) + size)
 
-    def _write(self, parts: list[Buffer]) -> None:
+    def _write(self, parts: list[Buffer], size: int) -> None:
         """Sends at the end of this turn, or when it is enough."""
         if not (self._out or self._busy):
             self._server.send_soon(self)
         self._out += parts
-        self._out_size += sum(map(len, parts))
+        self._out_size += size
         if self._out_size >= _GATHERED or len(self._out) >= _MOST_BUFFERS:
             self.flush()
 
     def flush(self) -> None:
         """Gives answers to the system as they are, copied only if it does not take them all."""
-        parts, transport = self._out, self._transport
+        parts, size, transport = self._out, self._out_size, self._transport
         if not parts:
             return
         self._out, self._out_size = [], 0
@@ -421,6 +429,8 @@ class _Connection(asyncio.BufferedProtocol):
                 sent = 0
             except OSError:
                 transport.abort()
+                return
+            if sent == size:
                 return
         for number, part in enumerate(parts):
             if sent < len(part):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from rmqctl.remoting import command
-from rmqctl.remoting.command import Command, command_head
+from rmqctl.remoting.codes import REQUESTS, Answer
+from rmqctl.remoting.command import Command, write_command
 from rmqctl.remoting.frame import FrameError
 from tests.support.share import RUN
 
@@ -19,7 +20,7 @@ _PIECES = (
 
 def test_plain_headers_are_read_as_all_others() -> None:
     source = random.Random(RUN.seed)
-    plain = command_head(Command(11, 5, 1, {"topic": "t\u00e9", "n": "1"}, "\U0001f600 why"))[8:]
+    plain = write_command(Command(11, 5, 1, {"topic": "t\u00e9", "n": "1"}, "\U0001f600 why"))[8:]
     fields = (b'"code":%b', b'"opaque":%b', b'"extFields":{"a":%b,"b":"c"}', b'"extFields":%b',
               b'"language":%b', b'"remark":%b', b'%b:1', b'"version":1,"version":%b')
     read = 0
@@ -49,5 +50,30 @@ def test_headers_are_written_as_any_json() -> None:
     source = random.Random(RUN.seed)
     texts = [chr(number) for number in (*range(256), 0x2028, 0xD800, 0xDC80, 0x1F600)]
     for text in (*texts, *("".join(source.choices(texts[:128], k=9)) for _ in range(100))):
-        header = {"code": -1, "extFields": {text: "x" + text}, "remark": text, "opaque": 1 << 31}
-        assert command._write_header(header) == command.write_json(header)
+        ext = {text: "x" + text}
+        header = command._Head(-1, ext, 1, "JAVA", 1 << 31, text)
+        assert command._write_header(header) == command.write_json({
+            "code": -1, "extFields": ext, "flag": 1, "language": "JAVA", "opaque": 1 << 31,
+            "remark": text, "serializeTypeCurrentRPC": "JSON", "version": command.VERSION})
+
+
+def test_fields_are_read_as_one_by_one() -> None:
+    source = random.Random(RUN.seed)
+    values = ("", "0", "-1", "7", "007", "+7", " 7", "1_0", "2147483647", "2147483648",
+              "-2147483648", "9223372036854775807", "9223372036854775808", "true", "TRUE", "1",
+              "yes", "T\u00e9")
+    read = 0
+    for _ in range(3000):
+        request = source.choice(list(REQUESTS.values()))
+        ext = {name: source.choice(values) if source.random() < 0.3 else (
+            "5" if kind != "text" else "T") for name, (kind, required) in request.fields.items()
+            if required or source.random() < 0.5}
+        found = []
+        for way in (request.read, request._read):
+            try:
+                found.append(way(ext))
+            except Answer as answer:
+                found.append(str(answer))
+        assert found[0] == found[1], ext
+        read += isinstance(found[0], dict)
+    assert read > 1000

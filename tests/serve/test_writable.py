@@ -438,12 +438,16 @@ def test_what_tells_of_a_messages_rows_is_found_as_in_all_its_properties() -> No
     source = random.Random(RUN.seed)
     pieces = ("TAGS", "\x01", "\x02", "\x02", "a", "TAGS\x01", "TAGS\x01b\x02", "DELAY\x01", "3",
               "INNER_NUM\x012\x02", "TIMER_DELAY_MS\x015\x02", "XTAGS\x01c", "KEYS\x01TAGS")
+    plain = 0
     for _ in range(3000):
         text = "".join(source.choices(pieces, k=source.randrange(7)))
-        some, known = writing._telling(text), properties.parse(text)
-        assert some.get("TAGS") == known.get("TAGS"), text
-        assert writing._delay_level(some) == writing._delay_level(known)
-        assert writing._has_other_rows(some) == writing._has_other_rows(known)
+        tags, known = writing._telling(text), properties.parse(text)
+        if tags is not None:
+            plain += 1
+            assert tags == known.get("TAGS", ""), text
+            assert writing._delay_level(known) <= 0, text
+            assert not writing._has_other_rows(known), text
+    assert plain > 500
 
 
 def test_answers_of_one_turn_come_together_and_in_order(served: Running,

@@ -153,8 +153,9 @@ class PutResult(msgspec.Struct, gc=False):
         """The offset message id; of a batch all of them, joined by commas."""
         if self.physical_offset is None or self.store_host is None:
             return None
-        places = self.physical_offsets or (self.physical_offset,)
-        return ",".join(message_id(*self.store_host, place) for place in places)
+        if not self.physical_offsets:
+            return message_id(*self.store_host, self.physical_offset)
+        return ",".join([message_id(*self.store_host, place) for place in self.physical_offsets])
 
     def as_dict(self) -> dict[str, Any]:
         """The result object of the command line."""

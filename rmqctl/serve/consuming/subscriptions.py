@@ -54,7 +54,7 @@ class Subscription:
     def accept(self) -> Accept | None:
         """The test of a message; None where all pass. Answer where the expression is none."""
         if self.kind == TAG:
-            return _by_tags(self.expression)
+            return _by_tags(self.expression[:_LONGEST])
         if self.kind != SQL:
             raise Answer(Status.SUBSCRIPTION_PARSE_FAILED,
                          f"there is no filter of the type {self.kind[:40]}")
@@ -65,9 +65,10 @@ def tags_of(expression: str) -> tuple[str, ...]:
     """The tags of ``A || B``; none where all messages are wanted."""
     if expression.strip() in ("", ALL):
         return ()
-    return tuple(tag for part in expression[:_LONGEST].split("||") if (tag := part.strip()))
+    return tuple(tag for part in expression.split("||") if (tag := part.strip()))
 
 
+@lru_cache(maxsize=64)  # each pull has its filter with it, or that of its group
 def _by_tags(expression: str) -> Accept | None:
     hashes = frozenset(map(javahash.string_hash, tags_of(expression)))
     if not hashes:
@@ -76,7 +77,7 @@ def _by_tags(expression: str) -> Accept | None:
     return lambda code, _record: code in hashes or is_address(code)
 
 
-@lru_cache(maxsize=16)  # each pull has its filter with it, or that of its group
+@lru_cache(maxsize=16)
 def _by_sql(expression: str) -> Accept:
     from rmqctl.broker.sql92 import compile_filter
 

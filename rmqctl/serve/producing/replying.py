@@ -4,13 +4,12 @@ kept in the cluster's reply topic, as a broker does by default.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from msgspec.structs import replace
 
 from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import now_ms
-from rmqctl.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT, SEND_V2, Answer, Status
+from rmqctl.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT, Answer, Status
 from rmqctl.remoting.command import Command
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.groups import Member
@@ -24,15 +23,7 @@ _PASSED_ON = ("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums",
 
 def send_reply(broker: Broker, call: Call) -> None:
     """A reply."""
-    _reply(broker, call, call.fields)
-
-
-def send_reply_short(broker: Broker, call: Call) -> None:
-    """A reply, by the short names of fields."""
-    _reply(broker, call, {name: call.fields[short] for short, name in SEND_V2.items()})
-
-
-def _reply(broker: Broker, call: Call, wanted: dict[str, Any]) -> None:
+    wanted = call.fields
     given = wanted["properties"] or ""
     member = _asker(broker, props.parse(given).get(_TO_CLIENT))
     writer, queue_id = admitted(broker, wanted)
@@ -81,5 +72,5 @@ def _text(value: object) -> str:
 
 HANDLERS: Table = {
     "SEND_REPLY_MESSAGE": send_reply,
-    "SEND_REPLY_MESSAGE_V2": send_reply_short,
+    "SEND_REPLY_MESSAGE_V2": send_reply,
 }

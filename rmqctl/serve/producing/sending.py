@@ -21,7 +21,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from rmqctl.parse_values import now_ms, parse_address
-from rmqctl.remoting.codes import SEND_V2, Answer, Status
+from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.returning import make_topic, most_times
 from rmqctl.serve.producing.properties import REGION
@@ -38,17 +38,9 @@ _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 """Of a message in a batch, what lies before its body."""
 
 
-def send_message(broker: Broker, call: Call) -> Response | None:
-    """One message."""
-    return _send(broker, call, call.fields)
-
-
-def send_short(broker: Broker, call: Call) -> Response | None:
-    """One message or a batch, by the short names of fields."""
-    return _send(broker, call, {name: call.fields[short] for short, name in SEND_V2.items()})
-
-
-def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None:
+def send_message(broker: Broker, call: Call) -> None:
+    """One message, or a batch."""
+    wanted = call.fields
     writer, queue_id = admitted(broker, wanted)
     topic = wanted["topic"]
     born = host_of(call.connection.peer)
@@ -88,7 +80,6 @@ def _send(broker: Broker, call: Call, wanted: dict[str, Any]) -> Response | None
             call.reply(response)
 
     writer.put(message, then)
-    return None
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
@@ -142,6 +133,8 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     if writer.is_busy:
         raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
     topic, queue_id = wanted["topic"], wanted["queueId"]
+    if writer.allows(topic, queue_id):
+        return writer, queue_id
     _make_topic(writer, topic)
     if queue_id < 0:
         known = writer.topics.get(topic) or {}
@@ -272,8 +265,8 @@ def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
 
 HANDLERS: Table = {
     "SEND_MESSAGE": send_message,
-    "SEND_MESSAGE_V2": send_short,
-    "SEND_BATCH_MESSAGE": send_short,
+    "SEND_MESSAGE_V2": send_message,
+    "SEND_BATCH_MESSAGE": send_message,
     "END_TRANSACTION": end_transaction,
     "UPDATE_AND_CREATE_TOPIC": create_topic,
 }

@@ -13,6 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+from msgspec import structs
 
 from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
 from rmqctl.engine.config.groups import SubscriptionGroups
@@ -28,7 +32,7 @@ from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.parse_values import now_ms
 from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.producing.properties import Properties
-from rmqctl.serve.reading import Accept, Pulled, Queue
+from rmqctl.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, Queue
 from rmqctl.serve.source import Source
 
 _MANY_ROWS = 50_000
@@ -72,24 +76,38 @@ class TailQueue:
         """What lies on the disk first, then what was put since."""
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
-            return replace(pulled, max=self.end)
+            return structs.replace(pulled, max=self.end)
         refused = outside(offset, self.first, self.end, 5)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, self.first, self.end)
-        records: list[bytes | memoryview] = []
-        size, at, most = 0, offset, min(max(most, 1), MAX_COUNT)
-        while at < self.end and len(records) < most:
-            place = at - self.start
-            record = self.log.record(self.physical[place], self.sizes[place])
-            if record is not None and (accept is None or accept(self.tags[place], record)):
-                size += len(record)
-                if records and size > max_bytes:
-                    break
-                records.append(record)
-            at += 1
-        return Pulled(FOUND if records else NO_MATCH, at, self.first, self.end, records,
-                      len(records))
+        records: list[memoryview] = []
+        most = min(max(most, 1), MAX_COUNT)
+        size, at, last = 0, offset - self.start, min(len(self.sizes), offset - self.start +
+                                                     max(SCANNED_ROWS, most))
+        late = time.monotonic() + FILTER_S
+        while at < last and len(records) < most and (accept is None or time.monotonic() < late):
+            # As many as may fit are read together; the first one always does.
+            until = min(last, at + most - len(records))
+            ends = list(accumulate(self.sizes[at:until], initial=size))
+            until = at + max(bisect_right(ends, max_bytes) - 1, not records)
+            if until == at:
+                break
+            data, starts = self.log.records(np.array(self.physical[at:until], np.int64),
+                                            np.array(self.sizes[at:until], np.int64))
+            for begin, end in pairwise(starts):
+                record = data[begin:end]
+                if record and (accept is None or accept(self.tags[at], record)):
+                    size += len(record)
+                    records.append(record)
+                at += 1
+        return Pulled(FOUND if records else NO_MATCH, self.start + at, self.first, self.end,
+                      records, len(records))
 
+    def add(self, physical: int, size: int, tags: int) -> None:
+        """One that was put at its end."""
+        self.physical.append(physical)
+        self.sizes.append(size)
+        self.tags.append(tags)
 
     def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
         """The queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
@@ -129,6 +147,21 @@ class Writer:
         self._unsettled = self._must_settle = False
         self._settled_at = time.monotonic()
         self._running: asyncio.Future[None] | None = None
+        self._allowed: set[QueueKey] = set()
+        self._allowed_of: object = None
+
+    def allows(self, topic: str, queue_id: int) -> bool:
+        """Whether a topic is there and takes messages for this queue."""
+        topics = self.topics
+        if self._allowed_of is not topics.table:  # which is another one after each change
+            self._allowed_of, self._allowed = topics.table, set()
+        if (topic, queue_id) in self._allowed:
+            return True
+        if topics.get(topic) is None or topics.allows(topic, queue_id) is not None:
+            return False
+        if len(self._allowed) < _MANY_ROWS:
+            self._allowed.add((topic, queue_id))
+        return True
 
     # -- putting ------------------------------------------------------------------------------
 
@@ -177,10 +210,14 @@ class Writer:
 
     def _answer(self, pending: list[tuple[Message, Then]], results: list[PutResult]) -> None:
         touched: set[QueueKey] = set()
+        end = self.source.store.log.end
         for (message, _), result in zip(pending, results, strict=True):
-            if result.stored:
+            if result.physical_offset is not None:
                 self.received[_text(message.topic)] += len(result.physical_offsets) or 1
-                self._note(message, result, touched)
+                self._unsettled = True
+                self._must_settle |= result.physical_offset >= end  # it lies in a new file
+                if not self._note_plain(message, result, touched):
+                    self._note(message, result, touched)
         try:
             if self._must_settle or self._rows > _MANY_ROWS:
                 self.settle()
@@ -191,15 +228,28 @@ class Writer:
         for key in touched:
             self.arrived(*key)
 
+    def _note_plain(self, message: Message, result: PutResult, touched: set[QueueKey]) -> bool:
+        """Remembers the row of a message which has just one, in a queue that is known here. False,
+        and nothing done, for any other.
+        """
+        if type(message) is not Outgoing or not has_consume_queue_row(message.sys_flag):
+            return False
+        key, known = (message.topic, message.queue_id), _telling(message.properties)
+        tail = self._tails.get(key)
+        if tail is None or known is None or tail.end != result.queue_offset or self._must_settle:
+            return False
+        tail.add(result.physical_offset or 0, result.wrote_bytes or 0, tags_code(known))
+        self._rows += 1
+        touched.add(key)
+        return True
+
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
         """Remembers the rows of what was put. Where it cannot be told here which rows there are,
         they are read from the disk.
         """
-        self._unsettled = True
         assert result.physical_offset is not None
         assert result.queue_offset is not None
         key = _text(message.topic), message.queue_id
-        self._must_settle |= result.physical_offset >= self.source.store.log.end  # in a new file
         rows: list[tuple[int, int, dict[str, str]]] = []
         if not has_consume_queue_row(message.sys_flag):
             return
@@ -211,7 +261,7 @@ class Writer:
             if any(word in message.properties for word in (_TAGS, *_OTHER_ROWS)):
                 rows = []
         else:
-            known = _telling(_text(message.properties))
+            known = properties.parse(_text(message.properties))
             level = _delay_level(known) if isinstance(message, Outgoing) else 0
             if level > 0:
                 level = min(level, max(self.levels))
@@ -237,9 +287,7 @@ class Writer:
             return
         self._tails[key] = tail
         for place, size, known in rows:
-            tail.physical.append(place)
-            tail.sizes.append(size)
-            tail.tags.append(tags_code(known.get(properties.TAGS)))
+            tail.add(place, size, tags_code(known.get(properties.TAGS)))
         self._rows += len(rows)
 
     @property
@@ -296,14 +344,19 @@ def _has_other_rows(known: dict[str, str]) -> bool:
         "TIMER_DELIVER_MS"))
 
 
-def _telling(text: str) -> dict[str, str]:
-    """Those properties that tell where a message's rows are and what is in them; maybe all."""
+def _telling(text: str) -> str | None:
+    """The tags of a message, empty where it has none; None where properties may give it other rows
+    than one in its queue, or are not that plain.
+    """
+    for word in _OTHER_ROWS:
+        if word in text:
+            return None
     at = text.rfind(_TAGS)
-    tags = text[at + len(_TAGS):].partition(properties.PROPERTY_SEPARATOR)[0]
-    if any(word in text for word in _OTHER_ROWS) or (at >= 0 and (
-            not tags or text[at - 1:at] not in ("", properties.PROPERTY_SEPARATOR))):
-        return properties.parse(text)
-    return {} if at < 0 else {properties.TAGS: tags}
+    if at < 0:
+        return ""
+    if at and text[at - 1] != properties.PROPERTY_SEPARATOR:
+        return None
+    return text[at + len(_TAGS):].partition(properties.PROPERTY_SEPARATOR)[0] or None
 
 
 def _text(raw: bytes | str) -> str:
