@@ -20,7 +20,7 @@ from rmqctl.serve.server import Server
 MOST = 1000
 """Groups and topics that are told apart in one metric; what is beyond is in one sum."""
 REST = "*"
-"""The name of that sum: no group or topic has it."""
+"""The name of that sum. Clients may call a group so: it is in it then."""
 _MOST_EVENTS = 50
 """Of one kind in a second; beyond that there is one with the sum."""
 _LAG_S = 0.02
@@ -238,11 +238,11 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
              ) -> Iterator[Sample]:
         rest, count = 0.0, 0
         for count, (key, value) in enumerate(counts, start=1):
-            if count <= MOST:
+            if count <= MOST and REST not in key:
                 yield metric, {**label, **dict(zip(names, key, strict=True))}, value
             else:
                 rest += value
-        if count > MOST:
+        if count > MOST or rest:
             yield metric, {**label, **dict.fromkeys(names, REST)}, rest
 
     yield from each("rmqctl_serve_requests_total", ("request",), (

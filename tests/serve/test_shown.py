@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -19,7 +21,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rmqctl.commands.shared.serve_shown import overview
+from rmqctl.commands.shared.serve_shown import Shown, overview
+from rmqctl.output import Output
 from rmqctl.output.richtable import Canvas
 from rmqctl.output.screen import drawn
 from rmqctl.parse_values import parse_address
@@ -84,13 +87,13 @@ def test_metrics_of_many_groups_are_summed_up(store: Path, monkeypatch: pytest.M
     monkeypatch.setattr(figures, "MOST", 3)
     (topic, queue_id), _ = max(expected(store).items(), key=lambda each: len(each[1]))
     with serving(store) as served, served.client() as client:
-        for number in range(5):
-            client.pull(topic, queue_id, 0, most=2, group=f"g{number}")
+        for name in ("g0", "*", "g1", "g2", "g3"):
+            client.pull(topic, queue_id, 0, most=2, group=name)
         found: list[figures.Sample] = []
         served.do(lambda: found.extend(figures.samples(served.server)))
-    delivered = {labels["group"]: value for name, labels, value in found
-                 if name == "rmqctl_serve_messages_delivered_total"}
-    assert delivered == {"g0": 2, "g1": 2, "g2": 2, "*": 4}
+    delivered = [(labels["group"], value) for name, labels, value in found
+                 if name == "rmqctl_serve_messages_delivered_total"]
+    assert delivered == [("g0", 2), ("g1", 2), ("*", 6)]
     assert {name for name, _, _ in found} <= set(figures.HELP)
 
 
@@ -110,8 +113,18 @@ def test_prometheus_is_answered_and_senders_are_counted() -> None:
             client.pull("T", 0, 0, group=HOSTILE)
             client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup=HOSTILE, topic="T", queueId=0,
                        commitOffset=1)
-            with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=10) as page:
+            place = parse_address(ready["metrics"])
+            silent = [socket.create_connection((place.host, place.port)) for _ in range(100)]
+            with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as page:
                 text = page.read().decode()
+            assert ended(silent[0]) == b""
+            assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 20
+            for asked, answer in ((b"x" * 20_000, b""), (b"PUT /\r\n\r\n", b"HTTP/1.0 405")):
+                with socket.create_connection((place.host, place.port)) as other:
+                    other.sendall(asked)
+                    assert ended(other)[:12] == answer
+            for each in silent:
+                each.close()
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
@@ -126,6 +139,27 @@ def test_prometheus_is_answered_and_senders_are_counted() -> None:
     events = [json.loads(line) for line in out.splitlines()]
     assert sum(event["messages"] for event in events if event["event"] == "sent") == 3
     assert [event["lag"] for event in events if event["event"] == "committed"][-1:] == [2]
+
+
+def ended(client: socket.socket) -> bytes:
+    """What comes until the end of a connection."""
+    client.settimeout(5)
+    data = b""
+    try:
+        while more := client.recv(4096):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_an_event_is_no_longer_than_what_a_pipe_takes_at_once() -> None:
+    for name in ("\U000e0001" * 300, "\x00" * 300, "\u202e" * 300, "\ud800" * 300):
+        paper = io.StringIO()
+        Shown(Output.open("jsonl", stdout=paper)).tell(
+            event="joined", broker="broker-a", group=name, client=name)
+        assert len(paper.getvalue().encode()) <= 4096
+        assert json.loads(paper.getvalue())["event"] == "joined"
 
 
 def test_a_port_for_metrics_that_is_not_to_be_had() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import traceback
 from collections import deque
@@ -11,20 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.errors import RmqctlError
 from rmqctl.output import Human, Output
 from rmqctl.output.units import count_text, duration_text, rate_text, size_text
 from rmqctl.parse_values import Address
 from rmqctl.serve import figures
 
 if TYPE_CHECKING:
+    import socket
+
     from rmqctl.output.screen import Screen
     from rmqctl.serve.server import Server
 
 _LONGEST = 255
-"""Characters of a name in an event, so that a pipe takes it as a whole."""
+"""UTF-16 units of a name in an event, of which each is six bytes of JSON at most: a pipe takes a
+line with two of them as a whole.
+"""
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
+_MOST_CLIENTS, _LONGEST_HEAD = 64, 8 << 10
+"""Clients that ask for metrics at a time, and the bytes of what one asks."""
 _HEAD_LINES = 18
 """Of the screen, beside the rows of groups, topics and clients."""
 
@@ -43,7 +48,7 @@ class Shown:
         self._held_back: deque[str] = deque(maxlen=100)
         self._metrics: Address | None = None
         self._ends: dict[str, str] = {}
-        self._http: Any = None
+        self._http: asyncio.Task[None] | None = None
 
     @contextmanager
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
@@ -67,9 +72,6 @@ class Shown:
             self._screen = None
             for text in self._held_back:
                 self._out.warn(text)
-            if self._http is not None:
-                self._http.shutdown()
-                self._http.server_close()
 
     def ready(self) -> None:
         """Clients may come. StoreIOError where the port for metrics is not to be had."""
@@ -77,7 +79,10 @@ class Shown:
         if server.proxy is not None:
             self._ends["grpc"] = str(server.proxy.address)
         if self._metrics is not None:
-            self._http, address = _answer_prometheus(server, self._metrics)
+            from rmqctl.serve.server import bind
+
+            ((address, bound),) = bind(self._metrics, 1)
+            self._http = asyncio.create_task(_Metrics(server).serve(bound))
             self._ends["metrics"] = str(address)
         if self._screen is not None:
             self._draw()
@@ -107,7 +112,7 @@ class Shown:
         if not self._out.takes_a_line:
             self._left_out += 1
             return
-        line = {name: value[:_LONGEST] if isinstance(value, str) else value
+        line = {name: _cut(value) if isinstance(value, str) else value
                 for name, value in event.items()}
         if self._left_out:
             line["left_out"], self._left_out = self._left_out, 0
@@ -144,6 +149,10 @@ class Shown:
             self._screen.show(lambda page: overview(
                 page, self._server, second, rows=rows, notes=[*self._notes],
                 seconds=time.monotonic() - self._started, **self._ends))
+
+
+def _cut(name: str) -> str:
+    return name.encode("utf-16-le", "surrogatepass")[:2 * _LONGEST].decode("utf-16-le", "replace")
 
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
@@ -195,41 +204,57 @@ def _lag_style(value: Any) -> str | None:
 # Metrics ----------------------------------------------------------------------------------------
 
 
-def _answer_prometheus(server: Server, listen: Address) -> tuple[Any, Address]:
-    """(the HTTP server, where it listens). StoreIOError."""
-    from prometheus_client import CollectorRegistry, start_http_server
+class _Metrics:
+    """Answers Prometheus in the event loop of the other ports, with figures that are a second old
+    at most. Of many clients at a time the first one makes room for the next.
+    """
 
-    registry = CollectorRegistry()
-    registry.register(_Figures(server, asyncio.get_running_loop()))
-    try:
-        http, _ = start_http_server(listen.port, listen.host, registry)
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, str(listen), "listen on") from None
-    return http, Address(listen.host, http.server_port)
-
-
-class _Figures:
-    """Asks the server in its own thread, once a second at most."""
-
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        self._server, self._loop = server, loop
-        self._lock = threading.Lock()
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._clients: dict[asyncio.StreamWriter, None] = {}
+        self._lock = asyncio.Lock()
         self._asked = -_FRESH_S
-        self._last: list[Any] = []
+        self._page = b""
 
-    def collect(self) -> Iterator[Any]:
-        """For the library, in one of its threads."""
-        from rmqctl.output.prometheus import Metric, families
+    async def serve(self, bound: socket.socket) -> None:
+        """Answers until it is cancelled."""
+        async with await asyncio.start_server(
+                self._answer, sock=bound, limit=_LONGEST_HEAD) as http:
+            await http.serve_forever()
 
-        with self._lock:
-            if time.monotonic() - self._asked >= _FRESH_S and not self._loop.is_closed():
-                found = asyncio.run_coroutine_threadsafe(self._samples(), self._loop).result(
-                    _PATIENCE_S)
-                self._last = [Metric(name, text, [
-                    (labels, value) for metric, labels, value in found if metric == name])
-                    for name, text in figures.HELP.items()]
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._clients) >= _MOST_CLIENTS:
+            first = next(iter(self._clients))
+            del self._clients[first]
+            first.transport.abort()
+        self._clients[writer] = None
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, page = "405 Method Not Allowed", b""
+                if head.startswith(b"GET "):
+                    status, page = "200 OK", await self._now()
+                writer.write(f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; "
+                             f"charset=utf-8\r\nContent-Length: {len(page)}\r\n\r\n".encode())
+                writer.write(page)
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            self._clients.pop(writer, None)
+            writer.transport.abort()
+
+    async def _now(self) -> bytes:
+        from rmqctl.output.prometheus import Metric, exposition
+
+        async with self._lock:
+            if time.monotonic() - self._asked >= _FRESH_S:
+                found = list(figures.samples(self._server))
+                self._page = await asyncio.to_thread(exposition, [
+                    Metric(name, text, [(labels, value) for metric, labels, value in found
+                                        if metric == name])
+                    for name, text in figures.HELP.items()])
                 self._asked = time.monotonic()
-            yield from families(self._last)
-
-    async def _samples(self) -> list[figures.Sample]:
-        return list(figures.samples(self._server))
+            return self._page
