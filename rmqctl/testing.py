@@ -61,11 +61,12 @@ class RocketMQ:
     """A name server and broker with an empty store, from ``with`` on until its end.
 
     ``options``: more of those that ``rmqctl serve`` has. ``address``: what clients take as their
-    name server, ``HOST:PORT``.
+    name server, ``HOST:PORT``; ``grpc``: the endpoint of clients of RocketMQ 5, where ``--grpc`` is
+    one of the options.
     """
 
     def __init__(self, *options: str) -> None:
-        self.address = ""
+        self.address = self.grpc = ""
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -84,7 +85,8 @@ class RocketMQ:
             threading.Thread(target=_read_on, args=(process.stdout,), daemon=True).start()
             if not first:
                 raise RmqctlError("rmqctl serve did not start; what it said is on stderr")
-            self.address = json.loads(first)["ready"]
+            ready = json.loads(first)
+            self.address, self.grpc = ready["ready"], ready["grpc"] or ""
         except BaseException:
             self.close()
             raise

@@ -36,6 +36,7 @@ from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
 from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from rmqctl.store.store import Store
+from rmqctl.testing import RocketMQ
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
 from tests.serve.stubs import NONE, OK, Stub
@@ -625,3 +626,9 @@ def test_the_command_says_where_it_listens_and_ends_at_once() -> None:
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_server_for_tests_says_where_it_is_found() -> None:
+    with RocketMQ("--grpc", "127.0.0.1:0") as server, Stub(server.grpc, "T") as stub:
+        assert stub.send().status.code == OK
+        assert [each.body for each in server.messages("T")] == [b"hello"]

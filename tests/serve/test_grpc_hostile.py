@@ -179,3 +179,26 @@ def test_settings_count_by_what_they_take(served: Running, monkeypatch: pytest.M
         assert stub.code("NotifyClientTermination") == OK
         assert served.server.proxy is not None
         assert served.server.proxy._endpoint.sessions._size == 0
+
+
+def test_many_clients_that_are_gone_do_not_hold_others_up(served: Running,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = served.server.proxy
+    assert proxy is not None
+    known = proxy._endpoint.sessions.known
+    real = sessions.Sessions.leave
+
+    def slow(of: sessions.Sessions, client_id: str) -> None:
+        time.sleep(0.011)
+        real(of, client_id)
+
+    for number in range(6):
+        with Stub(served, "T", name=f"c{number}") as stub, stub.consuming():
+            pass
+    until(lambda: all(not each.streams for each in known.values()))
+    monkeypatch.setattr(sessions.Sessions, "leave", slow)
+    monkeypatch.setattr(sessions, "AWAY_S", 0.0)
+    left: list[int] = []
+    served.do(lambda: (proxy.expire(), left.append(len(known))))  # type: ignore[func-returns-value]
+    assert 0 < left[0] < 6
+    until(lambda: not known)

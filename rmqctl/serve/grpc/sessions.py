@@ -31,6 +31,7 @@ MOST_BYTES = 64 << 20
 """Of what all clients say of themselves."""
 AWAY_S = 30.0
 """Without a stream and a heartbeat for so long a client is gone."""
+_TURN_S = 0.02
 _LONGEST_NAME = 255
 _MOST_ENTRIES, _ENTRY = 10_000, 100
 """Topics and addresses that a client may name, and the bytes that one takes beside its own."""
@@ -187,9 +188,15 @@ class Sessions:
         self._gone(client_id)
 
     def expire(self) -> None:
-        """Clients of whom nothing was heard are gone."""
+        """Clients of whom nothing was heard are gone; where they are many, some now and others when
+        requests were answered.
+        """
+        late = time.monotonic() + _TURN_S
         for client_id in [each for each in self.known if not self.is_there(each)]:
             self.leave(client_id)
+            if time.monotonic() > late:
+                self._brokers[0].later(0, self.expire)
+                return
 
 
 def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
