@@ -210,6 +210,8 @@ def test_many_are_acked_at_once(client: Client, topic: str) -> None:
     assert left == [NO_MESSAGE, 0, NO_MESSAGE]
     for body, code in ((b"{}", NO_MESSAGE), (b"[", 1), (b'{"acks": [{}]}', 17),
                        (json.dumps({"acks": [{**one, "b": "!"}]}).encode(), 1),
+                       (json.dumps({"acks": [{**one, "b": "/" * 2052}] * 2}).encode(), 1),
+                       (json.dumps({"acks": [{**one, "b": ""}] * 1025}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": 5, "so": "x"}]}).encode(), 0)):
         assert client.ask("BATCH_ACK_MESSAGE", body).code == code, body
 

@@ -33,8 +33,8 @@ _LATEST = 1
 """A group without a position begins with new messages."""
 _SOONEST_S = 0.01
 _RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")
-_LONGEST_SET = 4096
-"""Characters of the set of offsets in an ack of many."""
+_MOST_ACKED, _LONGEST_SETS = 1024, 4096
+"""Entries in an ack of many, and the characters of all their sets of offsets."""
 
 
 def has_batches(broker: Broker, topic: str) -> bool:
@@ -256,6 +256,9 @@ def ack_many(broker: Broker, call: Call) -> Response:
     acks = objects(body_of(call).get("acks"))
     if not acks:
         raise Answer(Status.NO_MESSAGE, "nothing is acked")
+    if len(acks) > _MOST_ACKED or sum(len(_text(each.get("b", each.get("bitSet"))))
+                                      for each in acks) > _LONGEST_SETS:
+        raise Answer(Status.SYSTEM_ERROR, "too many messages are acked at once")
     for each in acks:
         group, name, retry = (_text(each.get(short, each.get(long))) for short, long in (
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
@@ -280,7 +283,7 @@ def _number(value: object) -> int:
 def _places(value: object) -> list[int]:
     """The places of the bits in a set, which is written in base64. Answer."""
     try:
-        data = b64decode(_text(value)[:_LONGEST_SET], validate=True)
+        data = b64decode(_text(value), validate=True)
     except (Base64Error, ValueError):
         raise Answer(Status.SYSTEM_ERROR, "the set of offsets is none") from None
     return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)
