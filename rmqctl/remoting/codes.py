@@ -102,6 +102,7 @@ _TABLE = """
 361 LITE_PULL_MESSAGE consumerGroup! topic! queueId:int! queueOffset:long! maxMsgNums:int! \
    sysFlag:int! commitOffset:long suspendTimeoutMillis:long subscription subVersion:long \
    expressionType maxMsgBytes:int
+370 ~RECALL_MESSAGE producerGroup topic! recallHandle!
 400 QUERY_ASSIGNMENT
 401 SET_MESSAGE_REQUEST_MODE
 907 GET_BROKER_HA_STATUS

@@ -28,6 +28,7 @@ from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.timing import Timers
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
 
@@ -155,6 +156,7 @@ class Broker:
     new_groups: set[str] = field(default_factory=set)
     """Groups that came since the configuration was last written."""
     delays: Delays | None = None
+    timers: Timers | None = None
     transactions: Transactions | None = None
     checks: Rounds | None = None
 
@@ -288,11 +290,13 @@ class Broker:
                 self.arrived(*key)
 
     def deliver(self) -> None:
-        """Delayed messages that are due go where they belong; producers are asked what became
-        of their half messages.
+        """Delayed and timed messages that are due go where they belong; producers are asked what
+        became of their half messages.
         """
         if self.delays is not None:
             self.delays.deliver()
+        if self.timers is not None:
+            self.timers.deliver()
         if self.checks is not None:
             self.checks.begin()
 
@@ -319,8 +323,12 @@ class Broker:
             self.checks.stop()
         if self.transactions is not None:
             self.transactions.flush()
+        if self.timers is not None:
+            self.timers.finish()
         if self.writer is not None:
             self.writer.close()
+        if self.timers is not None:
+            self.timers.close()
         self.source.close()
 
     # -- groups -------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from rmqctl.remoting.command import Command
 from rmqctl.serve import naming
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
 from rmqctl.serve.consuming import clients, messages, offsets, pop_requests, pulling, returning
-from rmqctl.serve.producing import replying, sending
+from rmqctl.serve.producing import recalling, replying, sending
 from rmqctl.serve.tools import admin, assigning, changing, progress, relay
 
 _ROOMS = (pulling, offsets, clients, returning, messages, pop_requests, naming, admin, assigning,
-          progress, relay, changing, sending, replying)
+          progress, relay, changing, sending, recalling, replying)
 _BY_NAME: dict[str, Handler] = {
     name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
 HANDLERS: dict[int, Handler] = {

@@ -105,10 +105,14 @@ def _join(broker: Broker, writer: Writer) -> None:
     """The writer tells its broker what it put, and when delayed messages are due."""
     from rmqctl.serve.producing.checking import Checks
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.timing import Timers
     from rmqctl.serve.producing.transactions import Transactions
 
-    delays = Delays(writer)
+    delays, timers = Delays(writer), Timers(writer)
     delays.load()
+    if writer.settings.profile.timer:
+        timers.load()
+        writer.timed, broker.timers = timers.add, timers
     writer.arrived, writer.scheduled = broker.arrived, delays.add
     broker.delays = delays
     broker.transactions = Transactions(writer, broker.raw_at)

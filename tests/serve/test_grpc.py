@@ -445,7 +445,7 @@ def test_calls_without_a_client_id_and_calls_that_are_not_there(served: Running)
         with nobody.consuming() as (answer, _):
             assert answer.status.code == 40017
     with Stub(served, "T") as stub:
-        for method in ("RecallMessage", "SyncLiteSubscription"):
+        for method in ("SyncLiteSubscription",):
             assert stub.code(method) == 50100
         for method in ("PullMessage", "QueryOffset", "GetOffset", "UpdateOffset", "Nothing"):
             with pytest.raises(grpc.RpcError) as caught:
@@ -530,6 +530,19 @@ def test_delayed_messages_come_when_they_are_due(written: Running) -> None:
         (message,) = stub.got(wait=8)
         assert message.body == b"later"
         assert time.time() >= due
+
+
+def test_a_message_is_recalled(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        due = {"delivery_timestamp": {"seconds": int(time.time()) + 60}}
+        (entry,) = stub.send(stub.message(b"later", message_type=3, **due)).entries
+        topic = {"name": "T"}
+        answer = stub.call("RecallMessage", topic=topic, recall_handle=entry.recall_handle)
+        assert (answer.status.code, answer.message_id) == (OK, "ID")
+        for handle in ("", "x", entry.recall_handle[:-9]):
+            assert stub.call("RecallMessage", topic=topic, recall_handle=handle
+                             ).status.code == 50001
+        assert stub.send(stub.message()).entries[0].recall_handle == ""
 
 
 def test_a_request_that_does_not_come_is_not_waited_for(

@@ -266,8 +266,7 @@ def test_messages_with_rows_of_another_kind_are_given_in_order(served: Running) 
             (number, b"%d" % number) for number in range(len(texts))]
 
 
-def test_messages_for_a_certain_time_are_refused_where_timers_would_take_them(
-        served: Running) -> None:
+def test_messages_for_a_certain_time_are_ordinary_ones_in_a_store_of_4x(served: Running) -> None:
     writer = served.brokers[0].writer
     assert writer is not None
     is_5 = writer.settings.profile.generation >= 5
@@ -275,8 +274,10 @@ def test_messages_for_a_certain_time_are_refused_where_timers_would_take_them(
         for text in ("TIMER_DELAY_SEC\x0160", "TIMER_DELAY_MS\x0160000\x02A\x01b",
                      f"TIMER_DELIVER_MS\x01{(int(time.time()) + 60) * 1000}"):
             answer = sent(client, "orders", b"timed", text=text)
-            assert (answer.code == 1) == is_5, answer.remark
-            assert ("timerWheelEnable" in str(answer.remark)) == is_5
+            assert (answer.code, "recallHandle" in answer.ext) == (0, is_5)
+        assert len(pulled(client, "orders")) == (0 if is_5 else 3)
+        answer = client.ask("RECALL_MESSAGE", topic="orders", recallHandle="x")
+        assert answer.code == (604 if is_5 else 3)
 
 
 def test_what_was_just_sent_is_found_by_its_time(served: Running) -> None:

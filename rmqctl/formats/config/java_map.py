@@ -21,12 +21,20 @@ _LONG_BUCKET = 8
 _TREE_CAPACITY = 64
 _CACHED = 1024
 _CACHED_KEYS = 64
+_CACHED_TEXT = 128
+"""Characters of a key that is kept: strangers may send others."""
 
 
-@lru_cache(maxsize=4 * _CACHED)
-def _spread(key: str) -> int:
+def _spread_of(key: str) -> int:
     value = string_hash(key) & 0xFFFFFFFF
     return value ^ value >> 16
+
+
+_spread_cached = lru_cache(maxsize=4 * _CACHED)(_spread_of)
+
+
+def _spread(key: str) -> int:
+    return (_spread_cached if len(key) <= _CACHED_TEXT else _spread_of)(key)
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
@@ -61,7 +69,11 @@ def ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
     ``capacity`` is the table's initial one, a power of two. Cached: messages of one kind have
     the same keys.
     """
-    return (_ordered_cached if len(keys) <= _CACHED_KEYS else _ordered)(keys, capacity)
+    return (_ordered_cached if _is_kept(keys) else _ordered)(keys, capacity)
+
+
+def _is_kept(keys: tuple[str, ...]) -> bool:
+    return len(keys) <= _CACHED_KEYS and len("".join(keys)) <= _CACHED_KEYS * _CACHED_TEXT
 
 
 class JavaMap:
@@ -104,7 +116,7 @@ class JavaMap:
     def items(self) -> ItemsView[str, str]:
         """The pairs in iteration order."""
         keys = tuple(self._entries)
-        sort = _sorted_cached if len(keys) <= _CACHED_KEYS else _sorted
+        sort = _sorted_cached if _is_kept(keys) else _sorted
         return {keys[number]: self._entries[keys[number]]
                 for number in sort(keys, self.capacity)}.items()
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import Any
 
+from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.sysflag import (
@@ -14,7 +15,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_ROLLBACK,
 )
 from rmqctl.parse_values import now_ms
-from rmqctl.remoting.codes import Status
+from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker
 from rmqctl.serve.grpc.calls import Caller, Endpoint, code_of, refused_by
 from rmqctl.serve.grpc.messages import MAX_BODY, TRANSACTION, body_of, properties_of
@@ -28,6 +29,7 @@ from rmqctl.serve.grpc.protocol import (
 )
 from rmqctl.serve.grpc.routes import found
 from rmqctl.serve.grpc.sessions import name_of, transaction_id
+from rmqctl.serve.producing.recalling import handle_of
 from rmqctl.serve.source import WRITE, Topic
 
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
@@ -105,7 +107,7 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
     system = message.system_properties
     known = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
-        known[props.DELAY] = str(_level(broker, milliseconds(system.delivery_timestamp)))
+        known |= _delivered_at(broker, milliseconds(system.delivery_timestamp))
     born = milliseconds(system.born_timestamp) if system.HasField("born_timestamp") else now_ms()
     return body_of(message), {
         "producerGroup": topic, "topic": topic, "defaultTopic": _DEFAULT_TOPIC,
@@ -114,15 +116,22 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
         "bornTimestamp": born, "flag": 0, "properties": props.build(known), "reconsumeTimes": 0}
 
 
-def _level(broker: Broker, when: int) -> int:
-    """The delay level that is not over before a message is due. Refused."""
+def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
+    """The property by which a message comes at a time (ms): in a store of 4.x the delay level that
+    is not over before. Refused.
+    """
     assert broker.writer is not None
-    wanted = when - now_ms()
+    wanted, settings = when - now_ms(), broker.writer.settings
+    if settings.profile.timer:
+        if wanted > settings.timer_max_delay:
+            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by "
+                          f"{settings.timer_max_delay} ms at most")
+        return {TIMER_DELIVER_MS: str(when)}
     levels = sorted((ms, level) for level, ms in broker.writer.levels.items() if ms >= wanted)
     if not levels:
         raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by levels here, and the "
                       "longest of them is shorter")
-    return levels[0][1]
+    return {props.DELAY: str(levels[0][1])}
 
 
 async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
@@ -137,7 +146,8 @@ async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
     half = ""
     if message.system_properties.message_type == TRANSACTION:
         half = transaction_id(broker, int(ext["msgId"][-16:], 16), offset)
-    return entry(status=status(Code.OK), message_id=message_id, transaction_id=half, offset=offset)
+    return entry(status=status(Code.OK), message_id=message_id, transaction_id=half, offset=offset,
+                 recall_handle=ext.get("recallHandle", ""))
 
 
 async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
@@ -158,9 +168,21 @@ async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> A
     return response("EndTransaction")
 
 
-async def recall(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:
-    """Messages that are not due yet cannot be taken back here."""
-    raise Refused(Code.NOT_IMPLEMENTED, "messages cannot be recalled here")
+async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """Takes a message back that is not due yet."""
+    topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    try:
+        _, name, _, key = handle_of(request.recall_handle)
+    except Answer as error:
+        raise Refused(Code.INTERNAL_SERVER_ERROR, error.remark) from None
+    broker = next((each for each in endpoint.brokers if each.name == name), None)
+    if broker is None:
+        raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, broker service not available")
+    answer = await caller.link(broker).request(
+        "RECALL_MESSAGE", topic=topic, recallHandle=request.recall_handle)
+    if answer.code != Status.SUCCESS:
+        raise refused_by(answer)
+    return response("RecallMessage", message_id=key)
 
 
 async def sync_lite(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:

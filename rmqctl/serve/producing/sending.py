@@ -7,11 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 from rmqctl.broker.settings import Host, packed
-from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
-from rmqctl.engine.put.rewrite import schedule
+from rmqctl.engine.put.message import (
+    TIMER_ILLEGAL,
+    BatchItem,
+    Outgoing,
+    OutgoingBatch,
+    PutResult,
+)
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.formats import layout
-from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of
 from rmqctl.formats.local.message import (
@@ -20,11 +24,12 @@ from rmqctl.formats.local.message import (
     properties_length_at,
 )
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from rmqctl.parse_values import now_ms, parse_address
+from rmqctl.parse_values import parse_address
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.returning import make_topic, most_times
 from rmqctl.serve.producing.properties import REGION
+from rmqctl.serve.producing.timing import recall_handle, timed
 from rmqctl.serve.producing.transactions import is_half
 from rmqctl.serve.producing.writing import Writer
 
@@ -32,6 +37,7 @@ _CODES = {
     "PUT_OK": Status.SUCCESS, "FLUSH_DISK_TIMEOUT": Status.FLUSH_DISK_TIMEOUT,
     "MESSAGE_ILLEGAL": Status.MESSAGE_ILLEGAL,
     "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
+    TIMER_ILLEGAL: Status.MESSAGE_ILLEGAL,
     "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
@@ -70,13 +76,16 @@ def send_message(broker: Broker, call: Call) -> None:
             reconsume_times=wanted["reconsumeTimes"] or 0)
         if transactions is not None:
             message = transactions.half(message)
-    _refuse_timed(message, writer)
+    message = timed(message, writer)
 
     def then(result: PutResult) -> None:
         if not call.command.is_one_way:
             response = put_answer(result, queue_id)
-            if writer.settings.profile.generation >= 5 and response.ext is not None:
+            if result.stored and response.ext and writer.settings.profile.generation >= 5:
                 response.ext |= _transaction_id(message.properties)
+                if isinstance(message, Outgoing) and (
+                        handle := recall_handle(message, broker.name)) is not None:
+                    response.ext["recallHandle"] = handle
             call.reply(response)
 
     writer.put(message, then)
@@ -143,23 +152,6 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     if problem is not None:
         raise Answer(Status.SYSTEM_ERROR, problem)
     return writer, queue_id
-
-
-def _refuse_timed(message: Outgoing | OutgoingBatch, writer: Writer) -> None:
-    """Messages for a certain time are refused, as by a broker whose timers are off: nothing here
-    would deliver them. Answer.
-    """
-    if "TIMER_" in message.properties:
-        known = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
-        now, settings = now_ms(), writer.settings
-        moved: Outgoing | OutgoingBatch | PutResult  # one call for each: they are no kinds of one
-        if isinstance(message, Outgoing):
-            moved = schedule(message, known, now, settings)
-        else:
-            moved = schedule(message, known, now, settings)
-        if not isinstance(moved, PutResult) and moved.topic == props.TIMER_TOPIC:
-            raise Answer(Status.SYSTEM_ERROR, "accurate timer message is not enabled, "
-                         "timerWheelEnable is false")
 
 
 def _make_topic(writer: Writer, topic: str) -> None:

@@ -127,7 +127,7 @@ class TailQueue:
 
 class Writer:
     """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
-    got some; ``scheduled`` of the level of each delayed message.
+    got some; ``scheduled`` of the level of each delayed message, ``timed`` of each timed one.
     ``received`` counts messages by the topic they were put for.
     """
 
@@ -138,6 +138,7 @@ class Writer:
         self.properties = Properties(self.settings)
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int], None] = lambda _level: None
+        self.timed: Callable[[], None] = lambda: None
         self.failure: str | None = None
         self.received: Counter[str] = Counter()
         self._pending: list[tuple[Message, Then]] = []
@@ -271,6 +272,8 @@ class Writer:
                 rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
             for name in known.get(properties.MULTI_DISPATCH, "").split(","):
                 touched.update(((name, 0), (name, message.queue_id)))
+        if key[0] == properties.TIMER_TOPIC:
+            self.timed()
         touched.add(key)
         tail = self._tails.get(key)
         try:
@@ -322,11 +325,16 @@ class Writer:
         if self._unsettled and self._running is None:
             self.settle()
 
-    def close(self) -> None:
-        """Ends as a broker that is shut down. StoreIOError."""
-        pending = self._taken()
+    def put_now(self) -> None:
+        """Puts what waits to be put, if no thread puts."""
+        pending = self._taken() if self._running is None else []
         if pending:
             self._answer(pending, self._results([message for message, _ in pending]))
+
+    def close(self) -> None:
+        """Ends as a broker that is shut down. StoreIOError."""
+        self._running = None
+        self.put_now()
         self.engine.close()
 
 
@@ -339,9 +347,9 @@ def _delay_level(known: dict[str, str]) -> int:
 
 def _has_other_rows(known: dict[str, str]) -> bool:
     """Whether the put path may put such a message into another queue, or into several."""
-    return any(name in known for name in (
-        properties.MULTI_DISPATCH, properties.INNER_NUM, "TIMER_DELAY_SEC", "TIMER_DELAY_MS",
-        "TIMER_DELIVER_MS"))
+    return any(name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
+        properties.TIMER_OUT_MS not in known and any(name in known for name in (
+            "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
 
 
 def _telling(text: str) -> str | None:
