@@ -130,7 +130,7 @@ class Timers:
                 self._wanted, self._walking = array("q"), files.units(files.read, newest)
             if self._walking is not None and not self._walk(files, self._wanted, late):
                 break
-            if not self._put_some(files, self._wanted) or self._flying:
+            if not self._put_some(files, self._wanted, late) or self._flying:
                 break
             self._wanted = None
             self._recalled.clear()
@@ -161,7 +161,7 @@ class Timers:
             if self._flying or (self._walking is not None
                                 and not self._walk(files, self._wanted, late)):
                 return  # it comes once more
-            if self._put_some(files, self._wanted) and not self._flying:
+            if self._put_some(files, self._wanted, late) and not self._flying:
                 self._wanted = None
                 files.read += files.precision
 
@@ -217,12 +217,12 @@ class Timers:
         self._walking = None
         return True
 
-    def _put_some(self, files: TimerFiles, wanted: array[int]) -> bool:
+    def _put_some(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
         """Puts the next messages of the moment; whether they were the last ones."""
         for _ in range(_AT_ONCE):
             if not wanted:
                 return True
-            if self.writer.is_busy:
+            if self.writer.is_busy or time.monotonic() > late:
                 return False
             position = wanted.pop()
             unit = files.unit(position)
