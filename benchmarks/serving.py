@@ -33,6 +33,8 @@ MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
 MOST = 32
 PULL, SEND = 11, 310
+SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01true\x02TAGS\x01A"
+"""Properties as a Java client sends them."""
 MARKED = "123456789"
 NEXT = b'"nextBeginOffset":"'
 Queue = tuple[str, int, int]
@@ -144,7 +146,7 @@ def send_all(address: Address, connections: int, seconds: float, under_way: int)
     opened = [Requests(address) for _ in range(connections)]
     encoded = [write_command(Command(SEND, 0, 0, {
         "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(number), "f": "0",
-        "g": "1700000000000", "h": "0", "i": "TAGS\x01A\x02KEYS\x01k", "j": "0"}, body=BODY)
+        "g": "1700000000000", "h": "0", "i": SENT, "j": "0"}, body=BODY)
         ) * under_way for number in range(connections)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -159,6 +159,7 @@ def command(
             shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
                        "groups")
         malloc_tuning.keep_freed_memory()
+        malloc_tuning.collect_rarely()
         with shown.of(server, metrics):
             asyncio.run(_run(server, [each for _, each in bound], shown.ready,
                              end_with_stdin=end_with_stdin))
