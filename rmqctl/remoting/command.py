@@ -164,12 +164,17 @@ def _number(header: Mapping[str, Any], name: str) -> int:
     return value
 
 
+_write_plain = msgspec.json.Encoder().encode
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_json(value: Any) -> bytes:
     """Strict JSON without spaces, as bytes of ASCII."""
-    return _encode(value).encode("ascii")
+    try:
+        raw = _write_plain(value)  # several times faster
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError):  # half a surrogate pair
+        raw = b""
+    return raw if raw and raw.isascii() and b"\x7f" not in raw else _encode(value).encode("ascii")
 
 
 class _Head(msgspec.Struct, gc=False):
@@ -183,9 +188,6 @@ class _Head(msgspec.Struct, gc=False):
     remark: str | UnsetType
     serializeTypeCurrentRPC: str = "JSON"  # noqa: N815
     version: int = VERSION
-
-
-_write_plain = msgspec.json.Encoder().encode
 
 
 def _write_header(header: _Head) -> bytes:

@@ -152,6 +152,8 @@ class Broker:
     _waking: bool = False
     _to_tell: dict[str, Group] = field(default_factory=dict)
 
+    is_wiped: bool = False
+    """Whether routes are to say that nothing can be sent."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
     """Groups that came since the configuration was last written."""
@@ -206,6 +208,8 @@ class Broker:
             perm &= READ
         elif topic.name.startswith(RETRY_PREFIX):
             perm, extra = READ | WRITE, topic.read_queues == 0
+        if self.is_wiped:
+            perm &= ~WRITE
         return Topic(topic.name, topic.read_queues + extra, topic.write_queues + (
             extra and self.is_writable), perm, topic.order, topic.sys_flag)
 

@@ -18,6 +18,7 @@ from rmqctl.formats.local.sysflag import (
 from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
 from rmqctl.store.config.config import ConfigFile, load_one
+from rmqctl.store.config.rows import snake
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end, first_record, last_dispatched
 from rmqctl.store.queue.rows import topics_on_disk
@@ -212,6 +213,18 @@ class Source:
             _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),
             bool(config.get("order")), config.get("topicSysFlag") or 0)
         self._add_group(self.groups, name)
+
+    def forget(self, name: str) -> None:
+        """A topic is gone from ``topics.json``."""
+        self._config.pop("topics.json", None)
+        self.topics.pop(name, None)
+
+    def learn_groups(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for groups, as ``subscriptionGroup.json`` has them."""
+        self._config.pop("subscriptionGroup.json", None)
+        for name, config in new.items():
+            self.groups[name] = {"group": name, **{snake(key): value
+                                                   for key, value in config.items()}}
 
     @staticmethod
     def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:

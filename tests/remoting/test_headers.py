@@ -52,9 +52,10 @@ def test_headers_are_written_as_any_json() -> None:
     for text in (*texts, *("".join(source.choices(texts[:128], k=9)) for _ in range(100))):
         ext = {text: "x" + text}
         header = command._Head(-1, ext, 1, "JAVA", 1 << 31, text)
-        assert command._write_header(header) == command.write_json({
-            "code": -1, "extFields": ext, "flag": 1, "language": "JAVA", "opaque": 1 << 31,
-            "remark": text, "serializeTypeCurrentRPC": "JSON", "version": command.VERSION})
+        value = {"code": -1, "extFields": ext, "flag": 1, "language": "JAVA", "opaque": 1 << 31,
+                 "remark": text, "serializeTypeCurrentRPC": "JSON", "version": command.VERSION}
+        assert command._write_header(header) == command.write_json(value) == command._encode(
+            value).encode()
 
 
 def test_fields_are_read_as_one_by_one() -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.codes import REQUESTS
+from rmqctl.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, REQUESTS
 from rmqctl.remoting.command import RESPONSE, Command, write_command
 from rmqctl.serve import server
 from rmqctl.serve.dispatch import HANDLERS
@@ -397,6 +397,28 @@ def test_a_client_is_asked_through_the_broker(served, client, queues):
         assert refused.code == 1
     assert client.ask("GET_CONSUMER_RUNNING_INFO", consumerGroup="none", clientId="one").remark == (
         "The Consumer <none> <one> not online")
+
+
+def test_how_far_clients_are_by_their_own_word(served, client):
+    wanted = {"topic": TOPIC, "group": GROUP}
+    assert client.ask("INVOKE_BROKER_TO_GET_CONSUMER_STATUS", **wanted).code == 1
+    with served.client() as first, served.client() as second:
+        for name, member in (("one", first), ("two", second)):
+            join(member, name, TOPIC)
+        number = client.send("INVOKE_BROKER_TO_GET_CONSUMER_STATUS", ext=wanted)
+        key = '{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
+        for member, body in (
+                (first, f"{key % 0}:7,{key % 1}:-1"), (second, f"{{}}:1,{json.dumps(key % 2)}:9")):
+            asked = member.receive()
+            while asked.code != GET_CONSUMER_STATUS_FROM_CLIENT:
+                asked = member.receive()
+            member.socket.sendall(write_command(Command(0, asked.opaque, 1, body=(
+                '{"consumerTable":{},"x":5,"messageQueueTable":{' + body + "}}").encode())))
+        answer = client.receive()
+        assert (answer.opaque, answer.json()) == (number, {"consumerTable": {
+            "one": {key % 0: 7, key % 1: -1}, "two": {key % 2: 9}}})
+        assert client.ask("INVOKE_BROKER_TO_GET_CONSUMER_STATUS", **wanted,
+                          clientAddr="three").json() == {"consumerTable": {}}
 
 
 def test_a_client_that_does_not_answer(served, client, monkeypatch):

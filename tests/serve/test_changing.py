@@ -14,6 +14,7 @@ from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join
+from tests.serve.test_writable import sent
 
 WRITABLE = Settings(writable=True)
 
@@ -65,6 +66,62 @@ def test_groups_are_made_changed_and_deleted(served: Running, root: Path) -> Non
         assert client.ask("DELETE_SUBSCRIPTIONGROUP", groupName="g").code == 0
         assert client.ask("DELETE_SUBSCRIPTIONGROUP", groupName="g").code == 0
         assert table(root, "subscriptionGroup.json", "subscriptionGroupTable") == {}
+
+
+def test_several_groups_are_made_at_once(served: Running, root: Path) -> None:
+    with served.client() as client:
+        assert client.ask("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST", {"groupConfigList": [
+            {"groupName": name, "retryMaxTimes": 2} for name in ("g", "h")]}).code == 0
+        assert client.ask("GET_SUBSCRIPTIONGROUP_CONFIG", group="h").json()["retryMaxTimes"] == 2
+    assert list(table(root, "subscriptionGroup.json", "subscriptionGroupTable")) == ["g", "h"]
+
+
+def test_topics_without_messages_are_deleted(served: Running, root: Path) -> None:
+    with served.client() as client:
+        for name in ("T", "kept"):
+            assert client.ask("UPDATE_AND_CREATE_TOPIC", topic=name, readQueueNums=1,
+                              writeQueueNums=1, perm=6).code == 0
+        sent(client, "kept", b"body")
+        for name, code in (("T", 0), ("kept", 1), ("none", 0), ("TBW102", 1)):
+            assert client.ask("DELETE_TOPIC_IN_BROKER", topic=name).code == code
+        for name, code in (("T", 0), ("kept", 1)):
+            assert client.ask("DELETE_TOPIC_IN_NAMESRV", topic=name).code == code
+        assert client.ask("GET_ROUTEINFO_BY_TOPIC", topic="T").code == 17
+        assert client.pull("kept", 0, 0).code == 0
+    assert list(table(root, "topics.json", "topicConfigTable")) == ["kept"]
+
+
+def test_routes_say_that_nothing_can_be_sent(served: Running) -> None:
+    with served.client() as client:
+        sent(client, "T", b"")
+
+        def perm() -> int:
+            route: int = client.ask("GET_ROUTEINFO_BY_TOPIC", topic="T").json()[
+                "queueDatas"][0]["perm"]
+            return route
+
+        assert perm() == 6
+        assert client.ask("WIPE_WRITE_PERM_OF_BROKER", brokerName="broker-a").ext == {
+            "wipeTopicCount": str(len(served.brokers[0].topics))}
+        assert perm() == 4
+        assert client.ask("ADD_WRITE_PERM_OF_BROKER", brokerName="none").ext == {
+            "addTopicCount": "0"}
+        assert client.ask("ADD_WRITE_PERM_OF_BROKER", brokerName="broker-a").code == 0
+        assert perm() == 6
+
+
+def test_positions_of_a_broker_for_light_groups(root: Path) -> None:
+    file = root / "config" / "lmqConsumerOffset.json"
+    file.write_text('{"lmqOffsetTable":{"%LMQ%a@%LMQ%G":5},"offsetTable":{"T@g":{0:3}}}')
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        for group, name, before in (("%LMQ%G", "%LMQ%a", 5), ("g", "T", 3)):
+            where = {"consumerGroup": group, "topic": name, "queueId": 0}
+            assert client.ask("QUERY_CONSUMER_OFFSET", **where).ext["offset"] == str(before)
+            assert client.ask("UPDATE_CONSUMER_OFFSET", commitOffset=7, **where).code == 0
+    assert json.loads(file.read_text()) == {
+        "lmqOffsetTable": {"%LMQ%a@%LMQ%G": 7}, "offsetTable": {"T@g": {"0": 7}}}
+    assert table(root, "consumerOffset.json", "offsetTable") == {
+        "%LMQ%a@%LMQ%G": {"0": 7}, "T@g": {"0": 7}}
 
 
 def test_values_of_the_name_server(served: Running) -> None:

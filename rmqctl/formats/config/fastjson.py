@@ -12,17 +12,20 @@ is None is written as ``null``; a broker leaves such properties out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"',
           "\\": "\\\\"}
 _LONG = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000))
 _ESCAPES = str.maketrans({chr(code): f"\\u{code:04X}" for code in _LONG} | _SHORT)
+_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def quoted(text: str) -> str:
     """A text between double quotes, with what fastjson escapes (and lone surrogates) escaped."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'  # most are of this kind
     return f'"{text.translate(_ESCAPES)}"'
 
 
@@ -34,7 +37,9 @@ class Ready(str):
 
 def ready(value: Any, depth: int) -> Ready:
     """The text of a value that lies ``depth`` levels deep, to be built into others many times."""
-    return Ready("".join(_parts(value, depth)))
+    parts: list[str] = []
+    _add(parts, value, depth)
+    return Ready("".join(parts))
 
 
 def build(value: Any) -> bytes:
@@ -42,44 +47,51 @@ def build(value: Any) -> bytes:
 
     Keys are texts or ints. TypeError for anything else, ValueError for a float that is no number.
     """
-    return "".join(_parts(value, 0)).encode()
+    return ready(value, 0).encode()
 
 
-def _parts(value: Any, depth: int) -> Iterator[str]:
-    if isinstance(value, Ready):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _mapping(value, depth)
-    elif isinstance(value, list | tuple):
-        yield from _sequence(value, depth)
+def _add(parts: list[str], value: Any, depth: int) -> None:
+    if type(value) is int:
+        parts.append(str(value))
+    elif isinstance(value, Ready):
+        parts.append(value)
     elif isinstance(value, str):
-        yield quoted(value)
+        parts.append(quoted(value))
+    elif isinstance(value, Mapping):
+        _add_mapping(parts, value, depth)
+    elif isinstance(value, list | tuple):
+        _add_sequence(parts, value, depth)
     else:
-        yield json.dumps(value, allow_nan=False)
+        parts.append(_WORDS[value] if value is None or value is True or value is False
+                     else json.dumps(value, allow_nan=False))
 
 
 def _line(depth: int) -> str:
     return "\n" + "\t" * depth
 
 
-def _mapping(value: Mapping[Any, Any], depth: int) -> Iterator[str]:
-    yield "{"
-    for number, (key, inner) in enumerate(value.items()):
-        if number:
-            yield ","
+def _add_mapping(parts: list[str], value: Mapping[Any, Any], depth: int) -> None:
+    line, before = _line(depth + 1), "{"
+    for key, inner in value.items():
         if isinstance(key, str):
-            yield _line(depth + 1) + quoted(key) + ":"
+            name = f"{before}{line}{quoted(key)}:"
         elif isinstance(key, int) and not isinstance(key, bool):
-            yield f"{key}:"
+            name = f"{before}{key}:"
         else:
             raise TypeError(f"no key of a map: {key!r}")
-        yield from _parts(inner, depth + 1)
-    yield _line(depth) + "}" if value else "}"
+        before = ","
+        if type(inner) is int:
+            parts.append(f"{name}{inner}")
+        else:
+            parts.append(name)
+            _add(parts, inner, depth + 1)
+    parts.append(_line(depth) + "}" if value else "{}")
 
 
-def _sequence(value: list[Any] | tuple[Any, ...], depth: int) -> Iterator[str]:
-    yield "["
-    for number, inner in enumerate(value):
-        yield ("," if number else "") + _line(depth + 1)
-        yield from _parts(inner, depth + 1)
-    yield _line(depth) + "]" if value else "]"
+def _add_sequence(parts: list[str], value: list[Any] | tuple[Any, ...], depth: int) -> None:
+    line, before = _line(depth + 1), "["
+    for inner in value:
+        parts.append(before + line)
+        before = ","
+        _add(parts, inner, depth + 1)
+    parts.append(_line(depth) + "]" if value else "[]")

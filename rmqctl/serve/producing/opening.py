@@ -16,8 +16,8 @@ from rmqctl.engine.config.topics import Topics, name_problem
 from rmqctl.engine.engine import Engine
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import publish
-from rmqctl.formats.config import config_json
-from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 from rmqctl.parse_values import Address, now_ms
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.producing.writing import Writer
@@ -26,6 +26,7 @@ from rmqctl.serve.source import Source
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.store import Store
 
+_LMQ_FILE = "lmqConsumerOffset.json"
 _SMALL: dict[str, Any] = {
     "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
 """Sizes of a store that is made for a while: so files are made at once."""
@@ -76,15 +77,22 @@ def keep_json(store: Store, name: str, value: dict[str, object]) -> None:
         publish(path + BACKUP, store.read_small(FOLDER, name, most=1 << 28), store=store.root)
     elif known.main.usable or known.main.damaged:
         raise RefusedError(f"{path}: {known.main.reason}; it is not written over")
-    publish(path, config_json.build(value), store=store.root)
+    publish(path, fastjson.build(value), store=store.root)
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
     """Groups' positions in ``config/consumerOffset.json``: what was committed, over what stands
-    there, whether groups began at it or not.
+    there, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, where that is
+    there: a broker with ``enableLmq`` reads it instead, and has one position of each light group.
     """
-    whole = Positions(source.offsets, positions.committed)
-    keep_json(source.store, "consumerOffset.json", {"offsetTable": whole.table()})
+    table = Positions(source.offsets, positions.committed).table()
+    keep_json(source.store, "consumerOffset.json", {"offsetTable": table})
+    known = source.config(_LMQ_FILE)
+    if known is not None and known.used is not None:
+        light = {key: max(queues.values()) for key, queues in table.items()
+                 if f"@{LMQ_PREFIX}" in key}
+        keep_json(source.store, _LMQ_FILE, {"lmqOffsetTable": light, "offsetTable": {
+            key: queues for key, queues in table.items() if key not in light}})
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
@@ -94,9 +102,12 @@ def keep_groups(writer: Writer, names: Iterable[str]) -> None:
     topics, groups = writer.topics, writer.groups
     new = {name: groups.bean(name) for name in names if name not in groups.table
            and name_problem(RETRY_PREFIX + name) is None}
-    retries = [RETRY_PREFIX + name for name in new if RETRY_PREFIX + name not in topics.table]
+    retries = {name: topics.bean(name, 1) for each in new
+               if (name := RETRY_PREFIX + each) not in topics.table}
     if retries:
-        topics.put({name: topics.bean(name, 1) for name in retries})
+        topics.put(retries)
+        for name, config in retries.items():
+            writer.source.learn(name, config)
     if new:
         groups.put(new)
-        writer.source.refresh(force=True)
+        writer.source.learn_groups(new)

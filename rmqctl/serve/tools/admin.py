@@ -116,7 +116,8 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
     """Where all groups stand: the store's positions, and over them what was committed here."""
-    return json_response({"offsetTable": broker.positions.table()})
+    return json_response({"offsetTable": {
+        f"{topic}@{group}": queues for group, topic, queues in broker.positions.all()}})
 
 
 def _delay_offsets(broker: Broker) -> dict[int, int]:

@@ -4,16 +4,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from functools import partial
 
 from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
-from rmqctl.remoting.codes import Answer, Status
-from rmqctl.remoting.command import Command
+from rmqctl.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, Answer, Status
+from rmqctl.remoting.command import Command, read_json, write_json
+from rmqctl.remoting.frame import FrameError
 from rmqctl.serve.broker import Broker, Buffer, Call, Response, Table
 from rmqctl.serve.consuming.groups import Member
 from rmqctl.serve.naming import json_response
 
+_MOST_ASKED = 1000
+_QUEUE = ("brokerName", "queueId", "topic")
+_POSITION = re.compile(r'(\{[^{}]*\}|"(?:[^"\\]|\\.)*"):(-?[0-9]{1,18})\b')
 PATIENCE_S = 10.0
 """A client that was asked something has so long."""
 
@@ -71,6 +78,47 @@ def consume_directly(broker: Broker, call: Call) -> None:
     _pass_on(broker, call, raw, brokerName=broker.name)
 
 
+def client_positions(broker: Broker, call: Call) -> None:
+    """How far members of a group are in a topic by their own word. Answer where none is here."""
+    wanted = call.fields
+    here = broker.groups.consumers.get(wanted["group"])
+    if here is None:
+        raise Answer(Status.SYSTEM_ERROR,
+                     f"No Any Consumer online in the consumer group: [{wanted['group']}]")
+    asked = [member for member in here.members.values()
+             if wanted["clientAddr"] in (None, "", member.client_id)][:_MOST_ASKED]
+    table: dict[str, dict[str, int]] = {}
+    heard = 0
+
+    def hear(member: Member, response: Command | None) -> None:
+        nonlocal heard
+        heard += 1
+        if response is not None and response.code == Status.SUCCESS:
+            table[member.client_id] = _positions(response.body)
+        if heard == len(asked):
+            call.reply(json_response({"consumerTable": table}))
+
+    if not asked:
+        call.reply(json_response({"consumerTable": {}}))
+    for member in asked:
+        member.peer.ask(Command(GET_CONSUMER_STATUS_FROM_CLIENT, ext={
+            "topic": wanted["topic"], "group": wanted["group"]}), partial(hear, member), PATIENCE_S)
+
+
+def _positions(body: bytes) -> dict[str, int]:
+    """Queues with what stands behind them in a client's answer: objects as keys, as they are or
+    within quotes.
+    """
+    found = {}
+    for key, offset in _POSITION.findall(body.decode("utf-8", "replace")):
+        try:
+            queue = read_json((json.loads(key) if key[0] == '"' else key).encode())
+            found[write_json({name: queue[name] for name in _QUEUE}).decode()] = int(offset)
+        except (FrameError, ValueError, TypeError, KeyError):
+            continue  # the name of another field
+    return found
+
+
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
     """Asks a member what was asked of the broker, and answers what it answers."""
     group = call.fields["consumerGroup"]
@@ -97,6 +145,7 @@ def _member(broker: Broker, group: str, client_id: str | None) -> Member:
 
 
 HANDLERS: Table = {
+    "INVOKE_BROKER_TO_GET_CONSUMER_STATUS": client_positions,
     "GET_CONSUMER_CONNECTION_LIST": consumers,
     "GET_PRODUCER_CONNECTION_LIST": producers,
     "GET_ALL_PRODUCER_INFO": all_producers,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rmqctl.formats.local import delay
@@ -65,6 +66,7 @@ PRIORITY = 8
 _LONG = 1 << 63
 
 
+@lru_cache(maxsize=1024)
 def snake(name: str) -> str:
     """``readQueueNums`` -> ``read_queue_nums``."""
     return _HUMP.sub("_", name).lower()
