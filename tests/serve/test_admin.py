@@ -421,6 +421,13 @@ def test_how_far_clients_are_by_their_own_word(served, client):
                           clientAddr="three").json() == {"consumerTable": {}}
 
 
+@pytest.mark.parametrize("body", [b'"' + b"\\\"" * 200_000, b"{" * 400_000,
+                                  b'{"a":1' * 60_000, b'"' * 400_000 + b"\\"],
+                         ids=["quotes", "braces", "keys", "open"])
+def test_what_clients_say_is_read_in_one_go(body: bytes) -> None:
+    assert relay._positions(body) == {}
+
+
 def test_a_client_that_does_not_answer(served, client, monkeypatch):
     monkeypatch.setattr(relay, "PATIENCE_S", 0.05)
     with served.client() as consumer:

@@ -144,7 +144,8 @@ def test_one_queue_is_asked_by_itself(client: Client, topic: str) -> None:
     refused = pop(client, topic, queueId=99)
     assert (refused.code, refused.remark and refused.remark[:11]) == (1, "queueId[99]")
     assert [pop(client, topic, **wrong).code for wrong in (
-        {"maxMsgNums": 33}, {"exp": "a ==", "expType": "SQL92"})] == [29, 23]
+        {"maxMsgNums": 33}, {"exp": "a ==", "expType": "SQL92"},
+        {"consumerGroup": "G" * 256})] == [29, 23, 1]
     assert pop(client, "none").code == 17
 
 
@@ -212,7 +213,8 @@ def test_many_are_acked_at_once(client: Client, topic: str) -> None:
                        (json.dumps({"acks": [{**one, "b": "!"}]}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": "/" * 2052}] * 2}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": ""}] * 1025}).encode(), 1),
-                       (json.dumps({"acks": [{**one, "b": 5, "so": "x"}]}).encode(), 0)):
+                       (json.dumps({"acks": [{**one, "b": 5, "so": "x"}]}).encode(), 0),
+                       (json.dumps({"acks": [{**one, "c": "G" * 256}]}).encode(), 1)):
         assert client.ask("BATCH_ACK_MESSAGE", body).code == code, body
 
 

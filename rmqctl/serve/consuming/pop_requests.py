@@ -33,6 +33,7 @@ _LATEST = 1
 """A group without a position begins with new messages."""
 _SOONEST_S = 0.01
 _RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")
+_LONGEST_NAME = 255
 _MOST_ACKED, _LONGEST_SETS = 1024, 4096
 """Entries in an ack of many, and the characters of all their sets of offsets."""
 
@@ -79,10 +80,17 @@ def _judged(broker: Broker, call: Call) -> tuple[str, int]:
     """What is to be waited for. Answer where nothing may be read."""
     name: str = call.fields["topic"]
     judge(broker, call, lowest=ANY_QUEUE)
+    _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
         raise Answer(Status.SYSTEM_ERROR,
                      f"the topic[{name}] has queues of batches, which are pulled from alone")
     return name, ANY_QUEUE
+
+
+def _check_group(name: str) -> None:
+    """Answer where a name is longer than that of any group: what groups were given is kept."""
+    if len(name) > _LONGEST_NAME:
+        raise Answer(Status.SYSTEM_ERROR, f"the name of the group has {len(name)} characters")
 
 
 def _milliseconds(wanted: int) -> int:
@@ -107,10 +115,12 @@ class _WaitingForAny(Waiting):
         found = self.found()
         if found is not None:
             return found
+        wait = min(self.call.fields["pollTime"] / 1000, LONGEST_WAIT_S)
+        if wait <= 0 and not self.is_unfinished:
+            return self.nothing()
         if not self.has_room:
             return self.nothing(full=True)
-        self.late = time.monotonic() + min(max(self.call.fields["pollTime"], 0) / 1000,
-                                           LONGEST_WAIT_S)
+        self.late = time.monotonic() + max(wait, 0)
         self.begin(self._pause)
         if self.is_unfinished:
             self.broker.wake(self.look)
@@ -243,6 +253,7 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
 def _popped(broker: Broker, group: str, topic: str) -> Popped:
     """What a group has of a topic, which may be the one of what came back to it. Answer."""
     base = topic
+    _check_group(group)
     if topic.startswith(RETRY_PREFIX + group) and topic[len(RETRY_PREFIX + group):][:1] in ("_", "+"
                                                                                           ):
         base = topic[len(RETRY_PREFIX + group) + 1:]
@@ -256,17 +267,17 @@ def ack_many(broker: Broker, call: Call) -> Response:
     acks = objects(body_of(call).get("acks"))
     if not acks:
         raise Answer(Status.NO_MESSAGE, "nothing is acked")
-    if len(acks) > _MOST_ACKED or sum(len(_text(each.get("b", each.get("bitSet"))))
-                                      for each in acks) > _LONGEST_SETS:
+    sets = [_text(each.get("b", each.get("bitSet"))) for each in acks]
+    if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
         raise Answer(Status.SYSTEM_ERROR, "too many messages are acked at once")
-    for each in acks:
+    for each, places in zip(acks, sets, strict=True):
         group, name, retry = (_text(each.get(short, each.get(long))) for short, long in (
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
         start, queue_id, number = (_number(each.get(short, each.get(long))) for short, long in (
             ("so", "startOffset"), ("q", "queueId"), ("pt", "popTime")))
         popped = _popped(broker, group, name)
         name = {"1": popped.names[1], "2": popped.names[2]}.get(retry, name)
-        for place in _places(each.get("b", each.get("bitSet"))):
+        for place in _places(places):
             with suppress(Answer):
                 popped.ack(Receipt((name, queue_id), start + place, number))
     return Response()
@@ -280,10 +291,10 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _places(value: object) -> list[int]:
+def _places(text: str) -> list[int]:
     """The places of the bits in a set, which is written in base64. Answer."""
     try:
-        data = b64decode(_text(value), validate=True)
+        data = b64decode(text, validate=True)
     except (Base64Error, ValueError):
         raise Answer(Status.SYSTEM_ERROR, "the set of offsets is none") from None
     return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)

@@ -18,7 +18,7 @@ from rmqctl.serve.tools.progress import MOST_QUEUES, message_queue
 
 PULL, POP = "PULL", "POP"
 _FILE, _TABLE = "messageRequestMode.json", "messageRequestModeMap"
-_MOST_MODES = 10_000
+_MOST_MODES, _LONGEST_NAME = 10_000, 255
 
 
 def assignment(broker: Broker, call: Call) -> Response:
@@ -116,8 +116,8 @@ def set_mode(broker: Broker, call: Call) -> Response:
     if topic.startswith(RETRY_PREFIX):
         raise Answer(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
     broker.require_topic(topic)
-    if not group or len(broker.modes) >= _MOST_MODES:
-        raise Answer(Status.SYSTEM_ERROR, "no group is given, or too many modes are set")
+    if not 0 < len(group) <= _LONGEST_NAME or len(broker.modes) >= _MOST_MODES:
+        raise Answer(Status.SYSTEM_ERROR, "that is no name of a group, or too many modes are set")
     broker.modes[topic, group] = _read(value)
     if broker.is_writable and broker.source.view.generation >= 5:
         from rmqctl.serve.producing.opening import keep_json

@@ -14,6 +14,7 @@ from rmqctl.serve.consuming.clients import body_of, objects
 _MOST_KEPT = 10_000
 _LONGEST = 4096
 """Values that the name server keeps, and the characters of each."""
+_MOST_GROUPS = 1000
 
 
 def update_group(broker: Broker, call: Call) -> Response:
@@ -29,6 +30,8 @@ def update_groups(broker: Broker, call: Call) -> Response:
 def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
     writer, new = broker.writer, {}
     assert writer is not None
+    if len(wanted) > _MOST_GROUPS:
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups at once")
     for each in wanted:
         name = each.get("groupName")
         if not isinstance(name, str):

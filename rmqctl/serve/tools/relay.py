@@ -18,9 +18,11 @@ from rmqctl.serve.broker import Broker, Buffer, Call, Response, Table
 from rmqctl.serve.consuming.groups import Member
 from rmqctl.serve.naming import json_response
 
-_MOST_ASKED = 1000
+_MOST_ASKED, _LARGEST = 100, 1 << 20
+"""Clients that are asked for one answer, and bytes of what each of them may say."""
 _QUEUE = ("brokerName", "queueId", "topic")
-_POSITION = re.compile(r'(\{[^{}]*\}|"(?:[^"\\]|\\.)*"):(-?[0-9]{1,18})\b')
+_POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
+"""Whole texts are gone over, so that none of them is looked at twice."""
 PATIENCE_S = 10.0
 """A client that was asked something has so long."""
 
@@ -110,12 +112,14 @@ def _positions(body: bytes) -> dict[str, int]:
     within quotes.
     """
     found = {}
-    for key, offset in _POSITION.findall(body.decode("utf-8", "replace")):
+    for key, offset in _POSITION.findall(body[:_LARGEST].decode("utf-8", "replace")):
+        if not offset or "queueId" not in key:
+            continue  # the name of another field
         try:
             queue = read_json((json.loads(key) if key[0] == '"' else key).encode())
             found[write_json({name: queue[name] for name in _QUEUE}).decode()] = int(offset)
         except (FrameError, ValueError, TypeError, KeyError):
-            continue  # the name of another field
+            continue
     return found
 
 
