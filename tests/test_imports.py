@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "rmqctl"
+from tests.support.source import PACKAGE, trees
 
 # The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py,
 # parse_values.py and phrases.py.
@@ -48,9 +49,6 @@ MAY_PRINT = {"output", "cli", "__main__"}
 #: Modules of ``commands`` that speak for typer and for the end of a run, never for data.
 SPEAKERS = {"lazy.py", "helptext.py", "exit_codes.py"}
 
-SOURCES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
-
 
 def room_of(path: Path) -> str:
     """The package below rmqctl: ``formats``; ``cli`` for rmqctl/cli.py, "" for __init__."""
@@ -58,8 +56,13 @@ def room_of(path: Path) -> str:
     return "" if parts == ("__init__",) else parts[0]
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+@cache
+def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Every module named by an import statement, anywhere in the file, with its line."""
+    return list(_imports(tree))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -82,12 +85,12 @@ def room_imported(name: str) -> str | None:
     return room if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file() else ""
 
 
-def strays(source: str, room: str) -> list[str]:
+def strays(tree: ast.AST, room: str) -> list[str]:
     """What a module of ``room`` imports and must not."""
     allowed = MAY_IMPORT.get(room, set()) | GROUND | {room}
     return [
         f"line {line}: {name}"
-        for name, line in imports(ast.parse(source))
+        for name, line in imports(tree)
         if (target := room_imported(name)) is not None
         and target not in allowed and (room, name) not in LOOKING
     ]
@@ -95,13 +98,13 @@ def strays(source: str, room: str) -> list[str]:
 
 def offenders(of: Callable[[Path], list[str]]) -> list[str]:
     """``package/module.py line 3: what`` for everything that ``of`` says of any module."""
-    return [f"{path.relative_to(PACKAGE)} {what}" for path in TREES for what in of(path)]
+    return [f"{path.relative_to(PACKAGE)} {what}" for path in trees() for what in of(path)]
 
 
-def voices(source: str) -> list[str]:
+def voices(tree: ast.AST) -> list[str]:
     """Where a module speaks: print, sys.stdout, sys.stderr, typer.echo."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "print":
             found.append(f"line {node.lineno}: print")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -146,27 +149,27 @@ def circles(graph: dict[str, list[str]]) -> list[list[str]]:
 
 
 def test_imports_go_downwards_only():
-    unknown = {room_of(path) for path in TREES} - set(MAY_IMPORT) - GROUND
+    unknown = {room_of(path) for path in trees()} - set(MAY_IMPORT) - GROUND
     assert not unknown, f"new packages: decide what {unknown} may import"
-    assert offenders(lambda path: strays(SOURCES[path], room_of(path))) == []
+    assert offenders(lambda path: strays(trees()[path], room_of(path))) == []
 
 
 def test_no_two_modules_import_each_other():
     """No circles, however long, and none hidden in functions or behind TYPE_CHECKING."""
     names = {".".join(("rmqctl", *path.relative_to(PACKAGE).with_suffix("").parts)): path
-             for path in TREES}
-    graph = {name: sorted(set(named(TREES[path], set(names)))) for name, path in names.items()}
+             for path in trees()}
+    graph = {name: sorted(set(named(trees()[path], set(names)))) for name, path in names.items()}
     assert circles(graph) == []
 
 
 def test_only_output_and_the_program_speak():
     assert offenders(lambda path: [] if room_of(path) in MAY_PRINT or path.name in SPEAKERS
-                     else voices(SOURCES[path])) == []
+                     else voices(trees()[path])) == []
 
 
 def test_spark_stays_in_its_package():
     assert offenders(lambda path: [] if room_of(path) == "pipeline" else [
-        f"line {line}: {name}" for name, line in imports(TREES[path])
+        f"line {line}: {name}" for name, line in imports(trees()[path])
         if name.partition(".")[0] == "pyspark" or (name == "pandas" and room_of(path) != "api")
     ]) == []
 
@@ -176,7 +179,7 @@ def test_arrow_stays_where_its_tables_are_the_product():
     arrow = ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns")
     assert offenders(lambda path: [] if room_of(path) == "pipeline" or path.stem in (
         "columns", "unit_columns", "page_columns", "schemas", "api") else [
-        f"line {line}: {name}" for name, line in imports(TREES[path])
+        f"line {line}: {name}" for name, line in imports(trees()[path])
         if name.startswith(arrow) or name.partition(".")[0] in ("pyarrow", "fastavro")]) == []
 
 
@@ -186,9 +189,9 @@ def test_formats_do_no_io_and_have_no_clock():
     def wrong(path: Path) -> list[str]:
         if room_of(path) != "formats":
             return []
-        return [f"line {line}: {name}" for name, line in imports(TREES[path])
+        return [f"line {line}: {name}" for name, line in imports(trees()[path])
                 if name.partition(".")[0] in banned] + [
-            f"line {node.lineno}: open" for node in ast.walk(TREES[path])
+            f"line {node.lineno}: open" for node in ast.walk(trees()[path])
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             and node.func.id == "open"]
 
@@ -197,23 +200,26 @@ def test_formats_do_no_io_and_have_no_clock():
 
 def test_a_folder_can_be_taken_in_at_a_glance():
     """A folder holds at most 24 modules; more are packages that nobody has named yet."""
-    full = Counter(path.parent for path in TREES if path.name != "__init__.py")
+    full = Counter(path.parent for path in trees() if path.name != "__init__.py")
     assert {str(folder): count for folder, count in full.items() if count > 24} == {}
 
 
 def test_every_package_says_what_it_is():
-    assert offenders(lambda path: [] if path.name != "__init__.py" or ast.get_docstring(TREES[path])
-                     else ["has no docstring"]) == []
+    assert offenders(lambda path: [] if path.name != "__init__.py" or ast.get_docstring(
+        trees()[path]) else ["has no docstring"]) == []
 
 
 def test_the_checks_can_fail():
-    assert strays("from rmqctl.store import files", "formats") == ["line 1: rmqctl.store"]
-    assert strays("def f():\n    import rmqctl.commands.info", "checks") != []
-    assert strays("from rmqctl import output", "store") == [
+    parse = ast.parse
+    assert strays(parse("from rmqctl.store import files"), "formats") == [
+        "line 1: rmqctl.store"]
+    assert strays(parse("def f():\n    import rmqctl.commands.info"), "checks") != []
+    assert strays(parse("from rmqctl import output"), "store") == [
         "line 1: rmqctl.output",
     ]
-    assert strays("from rmqctl import __version__\nimport os\nimport rmqctl.errors", "scan") == []
+    assert strays(parse("from rmqctl import __version__\nimport os\nimport rmqctl.errors"),
+                  "scan") == []
     assert circles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c", "b"]]
-    assert voices("print(1)") == ["line 1: print"]
-    assert voices("import sys\nsys.stdout.write('x')") == ["line 2: sys.stdout"]
-    assert voices("from rich import print") == ["line 1: rich.print"]
+    assert voices(parse("print(1)")) == ["line 1: print"]
+    assert voices(parse("import sys\nsys.stdout.write('x')")) == ["line 2: sys.stdout"]
+    assert voices(parse("from rich import print")) == ["line 1: rich.print"]

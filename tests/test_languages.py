@@ -9,7 +9,6 @@ import copy
 import pickle
 import re
 import string
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +19,9 @@ from rmqctl.output.language import chosen, language
 from rmqctl.phrases import Joined, Phrase, counted, some_of
 from tests.support.golden import golden_stores
 from tests.support.share import sample
+from tests.support.source import PACKAGE, trees
 
-PACKAGE = Path(__file__).parents[1] / "rmqctl"
 CATALOG = language("zh").catalog
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def named(call: ast.Call) -> str:
@@ -52,16 +50,15 @@ def names_in(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
-KEYS = set().union(*map(keys_of, TREES.values()), (each.meaning for each in CATEGORIES.values()))
-
-
 def test_every_phrase_is_there_in_chinese():
-    assert sorted(KEYS - CATALOG.keys()) == []
+    keys = set().union(*map(keys_of, trees().values()),
+                       (one.meaning for one in CATEGORIES.values()))
+    assert sorted(keys - CATALOG.keys()) == []
 
 
 def test_no_phrase_is_made_of_a_text_that_is_not_known():
     """A template is a constant, or the catalog could not be complete."""
-    wrong = [f"{path.relative_to(PACKAGE)}:{node.lineno}" for path, tree in TREES.items()
+    wrong = [f"{path.relative_to(PACKAGE)}:{node.lineno}" for path, tree in trees().items()
              if path.name != "phrases.py" for node in ast.walk(tree)
              if isinstance(node, ast.Call) and named(node) == "Phrase"
              and not all(isinstance(arg, ast.Constant) for arg in node.args)
@@ -71,7 +68,7 @@ def test_no_phrase_is_made_of_a_text_that_is_not_known():
 
 def test_no_entry_is_left_over():
     constants = {each.meaning for each in CATEGORIES.values()} | {
-        node.value for tree in TREES.values() for node in ast.walk(tree)
+        node.value for tree in trees().values() for node in ast.walk(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     constants |= {text.replace("_", " ") for text in constants}
     counts = {f"{{count:,}} {word}{s}" for word in constants for s in ("", "s")}

@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
-import rmqctl
 from rmqctl.checks.explanations import ACTION, explain, explanations
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
 from rmqctl.errors import UsageError
+from tests.support.source import trees
 
-PACKAGE = Path(rmqctl.__file__).parent
 _WORDS = {spec.name: spec for spec in REGISTRY}
 
 
@@ -28,8 +26,8 @@ _TAKES = {"Action": 0, "act": 1, "_made": 4}
 def verbs() -> set[str]:
     """What actions are called, as far as that stands in the program as a text."""
     found = {"delete"}  # rmqctl.checks.preflight.load.DELETE
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             place = _TAKES.get(getattr(node.func, "id", getattr(node.func, "attr", "")))
@@ -51,8 +49,9 @@ def test_every_finding_has_its_text() -> None:
 
 
 def test_every_action_has_its_text() -> None:
-    assert len(verbs()) > 5
-    assert verbs() - explanations().keys() == set()
+    found = verbs()
+    assert len(found) > 5
+    assert found - explanations().keys() == set()
 
 
 def commands() -> set[str]:
