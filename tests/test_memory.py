@@ -14,13 +14,14 @@ import pytest
 from benchmarks import process
 from benchmarks.writing import json_lines
 from tests.support.kernels import compiled_only
+from tests.support.share import sample
 
 MOST_MIB = 200
 LOG_SIZE = "288MiB"
 BODY = 100
 """Bytes of a body: of small messages there are more, with more keys and rows."""
 LINES = 60_000
-pytestmark = [pytest.mark.long, compiled_only]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("memory"), compiled_only]
 
 COMMANDS = {
     "verify": "verify {store} --jobs 2",
@@ -50,7 +51,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sample(COMMANDS, 3, "commands whose memory is measured"))
 def test_memory(places: dict[str, Path], tmp_path: Path, name: str,
                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SAMPLE_S", 0.005)

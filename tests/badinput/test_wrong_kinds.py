@@ -186,7 +186,7 @@ def test_files_that_vanish_while_read(tiny: tiny_stores.Tiny) -> None:
     worker = threading.Thread(target=come_and_go)
     worker.start()
     try:
-        for _ in range(30):
+        for _ in range(10):
             for words in (("verify",), ("read", "-o", "jsonl"), ("info",), ("offsets",)):
                 done = cli.run(words[0], tiny.root, *words[1:])
                 assert done.code in (0, 1, 3, 5), done.describe()

@@ -23,6 +23,7 @@ from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair import damage
 from tests.support import cli
+from tests.support.share import every
 
 STORES = [f"{version}/{kind}" for version in VERSIONS
           for kind in ("delay", "basic", "batch", "transaction", "ipv6")] + ["5.3.3/v2topic"]
@@ -102,10 +103,10 @@ def check(root: Path, said: str) -> int:
 def test_every_command_ends_a_damaged_log_at_the_same_place(golden_copy: GoldenFolder,
                                                             part: int) -> None:
     compared = 0
-    for seed in SEEDS[part::PARTS]:
+    for seed in every(2, SEEDS[part::PARTS], f"damaged logs {part}"):
         root = golden_copy(f"{STORES[seed % len(STORES)]}/store")
         compared += check(root, f"seed {seed}: {damaged(root, seed)}")
-    assert compared > 2 * len(SEEDS) // PARTS
+    assert compared > len(SEEDS) // PARTS
 
 
 @pytest.mark.exhaustive

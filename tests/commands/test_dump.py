@@ -656,7 +656,7 @@ def test_a_name_no_system_takes(rmqctl: Run) -> None:
 def test_random_bytes_as_every_kind(kind: str, tmp_path: Path, rmqctl: Run, seed: int) -> None:
     chance = random.Random(seed)
     path = tmp_path / chance.choice(["00000000000000001000", "09223372036854775807", "foo"])
-    sizes = sample((0, 1, 7, 19, 20, 45, 91, 400, 4096, 20_000), 2, f"sizes of {kind}")
+    sizes = sample((0, 1, 7, 19, 20, 45, 91, 400, 4096, 20_000), 1, f"sizes of {kind}")
     for size in sizes:
         for raw in (chance.randbytes(size), bytes(size), b"\xff" * size,
                     (SMALL * 200)[:size], (b"\0\0\0\1" * 5000)[:size]):

@@ -168,7 +168,7 @@ def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
     differ = 0
     for path in files:
         sound = path.read_bytes()
-        for bit in source.sample(range(8 * len(sound)), min(40, 8 * len(sound))):
+        for bit in source.sample(range(8 * len(sound)), min(15, 8 * len(sound))):
             damaged = bytearray(sound)
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
@@ -176,7 +176,7 @@ def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
             assert first == second, (seed, path, bit)
             differ += len(first[0]) > 0
         path.write_bytes(sound)
-    assert differ > 20
+    assert differ > 8
 
 
 def test_keys_have_the_same_numbers_and_are_learned_elsewhere(seed: int) -> None:

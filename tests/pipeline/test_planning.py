@@ -132,7 +132,7 @@ def test_the_unused_end_of_a_log_is_one_frame(tmp_path: Path) -> None:
         assert sum(one["length"] for one in rows) == 4 * 1024
 
 
-STORES = sample((each for each in golden_sets.golden_stores() if each.set.version == "5.3.3"), 9,
+STORES = sample((each for each in golden_sets.golden_stores() if each.set.version == "5.3.3"), 4,
                 "partitions of golden stores")
 
 

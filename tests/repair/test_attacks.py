@@ -23,6 +23,7 @@ from rmqctl.repair.executor.staging import clear
 from rmqctl.repair.scratch import Scratch
 from tests.support import snapshot
 from tests.support.cli import Result
+from tests.support.share import every
 from tests.support.tiny import INDEX_NAME, Tiny, variant
 
 Run = Callable[..., Result]
@@ -305,7 +306,7 @@ def test_every_damage_to_a_journal_is_a_sentence(rmqctl: Run, tiny: Tiny) -> Non
     for name in ("journal.jsonl", "state.json"):
         path = folder / name
         whole = path.read_bytes()
-        for at in range(0, len(whole), max(1, len(whole) // 10)):
+        for at in every(max(1, len(whole) // 3), range(len(whole)), name):
             for changed in (whole[:at], whole[:at] + b"\xff" + whole[at + 1:],
                             whole[:at] + b"9" + whole[at + 1:], whole[:at] + b"[" * 5000):
                 path.write_bytes(changed)

@@ -28,6 +28,7 @@ from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
 from tests.serve.test_clients import SCRIPTS, Message, Start, installed, start, wait_until
 from tests.serve.test_pull import expected
+from tests.support.share import sample
 
 __all__ = ["start"]  # a fixture
 pytestmark = pytest.mark.xdist_group("clients")
@@ -53,7 +54,7 @@ def node(golden_base: Path) -> list[str]:
     return ["env", f"NODE_PATH={folder / 'node_modules'}", "node", str(SCRIPTS / "grpc_node.js")]
 
 
-@pytest.fixture(params=["python", "node"])
+@pytest.fixture(params=sample(["python", "node"], 1, "clients of gRPC"))
 def client(request: pytest.FixtureRequest) -> list[str]:
     command: list[str] = request.getfixturevalue(request.param)
     return command
@@ -117,7 +118,7 @@ def test_every_message_once_and_as_it_was_sent(client: list[str], mode: str, sta
         ends = {number: broker.queue(topic, number).end
                 for number in range(broker.require_topic(topic).read_queues)}
         wait_until(lambda: all(broker.positions.get("G", topic, number) == end
-                               for number, end in ends.items() if end), 10)
+                               for number, end in ends.items() if end))
         if mode == "push":
             consumer.process.kill()  # it would wait for its last call, 20 s
         else:
@@ -128,6 +129,7 @@ def test_every_message_once_and_as_it_was_sent(client: list[str], mode: str, sta
                    for number, end in ends.items() if end)
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_acked_comes_again_after_its_time(python: list[str], start: Start,
                                                       written: Running) -> None:
     start(python, written, "T", "send", "P").process.wait(30)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
+from tests.support.share import every
 from tests.tiered.made import TOPIC, Queue
 
 STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
@@ -18,7 +19,7 @@ STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
 def test_every_message_both_ways(state: str, golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden(state)
     rows = rmqctl("tiered", "read", root, "-o", "jsonl").jsonl()
-    for row in rows[::11]:
+    for row in every(33, rows, "rows of a tier"):
         words = ["tiered", "query", "offset", root, "--topic", row["topic"], "--queue",
                  str(row["queue_id"]), "-o", "jsonl"]
         assert rmqctl(*words, "--offset", str(row["queue_offset"])).expect(0).jsonl() == [row]

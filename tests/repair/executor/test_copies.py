@@ -68,8 +68,8 @@ def test_killed_and_copied(folder: Path, command: str, name: str) -> None:
     before = trial.old_bytes if command == "apply" else trial.new_bytes
     trial.fresh()
     calls = in_child(trial, 0, "before")[1]
-    first = RUN.number(f"{command} {name}") % 12
-    for number in range(1 + first, calls + 1, 1 if RUN.exhaustive else 12):
+    first = RUN.number(f"{command} {name}") % 24
+    for number in range(1 + first, calls + 1, 1 if RUN.exhaustive else 24):
         for action, wanted in ((run, trial.new_bytes), (undo_all, before)):
             trial.fresh()
             in_child(trial, number, MODES[number % 3])
