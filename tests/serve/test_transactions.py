@@ -127,6 +127,8 @@ def test_a_half_message_comes_when_it_is_committed(served: Running, root: Path, 
         wait(lambda: sum(map(len, map(transactions.ended_by, pulled(client, OP_HALF_TOPIC)))) == 2)
         bodies = [bytes(each.body) for each in pulled(client, OP_HALF_TOPIC)]
         assert b",".join(bodies).replace(b",,", b",") in (b"0,1", b"0,1,")
+        assert {bytes(each.properties).rstrip(b"\2") for each in pulled(client, OP_HALF_TOPIC)
+                } == {b"WAIT\1true\2TAGS\1d"}  # as brokers of both versions write it
 
 
 @pytest.mark.parametrize(("wrong", "remark"), [
