@@ -240,7 +240,8 @@ class _Metrics:
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
+                asyncio.CancelledError):  # the last at the server's end, which is no news
             pass
         finally:
             self._clients.pop(writer, None)

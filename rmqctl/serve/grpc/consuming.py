@@ -14,7 +14,7 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
-from rmqctl.serve.consuming.popping import RENEWED_S, Given, Popped, Receipt, Wish
+from rmqctl.serve.consuming.popping import RENEWED_S, TURN_S, Given, Popped, Receipt, Wish
 from rmqctl.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
 from rmqctl.serve.grpc.calls import Caller, Endpoint, judged, refused_by
 from rmqctl.serve.grpc.messages import to_client
@@ -182,7 +182,7 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
             popped = broker.pops.of(group, topic)
             given, left = popped.take(wish, left)
             if not given and left > 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(TURN_S)  # a call of others takes several turns of the loop
         given = [each for each in given if each.flight.attempt <= most or not (
             await _gave_up(caller, popped, each))]
         if given or left <= 0:
