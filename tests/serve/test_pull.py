@@ -147,7 +147,7 @@ def test_a_pull_without_messages_waits_for_them(golden: GoldenFolder, tmp_path: 
     with serving(root) as served, served.client() as client:
         begun = time.monotonic()
         assert client.pull(topic, queue_id, end, wait_ms=600).code == 19
-        assert 0.5 < time.monotonic() - begun < 5
+        assert 0.5 < time.monotonic() - begun < 12
         opaque = client.send("PULL_MESSAGE", ext={
             "consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": end,
             "maxMsgNums": 32, "sysFlag": 6, "commitOffset": 0, "suspendTimeoutMillis": 15_000,
@@ -156,7 +156,7 @@ def test_a_pull_without_messages_waits_for_them(golden: GoldenFolder, tmp_path: 
         begun = time.monotonic()
         answer = client.receive()
         assert (answer.opaque, answer.code) == (opaque, 0)
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 12
         assert [record.body for record in records(answer.body)] == [b"new"]
         assert served.brokers[0].waiting == {}
 

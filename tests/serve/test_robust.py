@@ -166,25 +166,27 @@ def test_frames_that_are_not_whole_are_held_up_to_a_limit(root: Path) -> None:
 @pytest.mark.parametrize("data", [b"{" + b"a" * 300_000, b'{"' + b'\\"' * 150_000,
                                   b"[" * 300_000, b"a " * 150_000])
 def test_what_is_no_json_is_refused_in_no_time(data: bytes) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(FrameError):
         read_json(data)
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_requests_that_take_long_let_others_in(served: Running,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(_broker: Broker, _call: Call) -> Response:
+    done = []
+
+    def slow(_broker: Broker, call: Call) -> Response:
         time.sleep(0.05)
+        done.append(call)
         return Response({})
 
     monkeypatch.setitem(HANDLERS, 26, slow)
     with served.client() as busy, served.client() as other:
         numbers = [busy.send("GET_BROKER_CONFIG", ext={}) for _ in range(40)]
         time.sleep(0.1)
-        begun = time.monotonic()
         assert other.ask("GET_BROKER_CLUSTER_INFO").code == 0
-        assert time.monotonic() - begun < 1
+        assert len(done) < len(numbers)
         assert [busy.receive().opaque for _ in numbers] == numbers
 
 

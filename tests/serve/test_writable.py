@@ -177,7 +177,7 @@ def test_a_delayed_message_comes_when_it_is_due(root: Path, rmqctl: Runner) -> N
             "maxMsgNums": 32, "sysFlag": 6, "suspendTimeoutMillis": 15_000, "subscription": "*"})
         answer = client.receive()
         assert (answer.opaque, answer.code) == (opaque, 0)
-        assert 0.8 < time.monotonic() - begun < 6
+        assert 0.8 < time.monotonic() - begun < 12
         (record,) = records(answer.body)
         assert (record.body, record.queue_id, record.queue_offset) == (b"late", 2, 0)
     verified(rmqctl, root)
@@ -196,7 +196,7 @@ def test_what_is_sent_back_is_written(served: Running, monkeypatch: pytest.Monke
         (first,) = pulled(client, "orders")
         assert client.ask("CONSUMER_SEND_MSG_BACK", offset=first.physical_offset, group="CG",
                           delayLevel=1).code == 0
-        for _ in range(60):
+        for _ in range(300):
             again = pulled(client, "%RETRY%CG")
             if again:
                 break
@@ -222,7 +222,7 @@ def test_a_waiting_pull_gets_what_is_sent(served: Running) -> None:
         sent(sender, "orders", b"wanted", text="TAGS\x01A")
         (record,) = records(waiting.receive().body)
         assert record.body == b"wanted"
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 12  # it would wait for 15
 
 
 def test_topics_are_made_and_changed(served: Running) -> None:
@@ -312,7 +312,7 @@ def test_only_the_next_delayed_messages_are_read(root: Path, monkeypatch: pytest
         sent(client, "orders", b"late", text="DELAY\x0199")
         delays = served.brokers[0].delays
         assert delays is not None
-        end = time.monotonic() + 5
+        end = time.monotonic() + 30
         while delays.done.get(1) != 100 and time.monotonic() < end:
             time.sleep(0.05)
         assert delays.done == {1: 100}
@@ -349,7 +349,7 @@ def test_a_waiting_pull_goes_on_behind_what_it_does_not_want(served: Running) ->
         begun = time.monotonic()
         (record,) = records(waiting.receive().body)
         assert record.body == b"wanted"
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 12  # it would wait for 15
 
 
 def test_delays_are_counted_when_the_message_is_in_its_queue(
@@ -366,7 +366,9 @@ def test_delays_are_counted_when_the_message_is_in_its_queue(
         time.sleep(1.3)
         assert delays.done.get(1, 0) == 0
         monkeypatch.setattr(writer.engine, "put_many", put)
-        time.sleep(0.3)
+        end = time.monotonic() + 30
+        while not delays.done.get(1) and time.monotonic() < end:
+            time.sleep(0.05)
         assert delays.done[1] == 1
         (late,) = pulled(client, "orders")
         assert late.body == b"late"
