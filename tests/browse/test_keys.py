@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.browse.app import Browser
 from rmqctl.browse.listing import LogListing, QueueListing, Step
 from rmqctl.browse.opened import Place
 from rmqctl.commands.inspect import browse as command
@@ -189,6 +190,20 @@ def test_what_takes_long_can_be_stopped(golden, monkeypatch):
         assert not screen.rows.is_reading
 
     browse(golden(BASIC), act)
+
+
+def test_what_comes_in_after_the_end_is_no_defect(golden):
+    ended: list[Browser] = []
+
+    async def act(screen: Screen) -> None:
+        ended.append(screen.app)
+
+    browse(golden(BASIC), act)
+    (app,) = ended
+    with pytest.raises(IndexError) as late:
+        app._apply_filter()  # no screen is there any more
+    app._handle_exception(late.value)
+    assert app.failure is None
 
 
 def test_many_topics_are_parted(tiny):
