@@ -151,7 +151,7 @@ class Plan:
     them; None where they were not counted. ``conflicts``: places where another store has
     other intact messages, and nobody has said which are right.
     ``kept_damaged``: how many are delivered with the damage of their bodies. ``left_damaged``:
-    structures with damage that the plan leaves, as nothing tells what they were.
+    structures with damage that the plan leaves, as nothing tells what it was.
     """
 
     command: str

@@ -142,6 +142,8 @@ class _Planner:
         self._steps: list[Step] = []
         self._notes: list[str] = []
         self._untold_queues: set[tuple[str, int]] = set()
+        self._unplaceable = 0
+        """Messages that get no row."""
         self._before: int | None = None
         """Rows of the data base of consumequeues; None where there is none that can be read."""
         self._made: rocksdb.Made | None = None
@@ -379,6 +381,7 @@ class _Planner:
             rebuilt = replace(rebuilt, next_offsets=ends, gaps=rebuilt.gaps if any(
                 _part_of(step.target) == CONSUMEQUEUE for step in steps) else 0)
         self._notes += rebuilt.notes
+        self._unplaceable = rebuilt.unplaceable
         foreign: Planned = [], []
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
@@ -422,13 +425,16 @@ class _Planner:
         self._take(rocksdb.steps(self._root, made, self._before, why))
 
     def _left_damaged(self) -> tuple[str, ...]:
-        """What stays as it is although `verify` finds trouble there: an index of unknown shape."""
+        """What stays as it is although `verify` finds trouble there: messages of topics that can
+        be no folder, which get no row, and an index of unknown shape.
+        """
+        left = (COMMITLOG,) if self._unplaceable else ()
         if not (INDEX in self._options.only and self._options.topic is None
                 and self._known.index_unknown and _troubled(self._store, INDEX)):
-            return ()
+            return left
         self._notes.append("the index is damaged and stays so: keys may not be found before it is "
                            "made anew in the shape that the broker has")
-        return (INDEX,)
+        return (*left, INDEX)
 
     def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
         """Light queues of which nothing tells whether rows are missing: they stay as they are,
