@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
         got = [each.message.body for call in waiting[:-1] for each in call
                if each.HasField("message")]
         assert sorted(got) == [b"0", b"1", b"2", *[b"many"] * 4]
+
+
+def test_a_request_is_not_kept_while_it_waits(written: Running) -> None:
+    with Stub(written, "T") as stub:
+        waiting = stub.receiving(wait=10)
+        until(lambda: bool(written.brokers[0].waiting))
+        assert not [each for each in gc.get_objects()
+                    if isinstance(each, MESSAGES["ReceiveMessageRequest"])]
+        waiting.cancel()
 
 
 def test_who_looks_for_long_is_answered_in_time(written: Running, monkeypatch: pytest.MonkeyPatch
