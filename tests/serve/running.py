@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.config.create import create_store
 from rmqctl.parse_values import Address
 from rmqctl.remoting.client import Client
 from rmqctl.serve.broker import Broker
@@ -48,6 +50,13 @@ class Running:
 
         self.loop.call_soon_threadsafe(run)
         assert done.wait(10)
+
+
+def empty_store(root: Path, version: str = "5.3.3") -> Path:
+    """A store without messages, whose files are so small that some records fill one."""
+    create_store(root, StoreSettings(version=version, commitlog_file_size=1 << 16,
+                                     consumequeue_file_size=2000, index_slots=100, index_max=400))
+    return root
 
 
 @contextmanager

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.broker.settings import Settings as StoreSettings
-from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local import properties
 from rmqctl.remoting.client import Client
 from rmqctl.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT
 from rmqctl.remoting.command import RESPONSE, Command, write_command
 from rmqctl.serve.producing import replying
 from rmqctl.serve.serving import Settings
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
@@ -29,9 +27,7 @@ TEXT = properties.build({"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "asker", "MS
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
-    create_store(tmp_path / "store", StoreSettings(
-        commitlog_file_size=1 << 16, consumequeue_file_size=2000, index_slots=100, index_max=400))
-    with serving(tmp_path / "store", settings=Settings(writable=True)) as running:
+    with serving(empty_store(tmp_path / "store"), settings=Settings(writable=True)) as running:
         yield running
 
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.broker.settings import Settings as StoreSettings
-from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
 from rmqctl.serve.serving import Settings
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 
 RETRY, DEAD = "%RETRY%CG", "%DLQ%CG"
@@ -22,10 +20,8 @@ RETRY, DEAD = "%RETRY%CG", "%DLQ%CG"
 
 @pytest.fixture(params=["4.9.3", "5.3.3"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    create_store(tmp_path / "store", StoreSettings(
-        version=request.param, commitlog_file_size=1 << 16, consumequeue_file_size=2000,
-        index_slots=100, index_max=400))
-    with serving(tmp_path / "store", settings=Settings(writable=True)) as running:
+    root = empty_store(tmp_path / "store", request.param)
+    with serving(root, settings=Settings(writable=True)) as running:
         yield running
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from rmqctl.broker.settings import BrokerConfig, resolve
-from rmqctl.broker.settings import Settings as StoreSettings
-from rmqctl.engine.config.create import create_store
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local import properties
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
@@ -25,7 +23,7 @@ from rmqctl.serve.producing.timer_files import TimerFiles
 from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import Runner
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 
 TIMERS = "rmq_sys_wheel_timer"
@@ -34,9 +32,7 @@ WRITABLE = Settings(writable=True)
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    create_store(tmp_path / "store", StoreSettings(
-        version="5.3.3", commitlog_file_size=1 << 16, consumequeue_file_size=2000,
-        index_slots=100, index_max=400))
+    empty_store(tmp_path / "store")
     monkeypatch.setattr(timer_files, "_LOG_FILE", 40 * UNIT_SIZE)
 
     def quick(store: Store, given: dict[str, object]) -> BrokerConfig:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
-from rmqctl.engine.config.create import create_store
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, decode
@@ -27,7 +26,7 @@ from rmqctl.serve.producing import checking, transactions
 from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder, Runner
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 
 WRITABLE = Settings(writable=True)
@@ -42,10 +41,7 @@ def at_once(broker: Broker) -> None:
 
 @pytest.fixture(params=["4.9.3", "5.3.3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    create_store(tmp_path / "store", StoreSettings(
-        version=request.param, commitlog_file_size=1 << 16, consumequeue_file_size=2000,
-        index_slots=100, index_max=400))
-    return tmp_path / "store"
+    return empty_store(tmp_path / "store", request.param)
 
 
 @pytest.fixture

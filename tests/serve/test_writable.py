@@ -26,7 +26,7 @@ from rmqctl.serve.producing import delaying, writing
 from rmqctl.serve.producing.writing import delivered
 from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join
 from tests.support.share import RUN
 
@@ -35,10 +35,7 @@ WRITABLE = Settings(writable=True)
 
 @pytest.fixture(params=["4.9.3", "5.3.3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    create_store(tmp_path / "store", StoreSettings(
-        version=request.param, commitlog_file_size=1 << 16, consumequeue_file_size=2000,
-        index_slots=100, index_max=400))
-    return tmp_path / "store"
+    return empty_store(tmp_path / "store", request.param)
 
 
 @pytest.fixture
