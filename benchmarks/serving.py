@@ -4,7 +4,7 @@
 
 Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
 1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two queues
-at hand, of more it reads them again and again. The latency is that of a single client.
+at hand, of more it reads them again and again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from rmqctl.remoting.frame import HEAD_SIZE, frame_head
 MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
 MOST = 32
+CONNECTIONS = 4
+"""Of each pulling client, with a pull under way on each."""
 PULL, SEND = 11, 310
 SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01true\x02TAGS\x01A"
 """Properties as a Java client sends them."""
@@ -161,23 +163,23 @@ def send_all(address: Address, connections: int, seconds: float, under_way: int)
         yield messages, messages * len(BODY), took
 
 
-def _client(kind: str, results: Any, *args: Any) -> None:
+def _client(kind: str, results: Any, number: int, *args: Any) -> None:
     took = list((pull_all if kind == "pull" else send_all)(*args))
-    results.put((sum(each[0] for each in took), sum(each[1] for each in took),
+    results.put((number, sum(each[0] for each in took), sum(each[1] for each in took),
                  [each[2] for each in took]))
 
 
 def together(kind: str, clients: list[tuple[Any, ...]]) -> list[tuple[int, int, list[float]]]:
     """What each of several clients did, at the same time."""
     results: Any = multiprocessing.Queue()
-    processes = [multiprocessing.Process(target=_client, args=(kind, results, *args))
-                 for args in clients]
+    processes = [multiprocessing.Process(target=_client, args=(kind, results, number, *args))
+                 for number, args in enumerate(clients)]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    found = sorted(results.get() for _ in processes)
     for process in processes:
         process.join()
-    return found
+    return [each[1:] for each in found]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -207,17 +209,22 @@ def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[s
         for name, chosen in (("all queues", queues), ("4 queues", queues[:4]),
                              ("2 queues", queues[:2])):
             parts = [chosen[number::clients] for number in range(clients)]
-            together("pull", [(address, part, seconds / 2, 0.0) for part in parts])
+            full = [(address, part, 0.0, 0.0, CONNECTIONS) for part in parts]
+            together("pull", [(*each[:2], seconds / 2, *each[3:]) for each in full])
             before = cpu_seconds(pid)
-            found = together("pull", [(address, part, seconds, 0.0) for part in parts])
+            found = together("pull", [(*each[:2], seconds, *each[3:]) for each in full])
             spent = cpu_seconds(pid) - before
             messages, size = (sum(each[number] for each in found) for number in (0, 1))
-            alone = together("pull", [(address, parts[0], seconds, 0.001)])[0][2]
+            # Half of that load: each client waits as long as its rounds took.
+            halves = [(address, part, seconds, sum(each[2]) / len(each[2]), CONNECTIONS)
+                      for part, each in zip(parts, found, strict=True)]
+            beside = together("pull", [(address, parts[0], seconds, 0.001), *halves])
+            times, load = beside[0][2], sum(each[0] for each in beside) / messages
             rows.append(
                 f"| pull, {profile}, {name} | {messages / seconds:,.0f} "
                 f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
-                f"| {size / spent / 1e6:,.0f} | {percentile(alone, 0.5):.2f} "
-                f"| {percentile(alone, 0.99):.2f} | {resident_mib(pid):.0f} |")
+                f"| {size / spent / 1e6:,.0f} | {percentile(times, 0.5):.2f} "
+                f"| {percentile(times, 0.99):.2f} ({load:.0%}) | {resident_mib(pid):.0f} |")
     return rows
 
 
@@ -260,9 +267,12 @@ def main() -> None:
             "clients in processes of their own, on the same cores as the server; \"of CPU\" is by "
             "the server's own seconds. Clients do as little as they can: requests are encoded "
             "once, and of an answer only its length, its code and where to go on are looked at. "
-            "Medians and p99 of pulls are those of a client that asks every millisecond. Senders "
-            "are two with four connections each; theirs are of a round, which sends so many "
-            f"messages on each connection and takes all answers. {machine()}"), "", table, ""])
+            f"Each has {CONNECTIONS} connections, with a pull under way on each. Medians and p99 "
+            "of pulls are those of one more client, which pauses a millisecond between its pulls, "
+            "while the others pull about half as fast (in brackets: what all got, of the full "
+            "load). Senders are two with four connections each; theirs are of a round, which sends "
+            "so many messages on each connection and takes all answers. "
+            f"{machine()}"), "", table, ""])
 
 
 if __name__ == "__main__":

@@ -224,12 +224,12 @@ def test_who_waits_is_answered_in_time(written: Running) -> None:
         stub.send()
         stub.ack(*stub.got())
         begun = time.monotonic()
-        assert stub.receive(wait=20, timeout=1.2) == (NONE, [])
-        assert 0.5 < time.monotonic() - begun < 1.2
+        assert stub.receive(wait=20, timeout=3) == (NONE, [])
+        assert 0.5 < time.monotonic() - begun < 3
         waiting = stub.receiving(wait=10)
         stub.send(stub.message(b"late"))
         assert [each.message.body for each in waiting if each.HasField("message")] == [b"late"]
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 30
 
 
 def test_a_client_that_goes_while_it_waits_leaves_nothing(stub: Stub, served: Running) -> None:

@@ -61,7 +61,9 @@ def judge(broker: Broker, call: Call, lowest: int = 0) -> None:
     """The checks before anything is read, in a broker's order. ``lowest`` queue id."""
     wanted = call.fields
     name = wanted["topic"]
-    topic = broker.require_topic(name)
+    topic = broker.source.topics.get(name)
+    if topic is None or not lowest <= wanted["queueId"] < topic.read_queues:
+        topic = broker.require_topic(name)  # which has queues in memory, too
     if not topic.perm & READ:
         raise Answer(Status.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
     settings = broker.source.groups.get(wanted["consumerGroup"], {})
