@@ -191,6 +191,21 @@ def test_slots_that_a_crash_left_behind_are_led_to_their_units(root: Path) -> No
         last.write_bytes(data)
 
     check(torn, 89)
+
+    def dirty() -> None:  # a unit that is none, and old ones behind it
+        data = bytearray(last.read_bytes())
+        place = end - int(last.name) - UNIT_SIZE
+        data[place:place + 3 * UNIT_SIZE] = b"\xfe" * UNIT_SIZE + data[:2 * UNIT_SIZE]
+        last.write_bytes(data)
+
+    check(dirty, 89)
+    kept = last.read_bytes()
+    files = TimerFiles(Store.open(root), 1000)
+    files.add(moment + 1000, moment - 60_000, 8900, 100, 0, deletes=False)
+    files.close()
+    check(lambda: None, 90)
+    assert last.read_bytes() == kept
+    assert b"\xfe" * (UNIT_SIZE - 20) in kept
     wheel.write_bytes(b"short")
     with pytest.raises(RefusedError, match="a broker does not start"):
         TimerFiles(Store.open(root), 1000)

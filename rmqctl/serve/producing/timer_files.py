@@ -42,7 +42,7 @@ more.
 """
 _LAP = SLOTS // 2
 _BLANK_SLOTS = 60
-_PAGE = 1 << 14
+_PAGE, _CHUNK = 1 << 14, 1 << 20
 
 
 class TimerFiles:
@@ -69,7 +69,7 @@ class TimerFiles:
             if size not in (0, timer_wheel.FILE_SIZE):
                 raise RefusedError(f"{path} has {size} bytes, a wheel has {timer_wheel.FILE_SIZE}: "
                                    "a broker does not start with it")
-            os.ftruncate(wheel, timer_wheel.FILE_SIZE)
+            os.ftruncate(wheel, timer_wheel.FILE_SIZE)  # if it is new
             self._wheel = mmap.mmap(wheel, timer_wheel.FILE_SIZE)
         finally:
             os.close(wheel)
@@ -100,7 +100,7 @@ class TimerFiles:
         begin = max(self._check.last_timer_log_flush_pos - self._size, 0)
         self.end = self._walk(begin)
         slots = SLOT.array(memoryview(self._wheel))
-        stale = np.flatnonzero((slots["last_pos"] >= self.end) & (slots["time"] != 0))
+        stale = np.flatnonzero((slots["last_pos"] > self._last) & (slots["time"] != 0))
         del slots  # or the wheel could not be closed
         for number in stale.tolist():  # the log was cut by a crash of the machine
             self._wheel[number * SLOT_SIZE:(number + 1) * SLOT_SIZE] = bytes(SLOT_SIZE)
@@ -108,7 +108,10 @@ class TimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Leads slots to the units in the files from that of ``begin`` on; the end of the log."""
+        """Leads slots to the units in the files from that of ``begin`` on; the end of the log. What
+        a crash of the machine left behind it stays: the log goes on in another file then.
+        """
+        self._last = -1
         bases = sorted(self._files)
         end = bases[0] if bases else 0
         bases = [base for number, base in enumerate(bases)
@@ -118,10 +121,15 @@ class TimerFiles:
             if not closed and number + 1 < len(bases):
                 raise RefusedError(f"{self._path(base)}: damaged at {end - base}, and a broker "
                                    "would cut the timer log there: see verify")
-            if not closed:
-                os.ftruncate(self._files[base], end - base)
-                os.ftruncate(self._files[base], self._size)
+            if not closed and self._is_used(base, end - base):
+                self._write(base, TAIL.build(TailRecord(base + self._size - end)), end - base)
+                end = base + self._size
         return end
+
+    def _is_used(self, base: int, place: int) -> bool:
+        """Whether anything but zeros stands in a file from a place on."""
+        return any(os.pread(self._files[base], min(_CHUNK, self._size - at), at).strip(b"\0")
+                   for at in range(place, self._size, _CHUNK))
 
     def _walk_file(self, base: int) -> tuple[int, bool]:
         """(the end of what is there, whether the file is full)."""
@@ -132,10 +140,12 @@ class TimerFiles:
             bad = np.flatnonzero((units["size"] != UNIT_SIZE) | (units["magic"] & ~MAGIC_BITS != 0))
             good = units[:int(bad[0])] if len(bad) else units
             self._lead(good, base + first * UNIT_SIZE)
+            if len(good):
+                self._last = base + (first + len(good) - 1) * UNIT_SIZE
             if len(bad):
-                return base + (first + int(bad[0])) * UNIT_SIZE, False
-        tail = os.pread(self._files[base], TAIL.size, places * UNIT_SIZE)
-        if timer_log.is_tail(tail):
+                places = first + int(bad[0])
+                break
+        if timer_log.is_tail(os.pread(self._files[base], TAIL.size, places * UNIT_SIZE)):
             return base + self._size, True
         return base + places * UNIT_SIZE, False
 
@@ -169,10 +179,7 @@ class TimerFiles:
     @property
     def last(self) -> UnitRecord | None:
         """The newest unit."""
-        at = self.end - UNIT_SIZE
-        if self.end % self._size == 0:  # behind the end mark of a file
-            at = self.end - self._size + (self._places - 1) * UNIT_SIZE
-        return self.unit(at)
+        return self.unit(self._last)
 
     @property
     def _places(self) -> int:
@@ -215,7 +222,7 @@ class TimerFiles:
         unit = UnitRecord(UNIT_SIZE, self.newest(moment), magic, now, wait, physical, size,
                           topic_hash)
         self._write(base, UNIT.build(unit), at - base)
-        self.end = at + UNIT_SIZE
+        self._last, self.end = at, at + UNIT_SIZE
         self._point(moment // self.precision, at, magic)
 
     def _room(self) -> int:
