@@ -1,5 +1,5 @@
 # make demo    the main job on a small real store
-# make test    the suite, with another share of the long lists each day (10 to 20 minutes)
+# make test    the suite, with another share of the long lists each day (about 20 minutes)
 # make quick   one case of each test, nothing that is slow, no Spark (under 2 minutes)
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
 # make lint    ruff and mypy
