@@ -56,11 +56,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         sys.modules.pop("test_it", None)  # its shares are those of the run that imported it
         words = ["-v", "-s", "--import-mode=importlib", "-p", "tests.plugin_run",
                  "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-                 "-c", str(tmp_path / "pytest.ini"), *args, str(tmp_path)]
+                 "-c", str(tmp_path / "pytest.ini"), *args, str(tmp_path),
+                 # Without a folder of its own it would take away what old runs of ours left.
+                 f"--basetemp={tmp_path / 'base'}"]
         with monkeypatch.context() as patch:
             if seed:
                 patch.setenv("RMQCTL_SEED", seed)
-            if "-n" in args:  # processes below one that is itself below: took minutes at times
+            if "-n" in args:
                 return subprocess.run([sys.executable, "-m", "pytest", *words], text=True,
                                       capture_output=True, timeout=300, check=False).stdout
             pytest.main(words)

@@ -84,8 +84,10 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
     monkeypatch.setattr(popping.Popped, "take",
                         lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
     with Stub(written, "T") as stub:
-        waiting = [stub.receiving(wait=10, most=1) for _ in range(8)]
-        until(lambda: len(looks) == 9)  # each once, and the first of them again
+        waiting = []
+        for number in range(8):  # in line one behind the other
+            waiting.append(stub.receiving(wait=60, most=1))
+            until(lambda: len(looks) == len(waiting) + 1)  # each once, and the first of them again
         for number in range(3):
             stub.send(stub.message(b"%d" % number))
         until(lambda: written.brokers[0].delivered["G", "T"] == 3)
