@@ -85,7 +85,7 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
                         lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
     with Stub(written, "T") as stub:
         waiting = []
-        for number in range(8):  # in line one behind the other
+        for _ in range(8):  # in line one behind the other
             waiting.append(stub.receiving(wait=60, most=1))
             until(lambda: len(looks) == len(waiting) + 1)  # each once, and the first of them again
         for number in range(3):
