@@ -60,6 +60,29 @@ def one_by_one(rows: list[tuple[int, int]], log: LogReader, at: int, most: int, 
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_what_its_file_cuts_off_is_not_served(golden: GoldenFolder, tmp_path: Path, kernel: str
+                                              ) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(golden("4.9.3/basic") / "store", root)
+    rows = []
+    with using(kernel), Store.open(root) as store:
+        for batch in store.log.walk(0):
+            rows += zip(batch.offset.tolist(), batch.column("total_size").tolist(), strict=True)
+        place, size = (np.array(each[-20:], np.int64) for each in zip(*rows, strict=True))
+        file = store.log.files[-1]
+        assert file.base <= place[-1]
+        cut = Path(file.path)
+        cut.write_bytes(cut.read_bytes()[:int(place[-1] + size[-1]) - file.base - 1])
+    with using(kernel), Store.open(root) as store:
+        log = LogReader(store.log, None)
+        _, starts = log.records(place, size)
+        assert len(starts) == 21
+        for number in range(20):
+            assert (log.record(int(place[number]), int(size[number])) is not None) == (
+                starts[number + 1] > starts[number]) == (number < 19)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", STORES)
 def test_a_page_gives_what_each_record_would(golden: GoldenFolder, tmp_path: Path, name: str,
                                              kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:

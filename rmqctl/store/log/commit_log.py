@@ -221,7 +221,8 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
     """The records at ``offset`` (ascending, each once) in one buffer, without what lies between.
 
     Returns a batch over all of them, whose ``base`` says nothing, and for each whether a whole
-    record of just ``size`` bytes is provably there. What cannot be read is none.
+    record of just ``size`` bytes is provably there. What cannot be read is none, nor is what runs
+    past the end of its file.
     """
     end = np.cumsum(size)
     start = end - size
@@ -240,7 +241,7 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
             source = log.source(file)
             source.read_parts(data.data, start[first[runs]], end[last[runs]],
                               offset[first[runs]] - source.base)
-            is_read |= number == file
+            is_read |= (number == file) & (offset + size - source.base <= source.size)
     batch, ok = examine(data, offset - start, start)
     ok &= is_read
     ok &= batch.column("total_size") == size
