@@ -107,9 +107,8 @@ def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
     else:
         late = time.monotonic() + _LAG_S
         for name, group, topic in second.committed:
-            lag = lag_of(brokers[name], group, topic) if time.monotonic() < late else None
             yield {"event": "committed", "broker": name, "group": group, "topic": topic,
-                   "lag": lag}
+                   "lag": lag_of(brokers[name], group, topic, late)}
     for name, count in second.damaged.items():
         yield {"event": "damaged", "broker": name, "messages": count}
 
@@ -126,15 +125,17 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 # Where groups stand -----------------------------------------------------------------------------
 
 
-def lag_of(broker: Broker, group: str, topic: str) -> int | None:
+def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     """Messages of a topic that a group has before it, in queues where it stands anywhere; None
-    where there is none, or too many to look at.
+    where there is none, or too many to look at until ``late`` (monotonic seconds).
     """
     found = broker.topic(topic)
     if found is None or found.read_queues > _MOST_QUEUES:
         return None
     lag = None
     for queue_id in range(found.read_queues):
+        if time.monotonic() > late:
+            return None
         offset = broker.positions.get(group, topic, queue_id)
         if offset is not None and offset >= 0:
             try:
@@ -148,10 +149,9 @@ def lag_of(broker: Broker, group: str, topic: str) -> int | None:
 def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
     """(group, topic, lag), groups first that are here; as many as there is time for."""
     late = time.monotonic() + _LAG_S
-    here = ((group.name, topic) for group in list(broker.groups.consumers.values())
-            for topic in list(group.subscriptions))
-    positions = broker.positions
-    known = chain(here, list(positions.committed), positions.stored)
+    here = ((group.name, topic) for group in broker.groups.consumers.values()
+            for topic in group.subscriptions)
+    known = chain(here, broker.positions.committed, broker.positions.stored)
     seen: set[tuple[str, str]] = set()
     for key in islice(known, 2 * most):
         if len(seen) >= most or time.monotonic() > late:
@@ -159,7 +159,7 @@ def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
         if key in seen:
             continue
         seen.add(key)
-        lag = lag_of(broker, *key)
+        lag = lag_of(broker, *key, late)
         if lag is not None:
             yield *key, lag
 
@@ -177,7 +177,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
     return [{
         "broker": broker.name, "group": name, "topic": topic,
         "members": len(broker.groups.consumers[name].members),
-        "lag": lag_of(broker, name, topic) if time.monotonic() < late else None,
+        "lag": lag_of(broker, name, topic, late),
         "out/s": second.delivered.get((broker.name, name, topic), 0) / second.seconds,
     } for broker, name, topic in chosen]
 

@@ -142,10 +142,10 @@ def test_what_is_not_acked_comes_again(client: Client, topic: str) -> None:
 def test_one_queue_is_asked_by_itself(client: Client, topic: str) -> None:
     assert set(places(pop(client, topic, queueId=2))) == {"0 2"}
     refused = pop(client, topic, queueId=99)
-    assert (refused.code, refused.remark and refused.remark[:11]) == (1, "queueId[99]")
+    assert (refused.code, refused.remark and refused.remark[:11]) == (29, "queueId[99]")
     assert [pop(client, topic, **wrong).code for wrong in (
         {"maxMsgNums": 33}, {"exp": "a ==", "expType": "SQL92"},
-        {"consumerGroup": "G" * 256})] == [29, 23, 1]
+        {"consumerGroup": "G" * 256})] == [29, 23, 26]
     assert pop(client, "none").code == 17
 
 
@@ -179,6 +179,10 @@ def test_requests_that_wait_are_bounded(client: Client, topic: str, monkeypatch:
         acked(client, answer, topic)
     assert client.ask("NOTIFICATION", **asked(topic)).ext["hasMsg"] == "true"  # it is not known
     monkeypatch.undo()
+    monkeypatch.setattr(pulling, "MOST_HELD", 10)
+    assert pop(client, topic, pollTime=1).code == NOTHING
+    for name in ("attemptId", "expType"):  # each text is kept while it waits
+        assert pop(client, topic, pollTime=10_000, **{name: "x" * 1000}).code == FULL
     monkeypatch.setattr(pulling, "MOST_HELD", 0)
     assert pop(client, topic, pollTime=10_000).code == FULL
     full = client.ask("NOTIFICATION", **asked(topic, pollTime=10_000))
@@ -209,13 +213,22 @@ def test_many_are_acked_at_once(client: Client, topic: str) -> None:
     left = [client.ask("ACK_MESSAGE", **receipt(answer, topic, 0, offset)).code
             for offset in offsets]
     assert left == [NO_MESSAGE, 0, NO_MESSAGE]
-    for body, code in ((b"{}", NO_MESSAGE), (b"[", 1), (b'{"acks": [{}]}', 17),
+    for body, code in ((b"{}", NO_MESSAGE), (b"[", 1), (b'{"acks": [{}]}', 0),
                        (json.dumps({"acks": [{**one, "b": "!"}]}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": "/" * 2052}] * 2}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": ""}] * 1025}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": 5, "so": "x"}]}).encode(), 0),
-                       (json.dumps({"acks": [{**one, "c": "G" * 256}]}).encode(), 1)):
+                       (json.dumps({"acks": [{**one, "c": "G" * 256}]}).encode(), 0)):
         assert client.ask("BATCH_ACK_MESSAGE", body).code == code, body
+
+
+def test_an_unknown_topic_does_not_hold_other_acks_up(client: Client, topic: str) -> None:
+    answer = pop(client, topic, queueId=0, maxMsgNums=1)
+    one = {"c": "G", "r": "0", "so": 0, "q": 0, "pt": int(answer.ext["popTime"]), "b": "AQ=="}
+    assert client.ask("BATCH_ACK_MESSAGE", {"acks": [
+        {**one, "t": "gone"}, {**one, "t": topic}]}).code == 0
+    assert client.ask("QUERY_CONSUMER_OFFSET", consumerGroup="G", topic=topic, queueId=0).ext[
+        "offset"] == "1"
 
 
 def test_receipts_that_are_none(client: Client, topic: str) -> None:
@@ -269,11 +282,26 @@ def test_shares_of_those_who_pop() -> None:
 
     def shares(shared: int, clients: list[str]) -> list[list[int]]:
         return [[queues.index(queue) if queue in queues else -1 for queue in
-                 assigning.share_to_pop(queues, clients, each, "AVG", shared)] for each in clients]
+                 assigning.share_to_pop(queues, len(clients), place, "AVG", shared)]
+                for place in range(len(clients))]
 
     assert shares(0, names) == shares(3, names) == [[-1, -1]] * 4
     assert shares(1, names) == [[0, 1], [1, 2], [2, 3], [3, 0]]
     assert shares(1, list("uvwxyz")) == [[0], [1], [2], [3], [0], [1]]
+    begun = time.monotonic()  # with many clients, too
+    assert assigning.share_to_pop([*range(20_000)], 10_000, 1, "AVG", 9_998) == [
+        *range(2, 20_000)]
+    assert time.monotonic() - begun < 1
+
+
+def test_modes_are_bounded(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assigning, "_MOST_MODES", 1)
+    assert set_mode(client, topic) == 0
+    assert client.ask("SET_MESSAGE_REQUEST_MODE", {
+        "topic": topic, "consumerGroup": "H", "mode": "POP"}).code == 2
+    assert set_mode(client, topic, shared=10**30) == 0  # one that is there may be changed
+    join(client, "one", topic)
+    assert modes(client, "one", topic) == [(-1, "POP")]
 
 
 @pytest.mark.parametrize("written", ["4.9.3", "5.3.3"], indirect=True)
@@ -283,12 +311,12 @@ def test_modes_stand_in_a_5x_store(written: Running, tmp_path: Path) -> None:
         sent(client, "T", b"")
         sent(client, "T", b"0")
         assert set_mode(client, "T", shared=2) == 0
-        assert set_mode(client, "T") == 0
+        assert set_mode(client, "T", shared=10**30) == 0
     if written.brokers[0].source.view.generation < 5:
         assert not file.exists()
         return
     assert json.loads(file.read_text())["messageRequestModeMap"] == {"T": {GROUP: {
-        "consumerGroup": GROUP, "mode": "POP", "popShareQueueNum": 0, "topic": "T"}}}
+        "consumerGroup": GROUP, "mode": "POP", "popShareQueueNum": (1 << 31) - 1, "topic": "T"}}}
     written.do(written.brokers[0].modes.clear)
     with written.client() as client:
         join(client, "one", "T")

@@ -89,8 +89,12 @@ def test_what_was_recalled_does_not_come(served: Running) -> None:
         assert sorted(waited(client, 2)) == [b"0", b"2"]
         for topic, handle, code in (("orders", handles[0], 604), ("others", handles[0], 17),
                                     ("orders", "x", 604), ("orders", "", 604),
-                                    ("orders", "djEgb3JkZXJzIGIgMSAC", 604)):
+                                    ("orders", "djEgb3JkZXJzIGIgMSAC", 604),
+                                    ("orders", "djEg" + "ICAg" * 3_000_000, 604)):
             assert client.ask("RECALL_MESSAGE", topic=topic, recallHandle=handle).code == code
+        for group in ("P\x02TIMER_DEL_UNIQKEY\x01orders+K0", "P\x01", "\ud800"):  # none is a value
+            assert client.ask("RECALL_MESSAGE", topic="orders", recallHandle=handles[0],
+                              producerGroup=group).code in (1, 604)
         time.sleep(0.2)
         assert sorted(waited(client, 2)) == [b"0", b"2"]
 

@@ -79,7 +79,7 @@ def polling_info(broker: Broker, call: Call) -> Response:
 def _judged(broker: Broker, call: Call) -> tuple[str, int]:
     """What is to be waited for. Answer where nothing may be read."""
     name: str = call.fields["topic"]
-    judge(broker, call, lowest=ANY_QUEUE)
+    judge(broker, call, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
         raise Answer(Status.SYSTEM_ERROR,
@@ -90,7 +90,8 @@ def _judged(broker: Broker, call: Call) -> tuple[str, int]:
 def _check_group(name: str) -> None:
     """Answer where a name is longer than that of any group: what groups were given is kept."""
     if len(name) > _LONGEST_NAME:
-        raise Answer(Status.SYSTEM_ERROR, f"the name of the group has {len(name)} characters")
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+                     f"the name of the group has {len(name)} characters")
 
 
 def _milliseconds(wanted: int) -> int:
@@ -275,11 +276,13 @@ def ack_many(broker: Broker, call: Call) -> Response:
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
         start, queue_id, number = (_number(each.get(short, each.get(long))) for short, long in (
             ("so", "startOffset"), ("q", "queueId"), ("pt", "popTime")))
-        popped = _popped(broker, group, name)
-        name = {"1": popped.names[1], "2": popped.names[2]}.get(retry, name)
-        for place in _places(places):
-            with suppress(Answer):
-                popped.ack(Receipt((name, queue_id), start + place, number))
+        offsets = _places(places)
+        with suppress(Answer):
+            popped = _popped(broker, group, name)
+            name = {"1": popped.names[1], "2": popped.names[2]}.get(retry, name)
+            for place in offsets:
+                with suppress(Answer):
+                    popped.ack(Receipt((name, queue_id), start + place, number))
     return Response()
 
 

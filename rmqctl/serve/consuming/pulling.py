@@ -28,9 +28,7 @@ LONGEST_WAIT_S = 300.0
 MOST_WAITING = 1024
 """Pulls of one connection that wait at a time."""
 MOST_HELD = 100_000
-"""Pulls of a broker that wait at a time; each `_TEXT` characters of their filters and groups count
-as one, too.
-"""
+"""Pulls of a broker that wait at a time; each `_TEXT` characters in a field count as one, too."""
 _TEXT = 64
 _MOST_GROUPS = 10_000
 """Groups and topics that are counted."""
@@ -57,8 +55,10 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
     return response
 
 
-def judge(broker: Broker, call: Call, lowest: int = 0) -> None:
-    """The checks before anything is read, in a broker's order. ``lowest`` queue id."""
+def judge(broker: Broker, call: Call, lowest: int = 0, illegal: int = Status.SYSTEM_ERROR) -> None:
+    """The checks before anything is read, in a broker's order. ``lowest`` queue id; ``illegal``:
+    the code for others.
+    """
     wanted = call.fields
     name = wanted["topic"]
     topic = broker.source.topics.get(name)
@@ -71,7 +71,7 @@ def judge(broker: Broker, call: Call, lowest: int = 0) -> None:
         raise Answer(Status.NO_PERMISSION,
                      f"subscription group no permission, {wanted['consumerGroup']}")
     if not lowest <= wanted["queueId"] < topic.read_queues:
-        raise Answer(Status.SYSTEM_ERROR, f"queueId[{wanted['queueId']}] is illegal, "
+        raise Answer(illegal, f"queueId[{wanted['queueId']}] is illegal, "
                      f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
                      f"consumer:[{call.connection.peer}]")
 
@@ -133,9 +133,8 @@ class Waiting(ABC):
 
     @property
     def weight(self) -> int:
-        wanted = self.call.fields
-        return 1 + (len(wanted["consumerGroup"]) + len(
-            wanted.get("subscription") or wanted.get("exp") or "")) // _TEXT
+        return 1 + sum(len(each) // _TEXT for each in self.call.fields.values()
+                       if isinstance(each, str))
 
     @property
     def has_room(self) -> bool:

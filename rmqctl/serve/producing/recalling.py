@@ -19,6 +19,8 @@ from rmqctl.serve.producing.sending import host_of
 from rmqctl.serve.producing.timing import HANDLE_VERSION
 
 _TAG = "_RECALL_TAG_"
+_LONGEST = 64 << 10
+"""Characters of a handle: it has a topic and a key in it, which stand in 32 KiB of properties."""
 
 
 def recall(broker: Broker, call: Call) -> None:
@@ -41,11 +43,14 @@ def recall(broker: Broker, call: Call) -> None:
     left = int(due) - now if due.isdecimal() and due.isascii() and len(due) < 19 else 0
     if not 0 < left < writer.settings.timer_max_delay:
         raise Answer(Status.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+    group = wanted["producerGroup"]
+    if group is not None and not _is_value(group):
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, that is no producer group")
     known = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
             (props.TAGS, _TAG), (TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),
             (TIMER_DELIVER_MS, due), ("BORN_TIMESTAMP", str(now)), ("TRACE_CONTEXT", ""),
-            ("PGROUP", wanted["producerGroup"])):
+            ("PGROUP", group)):
         if value is not None:
             known.put(field_name, value)
     made = Outgoing(topic, b"0", known.text(trailing=True), born_timestamp=now,
@@ -64,13 +69,19 @@ def recall(broker: Broker, call: Call) -> None:
 def handle_of(text: str) -> list[str]:
     """(topic, broker, time, unique key) of what a sender was given. Answer."""
     try:
-        parts = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True
-                                 ).decode().split(" ")
+        parts = base64.b64decode(text[:_LONGEST].encode() + b"=" * (-len(text) % 4), b"-_",
+                                 validate=True).decode().split(" ", 5)
     except (binascii.Error, ValueError):
         parts = []
-    if len(parts) < 5 or parts[0] != HANDLE_VERSION or any("\x02" in part for part in parts):
+    if len(text) > _LONGEST or len(parts) < 5 or parts[0] != HANDLE_VERSION or not all(
+            map(_is_value, parts[1:5])):
         raise Answer(Status.ILLEGAL_OPERATION, "recall handle is invalid")
     return parts[1:5]
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text stays one value among properties."""
+    return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
 
 
 HANDLERS: Table = {"RECALL_MESSAGE": recall}
