@@ -257,6 +257,16 @@ class Broker:
 
     # -- who waits ----------------------------------------------------------------------------
 
+    def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+        """Tells one who waits of new messages of a queue."""
+        self.waiting[key].add(waiting)
+
+    def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+        known = self.waiting[key]
+        known.discard(waiting)
+        if not known:
+            del self.waiting[key]
+
     def arrived(self, topic: str, queue_id: int) -> None:
         """New messages may be in a queue."""
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):

@@ -257,5 +257,6 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
         ((group.name,), len(group.members)) for group in broker.groups.consumers.values()))
     yield from each("rmqctl_serve_group_diff", ("group", "topic"), (
         ((group, topic), lag) for group, topic, lag in lags(broker)))
-    yield "rmqctl_serve_pulls_waiting", label, sum(map(len, broker.waiting.values()))
+    yield "rmqctl_serve_pulls_waiting", label, (
+        sum(map(len, broker.waiting.values())) + broker.pops.lines.behind)
     yield "rmqctl_serve_retry_bytes", label, broker.memory.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,13 @@ def empty_store(root: Path, version: str = "5.3.3") -> Path:
     create_store(root, StoreSettings(version=version, commitlog_file_size=1 << 16,
                                      consumequeue_file_size=2000, index_slots=100, index_max=400))
     return root
+
+
+def until(holds: Callable[[], bool], seconds: float = 8) -> None:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert holds()
 
 
 @contextmanager

@@ -46,14 +46,14 @@ class Stub:
 
     def receiving(self, *, timeout: float | None = 10, most: int = 32, wait: float = 0,
                   hide: float = 30, broker: str = "", tags: str = "*", kind: int = 1,
-                  renew: bool = False) -> Any:
+                  renew: bool = False, attempt: str = "") -> Any:
         """The stream of a ReceiveMessage."""
         return self.channel.unary_stream(
             f"/{SERVICE}/ReceiveMessage", MESSAGES["ReceiveMessageRequest"].SerializeToString,
             MESSAGES["ReceiveMessageResponse"].FromString)(MESSAGES["ReceiveMessageRequest"](
                 group=self.group, message_queue={"topic": self.topic, "broker": {"name": broker}},
                 filter_expression={"type": kind, "expression": tags}, batch_size=most,
-                invisible_duration=span(int(hide * 1000)), auto_renew=renew,
+                invisible_duration=span(int(hide * 1000)), auto_renew=renew, attempt_id=attempt,
                 long_polling_timeout=span(int(wait * 1000))), timeout, self.metadata)
 
     def receive(self, **wish: Any) -> tuple[int, list[Any]]:

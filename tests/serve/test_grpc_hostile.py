@@ -20,9 +20,9 @@ from rmqctl.serve.consuming import popping
 from rmqctl.serve.grpc import consuming, server, sessions
 from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
 from rmqctl.serve.server import Limits
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, serving, until
 from tests.serve.stubs import NONE, OK, Stub
-from tests.serve.test_grpc import BAD_HANDLE, bodies, root, served, stub, until, written
+from tests.serve.test_grpc import BAD_HANDLE, bodies, root, served, stub, written
 
 __all__ = ["root", "served", "stub", "written"]  # fixtures
 BAD_REQUEST, BUSY = 40000, 42900

@@ -20,7 +20,7 @@ from rmqctl.serve.consuming import popping, pulling
 from rmqctl.serve.serving import Settings
 from rmqctl.serve.tools import assigning
 from tests.conftest import GoldenFolder
-from tests.serve.running import Running, serving
+from tests.serve.running import Running, serving, until
 from tests.serve.test_groups import GROUP, join
 from tests.serve.test_pull import expected
 from tests.serve.test_writable import sent
@@ -84,6 +84,12 @@ def receipt(answer: Command, topic: str, queue_id: int, offset: int, mark: str =
                                    str(offset)))}
 
 
+def stands(client: Client, topic: str, queue_id: int) -> int:
+    """The queue offset of the first message that the group has not acked."""
+    return int(client.ask("QUERY_CONSUMER_OFFSET", consumerGroup="G", topic=topic,
+                          queueId=queue_id).ext["offset"])
+
+
 def only(answer: Command) -> Record:
     (record,) = records(answer.body)
     return record
@@ -129,13 +135,17 @@ def test_what_is_not_acked_comes_again(client: Client, topic: str) -> None:
     before, after = only(first), only(again)
     assert (after.reconsume_times, after.body) == (before.reconsume_times + 1, before.body)
     assert after.crc_ok
-    assert client.ask("ACK_MESSAGE", **receipt(first, topic, queue_id, offset)).code == NO_MESSAGE
+    late = receipt(first, topic, queue_id, offset)
+    assert client.ask("ACK_MESSAGE", **late).code == 0  # as a broker answers
+    assert client.ask("CHANGE_MESSAGE_INVISIBLETIME", **late, invisibleTime=0).code == NO_MESSAGE
     changed = client.ask("CHANGE_MESSAGE_INVISIBLETIME",
                          **receipt(again, topic, queue_id, offset), invisibleTime=0)
     assert changed.code == 0
-    assert client.ask("ACK_MESSAGE", **receipt(again, topic, queue_id, offset)).code == NO_MESSAGE
-    again.ext |= changed.ext
-    assert client.ask("ACK_MESSAGE", **receipt(again, topic, queue_id, offset)).code == 0
+    for ext in ({}, changed.ext):
+        assert stands(client, topic, queue_id) == offset  # none of these acks counted
+        again.ext |= ext
+        assert client.ask("ACK_MESSAGE", **receipt(again, topic, queue_id, offset)).code == 0
+    assert stands(client, topic, queue_id) == offset + 1
     assert places(pop(client, topic, maxMsgNums=1)) != places(first)
 
 
@@ -172,6 +182,36 @@ def test_who_waits_is_answered_when_something_comes(written: Running) -> None:
     assert written.brokers[0].held == 0
 
 
+def test_of_those_who_wait_for_the_same_one_hears_of_news(
+        written: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    real = popping.Popped.take
+    monkeypatch.setattr(popping.Popped, "take",
+                        lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
+    with written.client() as client, written.client() as other, written.client() as gone:
+        sent(other, "T", b"")
+        acked(client, pop(client, "T"), "T")
+        wish = asked("T", pollTime=10_000, maxMsgNums=1)
+        for each in (gone, client, gone, *[client] * 7):
+            each.send("POP_MESSAGE", ext=wish)
+        until(lambda: len(looks) == 11)
+        assert other.ask("POLLING_INFO", **wish).ext["pollingNum"] == "10"
+        assert sum(map(len, written.brokers[0].waiting.values())) == 1
+        gone.close()  # the first of the line, and another one
+        until(lambda: other.ask("POLLING_INFO", **wish).ext["pollingNum"] == "8")
+        before = len(looks)
+        client.send("POP_MESSAGE", ext=asked("T", pollTime=10_000, queueId=3))  # for another
+        for number in range(3):
+            sent(other, "T", b"%d" % number)
+        assert sorted(only(client.receive()).body for _ in range(3)) == [b"0", b"1", b"2"]
+        assert len(looks) - before <= 1 + 3 * 3
+        for _ in range(5):
+            sent(other, "T", b"more")
+        assert {only(client.receive()).body for _ in range(5)} == {b"more"}
+    until(lambda: not written.brokers[0].waiting)
+    assert not written.brokers[0].pops.lines._all
+
+
 def test_requests_that_wait_are_bounded(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
                                         ) -> None:
     monkeypatch.setattr(popping, "TURN_S", 0.0)  # one queue each turn
@@ -202,6 +242,20 @@ def test_messages_in_order_wait_for_those_before(written: Running) -> None:
         assert only(pop(client, "T", order=True)).body == b"1"
 
 
+def test_who_asks_again_in_order_has_not_got_them(written: Running) -> None:
+    with written.client() as client:
+        for body in (b"0", b"1"):
+            sent(client, "T", body)
+        first, again = (pop(client, "T", order=True, maxMsgNums=1, attemptId="a")
+                        for _ in range(2))
+        assert (only(first).body, only(again)) == (b"0", only(first))  # it was not tried yet
+        for name, given in (("b", False), ("", False), ("a", True), ("a" * 256, False)):
+            assert client.ask("NOTIFICATION", **asked("T", order=True, attemptId=name)).ext[
+                "hasMsg"] == str(given).lower()
+            assert (pop(client, "T", order=True, attemptId=name).code == 0) == given
+        assert places(pop(client, "T", order=False, attemptId="a")) == {"0 0": [1]}
+
+
 def test_many_are_acked_at_once(client: Client, topic: str) -> None:
     answer = pop(client, topic, queueId=0, maxMsgNums=3)
     offsets = places(answer)["0 0"]
@@ -210,9 +264,9 @@ def test_many_are_acked_at_once(client: Client, topic: str) -> None:
     sets = (b64encode(bytes([1])), b64encode(bytes([4, 255])))
     assert client.ask("BATCH_ACK_MESSAGE", {"brokerName": "broker-a", "acks": [
         {**one, "b": each.decode()} for each in sets]}).code == 0
-    left = [client.ask("ACK_MESSAGE", **receipt(answer, topic, 0, offset)).code
-            for offset in offsets]
-    assert left == [NO_MESSAGE, 0, NO_MESSAGE]
+    assert stands(client, topic, 0) == offsets[1]
+    assert client.ask("ACK_MESSAGE", **receipt(answer, topic, 0, offsets[1])).code == 0
+    assert stands(client, topic, 0) == offsets[2] + 1
     for body, code in ((b"{}", NO_MESSAGE), (b"[", 1), (b'{"acks": [{}]}', 0),
                        (json.dumps({"acks": [{**one, "b": "!"}]}).encode(), 1),
                        (json.dumps({"acks": [{**one, "b": "/" * 2052}] * 2}).encode(), 1),
@@ -227,18 +281,20 @@ def test_an_unknown_topic_does_not_hold_other_acks_up(client: Client, topic: str
     one = {"c": "G", "r": "0", "so": 0, "q": 0, "pt": int(answer.ext["popTime"]), "b": "AQ=="}
     assert client.ask("BATCH_ACK_MESSAGE", {"acks": [
         {**one, "t": "gone"}, {**one, "t": topic}]}).code == 0
-    assert client.ask("QUERY_CONSUMER_OFFSET", consumerGroup="G", topic=topic, queueId=0).ext[
-        "offset"] == "1"
+    assert stands(client, topic, 0) == 1
 
 
 def test_receipts_that_are_none(client: Client, topic: str) -> None:
     good = receipt(pop(client, topic, queueId=0, maxMsgNums=1), topic, 0, 0)
-    for wrong, code in (({"extraInfo": "x"}, 1), ({"extraInfo": "0 1 2 0 0 broker-a 0 0"}, 208),
-                        ({"queueId": 99}, 208), ({"offset": 1 << 62}, 208), ({"topic": "none"}, 17),
-                        ({"topic": "%RETRY%G+" + topic}, 208), ({"consumerGroup": "H"}, 208)):
+    for wrong, code in (({"extraInfo": "x"}, 1), ({"extraInfo": "0 1 2 0 0 broker-a 0 0"}, 0),
+                        ({"queueId": 99}, 13), ({"queueId": -1}, 13), ({"offset": 1 << 62}, 208),
+                        ({"offset": -1}, 208), ({"topic": "none"}, 17),
+                        ({"topic": "%RETRY%G+" + topic}, 17), ({"consumerGroup": "H"}, 0)):
         for name, more in (("ACK_MESSAGE", {}),
                            ("CHANGE_MESSAGE_INVISIBLETIME", {"invisibleTime": 1})):
-            assert client.ask(name, **{**good, **wrong, **more}).code == code, wrong
+            assert client.ask(name, **{**good, **wrong, **more}).code == (
+                code if code or not more else NO_MESSAGE), wrong
+    assert stands(client, topic, 0) == 0
 
 
 def test_where_a_group_begins(golden: GoldenFolder) -> None:

@@ -20,9 +20,9 @@ from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, Table
 from rmqctl.serve.consuming.clients import body_of, objects
-from rmqctl.serve.consuming.popping import Given, Popped, Receipt, Wish
+from rmqctl.serve.consuming.popping import Given, Line, Popped, Receipt, Wish, attempt_of
 from rmqctl.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
-from rmqctl.serve.consuming.subscriptions import TAG, Subscription
+from rmqctl.serve.consuming.subscriptions import ALL, TAG, Subscription
 
 _MOST = 32
 _LONGEST_MS = 12 * 3_600_000
@@ -49,42 +49,45 @@ def has_batches(broker: Broker, topic: str) -> bool:
 def pop_message(broker: Broker, call: Call) -> Response | None:
     """Messages of a topic that nobody else has at the moment, now or when there are some."""
     wanted = call.fields
-    key = _judged(broker, call)
+    _judge(broker, call)
     if wanted["maxMsgNums"] > _MOST:
         raise Answer(Status.INVALID_PARAMETER, f"the broker[{broker.address.host}] pop message's "
                      f"num is greater than {_MOST}")
     accept = None
     if wanted["exp"]:
         accept = Subscription(wanted["topic"], wanted["exp"], wanted["expType"] or TAG).accept()
-    return _WaitingPop(broker, call, key, Wish(
+    return _WaitingPop(broker, call, _line(call), Wish(
         max(wanted["maxMsgNums"], 1), _milliseconds(wanted["invisibleTime"]) / 1000, accept,
         bool(wanted["order"]), "", max(wanted["queueId"], ANY_QUEUE),
-        wanted["initMode"] == _LATEST)).start()
+        wanted["initMode"] == _LATEST, attempt_of(wanted["attemptId"]))).start()
 
 
 def notification(broker: Broker, call: Call) -> Response | None:
     """Whether there are messages to pop, now or when there are some."""
-    return _WaitingNotice(broker, call, _judged(broker, call)).start()
+    _judge(broker, call)
+    return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
 
 
 def polling_info(broker: Broker, call: Call) -> Response:
     """How many requests for messages of a topic wait, of one group."""
-    waiting = [getattr(each, "__self__", None)
-               for each in broker.waiting.get((call.fields["topic"], ANY_QUEUE), ())]
-    return Response({"pollingNum": str(sum(
-        isinstance(each, _WaitingPop) and each.call.fields["consumerGroup"] == call.fields[
-            "consumerGroup"] for each in waiting))})
+    _judge(broker, call)
+    return Response({"pollingNum": str(broker.pops.lines.count(*_line(call)[:3]))})
 
 
-def _judged(broker: Broker, call: Call) -> tuple[str, int]:
-    """What is to be waited for. Answer where nothing may be read."""
+def _line(call: Call) -> Line:
+    wanted = call.fields
+    return Line(wanted["consumerGroup"], wanted["topic"], max(wanted["queueId"], ANY_QUEUE),
+                wanted.get("expType") or TAG, wanted.get("exp") or ALL, bool(wanted.get("order")))
+
+
+def _judge(broker: Broker, call: Call) -> None:
+    """Answer where nothing may be read."""
     name: str = call.fields["topic"]
     judge(broker, call, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
         raise Answer(Status.SYSTEM_ERROR,
                      f"the topic[{name}] has queues of batches, which are pulled from alone")
-    return name, ANY_QUEUE
 
 
 def _check_group(name: str) -> None:
@@ -122,16 +125,25 @@ class _WaitingForAny(Waiting):
         if not self.has_room:
             return self.nothing(full=True)
         self.late = time.monotonic() + max(wait, 0)
-        self.begin(self._pause)
-        if self.is_unfinished:
-            self.broker.wake(self.look)
+        self.begin(max(wait, _SOONEST_S))
+        self._wait()
         return None
 
-    @property
-    def _pause(self) -> float:
-        """Seconds until its time is over, or until a message may come again."""
-        due = min(self.popped.next_due or self.late, self.late)
-        return max(due - time.monotonic(), _SOONEST_S)
+    def join(self) -> None:
+        self.broker.pops.lines.join(self.key, self.look)
+
+    def leave(self) -> None:
+        self.broker.pops.lines.leave(self.key, self.look)
+
+    def _wait(self) -> None:
+        """Waits until its time is over, and the first one until a message may come again."""
+        due = self.late
+        if self.broker.pops.lines.is_first(self.key, self.look):
+            if self.is_unfinished:
+                self.broker.wake(self.look)
+                return
+            due = min(self.popped.next_due or due, due)
+        self.again_in(max(due - time.monotonic(), _SOONEST_S))
 
     def look(self, may_wait: bool) -> None:
         if not self.waits:
@@ -145,10 +157,8 @@ class _WaitingForAny(Waiting):
             found = self.nothing()
         if found is not None:
             self.answer(found)
-        elif self.is_unfinished:
-            self.broker.wake(self.look)
         else:
-            self.again_in(self._pause)
+            self._wait()
 
     is_unfinished = False
     """Whether there were too many queues to look at all of them."""
@@ -200,7 +210,8 @@ class _WaitingNotice(_WaitingForAny):
     def found(self) -> Response | None:
         wanted = self.call.fields
         return Response({"hasMsg": "true", "pollingFull": "false"}) if self.popped.has_messages(
-            max(wanted["queueId"], ANY_QUEUE), fifo=bool(wanted["order"])) else None
+            self.key.queue_id, fifo=self.key.fifo,
+            attempt=attempt_of(wanted["attemptId"])) else None
 
     def nothing(self, *, full: bool = False) -> Response:
         return Response({"hasMsg": "false", "pollingFull": str(full).lower()})
@@ -226,9 +237,10 @@ def _record(given: Given) -> Buffer:
 
 
 def ack(broker: Broker, call: Call) -> Response:
-    """A message need not come again."""
+    """A message need not come again. Who says so too late hears nothing of it, as from a broker."""
     popped, receipt = _receipt(broker, call)
-    popped.ack(receipt)
+    with suppress(Answer):
+        popped.ack(receipt)
     return Response()
 
 
@@ -244,11 +256,21 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
 def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
     """What a request with the receipt of one message is about. Answer."""
     wanted = call.fields
+    name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
+    topic = broker.require_topic(name)
+    if not 0 <= queue_id < topic.read_queues:
+        raise Answer(Status.MESSAGE_ILLEGAL, f"queueId[{queue_id}] is illegal, topic:[{name}] "
+                     f"topicConfig.readQueueNums:[{topic.read_queues}] "
+                     f"consumer:[{call.connection.peer}]")
+    queue = broker.queue(name, queue_id)
+    if not queue.first <= offset <= queue.end:
+        raise Answer(Status.NO_MESSAGE, f"offset is illegal, key:{name}@{queue_id}, "
+                     f"commit:{offset}, store:{queue.first}~{queue.end}")
     found = _RECEIPT.fullmatch(wanted["extraInfo"])
     if found is None:
         raise Answer(Status.SYSTEM_ERROR, "the extraInfo is none of a popped message")
-    return _popped(broker, wanted["consumerGroup"], wanted["topic"]), Receipt(
-        (wanted["topic"], wanted["queueId"]), wanted["offset"], int(found[1]))
+    return _popped(broker, wanted["consumerGroup"], name), Receipt(
+        (name, queue_id), offset, int(found[1]))
 
 
 def _popped(broker: Broker, group: str, topic: str) -> Popped:

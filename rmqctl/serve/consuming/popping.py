@@ -9,7 +9,7 @@ seconds of `time.monotonic`.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -22,6 +22,7 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
 from rmqctl.serve.consuming.offsets import position
 from rmqctl.serve.consuming.pulling import pull
+from rmqctl.serve.consuming.subscriptions import ALL, TAG
 from rmqctl.serve.reading import Accept
 
 MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
@@ -36,6 +37,7 @@ TURN_S = 0.02
 """So long queues are looked through, before it is the others' turn."""
 _SOON_S = 1.0
 _STALE = 16
+_LONGEST_ATTEMPT = 255
 QueueKey = tuple[str, int]
 
 
@@ -57,11 +59,12 @@ class Flight:
 @dataclass(slots=True)
 class _PopQueue:
     """One queue of a group: ``next`` is the queue offset to read on from, ``flights`` are in the
-    order of their offsets.
+    order of their offsets. ``attempt``: see `Wish`; of who was given some last.
     """
 
     next: int
     committed: int | None
+    attempt: str = ""
     flights: dict[int, Flight] = field(default_factory=dict)
 
 
@@ -88,7 +91,8 @@ class Given:
 class Wish:
     """What a client would like. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
     one of the topic's queues that it asks, or any; ``latest``: whether a group without a position
-    begins with new messages, where it is not said elsewhere.
+    begins with new messages, where it is not said elsewhere. ``attempt``: who asks for messages in
+    order under the same name again has not got them, and is given them at once.
     """
 
     most: int
@@ -98,6 +102,72 @@ class Wish:
     owner: str = ""
     queue_id: int = ANY_QUEUE
     latest: bool = False
+    attempt: str = ""
+
+
+def attempt_of(text: str | None) -> str:
+    """The name of an attempt as it is kept; none where it is too long for that."""
+    return text if text and len(text) <= _LONGEST_ATTEMPT else ""
+
+
+class Line(NamedTuple):
+    """What requests wait for: those that wait for the same stand in one line. ``notice``: whether
+    they want to hear of messages, and not to be given any.
+    """
+
+    group: str
+    topic: str
+    queue_id: int = ANY_QUEUE
+    kind: str = TAG
+    expression: str = ALL
+    fifo: bool = False
+    notice: bool = False
+
+
+class Lines:
+    """Those who wait, in the order in which they came: the first one of a line hears of news, and
+    when it goes the next one looks.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._all: dict[Line, OrderedDict[Callable[[bool], None], None]] = {}
+
+    def join(self, line: Line, look: Callable[[bool], None]) -> None:
+        """Has one wait behind the others."""
+        waiting = self._all.setdefault(line, OrderedDict())
+        waiting[look] = None
+        if len(waiting) == 1:
+            self._broker.hear((line.topic, ANY_QUEUE), look)
+
+    def leave(self, line: Line, look: Callable[[bool], None]) -> None:
+        """One who waits goes."""
+        waiting = self._all[line]
+        was_first = self.is_first(line, look)
+        del waiting[look]
+        if not was_first:
+            return
+        if waiting:
+            following = next(iter(waiting))
+            self._broker.hear((line.topic, ANY_QUEUE), following)
+            self._broker.wake(following)
+        else:
+            del self._all[line]
+        self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
+
+    def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
+        """Whether one who waits hears of news."""
+        return next(iter(self._all[line])) == look
+
+    def count(self, group: str, topic: str, queue_id: int) -> int:
+        """How many wait for messages of a topic's queue, or of any."""
+        return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
+            group, topic, queue_id) and not line.notice)
+
+    @property
+    def behind(self) -> int:
+        """How many are not the first of their line."""
+        return sum(len(waiting) - 1 for waiting in self._all.values())
 
 
 class Popped:
@@ -209,6 +279,7 @@ class Popped:
              ) -> Flight:
         found = decode(record)
         now = time.monotonic()
+        queue.attempt = wish.attempt
         flight = Flight(offset, found.physical_offset, found.reconsume_times + 1,
                         self._number, now + wish.invisible, wish.owner, now)
         queue.flights[offset] = flight
@@ -217,28 +288,32 @@ class Popped:
         self._wait(key, flight)
         return flight
 
-    def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish
-                    ) -> Given | None:
-        """A message whose time is over, once more; None where it is no longer there, or wanted."""
+    def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
+                    counts: bool = True) -> Given | None:
+        """A message whose time is over, once more; None where it is no longer there, or wanted.
+        ``counts``: whether it was taken the last time.
+        """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
             self._land(key, queue, flight)
             return None
-        flight.attempt += 1
+        flight.attempt += counts
         flight.owner, flight.since = wish.owner, time.monotonic()
         return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
-        """What came back of a queue, which is given to nobody while some of it is still out."""
+        """What came back of a queue, which is given to nobody else while some of it is out."""
         now = time.monotonic()
-        if any(flight.visible > now for flight in queue.flights.values()):
+        is_same = _is_same(queue, wish.attempt)
+        if not is_same and any(flight.visible > now for flight in queue.flights.values()):
             return
+        queue.attempt = wish.attempt
         for flight in list(queue.flights.values()):
-            given = self._give_again(key, queue, flight, wish)
+            given = self._give_again(key, queue, flight, wish, counts=not is_same)
             if given is not None:
                 yield given
 
-    def has_messages(self, wanted: int, *, fifo: bool) -> bool:
+    def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
         """Whether there is something to give out, or it takes long to find out. Answer."""
         late = time.monotonic() + TURN_S
         self._look_at_clock()
@@ -246,7 +321,8 @@ class Popped:
             return True
         for key in self.keys(wanted):
             queue = self._queue(key)
-            if not (fifo and queue.flights) and queue.next < self.broker.queue(*key).end:
+            if _is_same(queue, attempt) if fifo and queue.flights else (
+                    queue.next < self.broker.queue(*key).end):
                 return True
             if time.monotonic() > late:
                 return True
@@ -365,6 +441,10 @@ class Popped:
         self.broker.arrived(self.topic, ANY_QUEUE)
 
 
+def _is_same(queue: _PopQueue, attempt: str) -> bool:
+    return attempt != "" and attempt == queue.attempt
+
+
 class Pops:
     """What groups have been given of a broker. ``is_there``: whether a client is for which messages
     are kept.
@@ -372,6 +452,7 @@ class Pops:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self.lines = Lines(broker)
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: dict[tuple[str, str], Popped] = {}

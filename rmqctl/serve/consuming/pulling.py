@@ -125,11 +125,11 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """A request that waits for messages of the queue ``key``, or until its time is over."""
+    """A request that waits for messages of ``key``, or until its time is over."""
 
     broker: Broker
     call: Call
-    key: tuple[str, int]
+    key: Any
 
     @property
     def weight(self) -> int:
@@ -146,23 +146,28 @@ class Waiting(ABC):
         self.call.command.ext, self.call.command.body = {}, b""  # which may be large
         self.broker.held += self.weight
         self._timer = self.broker.later(seconds, self._over)
-        self.broker.waiting[self.key].add(self.look)
         self.call.connection.at_end.add(self.end)
+        self.join()
 
     @property
     def waits(self) -> bool:
-        return self.look in self.broker.waiting.get(self.key, ())
+        return self.end in self.call.connection.at_end
 
     def end(self) -> None:
         if not self.waits:
             return
         self.broker.held -= self.weight
         self._timer.cancel()
-        waiting = self.broker.waiting[self.key]
-        waiting.discard(self.look)
-        if not waiting:
-            del self.broker.waiting[self.key]
         self.call.connection.at_end.discard(self.end)
+        self.leave()
+
+    def join(self) -> None:
+        """Hears of news from now on."""
+        self.broker.hear(self.key, self.look)
+
+    def leave(self) -> None:
+        """Hears of news no more."""
+        self.broker.hear_no_more(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
         """Looks once more then, instead of when its time was to be over."""

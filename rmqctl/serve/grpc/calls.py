@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
 
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Answer, Status
@@ -73,7 +72,6 @@ class Endpoint:
     def __post_init__(self) -> None:
         self.looking = asyncio.Lock()
         """Held by who looks through queues: others' requests are answered before the next turn."""
-        self._lines: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:
@@ -82,10 +80,6 @@ class Endpoint:
     def _gone(self, client_id: str) -> None:
         for broker in self.brokers:
             broker.pops.leave(client_id)
-
-    def line(self, *key: str) -> asyncio.Lock:
-        """Held by the first of those who wait for the same."""
-        return self._lines.setdefault(key, asyncio.Lock())
 
     def hold(self, size: int) -> None:
         """Counts what is being written. Refused where that is too much already."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from rmqctl.formats.local import properties as props
@@ -14,7 +15,16 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
-from rmqctl.serve.consuming.popping import RENEWED_S, TURN_S, Given, Popped, Receipt, Wish
+from rmqctl.serve.consuming.popping import (
+    RENEWED_S,
+    TURN_S,
+    Given,
+    Line,
+    Popped,
+    Receipt,
+    Wish,
+    attempt_of,
+)
 from rmqctl.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
 from rmqctl.serve.grpc.calls import Caller, Endpoint, judged, refused_by
 from rmqctl.serve.grpc.messages import to_client
@@ -41,6 +51,7 @@ _LOOK_S = 1.0
 """So long queues are looked through for a client that does not wait."""
 _MARGIN_S = 0.5
 """So long before its deadline a client gets its answer."""
+_LONGEST_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
 _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
@@ -53,8 +64,10 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
     wish = _wish(endpoint, caller, request, group, topic)
     seconds = _poll_s(caller, request)
+    line = Line(group, topic, ANY_QUEUE, _FILTERS[request.filter_expression.type],
+                request.filter_expression.expression or ALL, wish.fifo)
     del request  # it may be large, and the wait long
-    given = await _waited(endpoint, caller, brokers, group, topic, wish, seconds)
+    given = await _waited(endpoint, caller, brokers, line, wish, seconds)
     left = {(each.flight.physical, each.receipt.number) for _, each in given}
     reply = MESSAGES["ReceiveMessageResponse"]
     try:
@@ -95,24 +108,31 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 10 s to 12 h")
     return Wish(min(max(request.batch_size, 1), _MOST), invisible / 1000,
                 _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
-                caller.client_id if request.auto_renew else "")
+                caller.client_id if request.auto_renew else "",
+                attempt=attempt_of(request.attempt_id))
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
     """The filter of a request; clients do not compare the tags themselves. Answer, Refused."""
     if wanted.type not in _FILTERS:
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"there is no filter type {wanted.type}")
-    kind = _FILTERS[wanted.type]
-    accept = Subscription(topic, wanted.expression or ALL, kind).accept()
-    tags = frozenset(tags_of(wanted.expression)) if kind == TAG else ()
-    if accept is None or not tags:
+    kind, expression = _FILTERS[wanted.type], wanted.expression or ALL
+    if len(expression) > _LONGEST_FILTER:
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the expression is too long")
+    accept = Subscription(topic, expression, kind).accept()
+    if accept is None or kind != TAG:
         return accept
 
     def has_tag(code: int, record: Buffer) -> bool:
         return accept(code, record) and props.parse(java_text(decode(record).properties)).get(
-            props.TAGS) in tags
+            props.TAGS) in _tags(expression)
 
     return has_tag
+
+
+@lru_cache(maxsize=64)  # and not one for each who waits
+def _tags(expression: str) -> frozenset[str]:
+    return frozenset(tags_of(expression))
 
 
 def _poll_s(caller: Caller, request: Any) -> float:
@@ -123,53 +143,53 @@ def _poll_s(caller: Caller, request: Any) -> float:
     return max(min(wanted, _POLL_S, caller.remaining - _MARGIN_S), 0.0)
 
 
-async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], group: str, topic: str,
+async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
                   wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
-    """What there is, as soon as there is something. Of those of a group who wait the first one
-    hears of news alone, and the next one when that one goes.
-    """
+    """What there is, as soon as there is something."""
     async def taken() -> list[tuple[Broker, Given]]:
         for broker in brokers:
-            found = await _taken(endpoint, caller, broker, group, topic, wish)
+            found = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
             if found:
                 return [(broker, each) for each in found]
         return []
 
     found: list[tuple[Broker, Given]] = []
-    line = endpoint.line(group, topic, *(broker.name for broker in brokers))
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, _LOOK_S)):
             found = await taken()
             if not found and seconds > 0:
-                async with line, _news(brokers, topic) as news:
-                    while not (found := await taken()):
-                        due = min((due for broker in brokers if (due := broker.pops.of(
-                            group, topic).next_due) is not None), default=None)
-                        with suppress(TimeoutError):
-                            await asyncio.wait_for(news.wait(), None if due is None else max(
-                                due - time.monotonic(), 0.01))
-                        news.clear()
+                with _in_line(brokers, line) as wait:
+                    while not found:
+                        await wait()
+                        found = await taken()
     return found
 
 
-@asynccontextmanager
-async def _news(brokers: list[Broker], topic: str) -> AsyncIterator[asyncio.Event]:
-    """Is set when there may be something new of a topic."""
+@contextmanager
+def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Gives what waits until there may be something; at once for the first in a line."""
     news = asyncio.Event()
-    key = topic, ANY_QUEUE
 
     def wake(_may_wait: bool) -> None:
         news.set()
 
+    async def wait() -> None:
+        due = min((due for broker in brokers if broker.pops.lines.is_first(line, wake) and (
+            due := broker.pops.of(line.group, line.topic).next_due) is not None), default=None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), None if due is None else max(
+                due - time.monotonic(), 0.01))
+        news.clear()
+
     for broker in brokers:
-        broker.waiting[key].add(wake)
+        broker.pops.lines.join(line, wake)
+        if broker.pops.lines.is_first(line, wake):
+            news.set()
     try:
-        yield news
+        yield wait
     finally:
         for broker in brokers:
-            broker.waiting[key].discard(wake)
-            if not broker.waiting[key]:
-                del broker.waiting[key]
+            broker.pops.lines.leave(line, wake)
 
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
