@@ -315,19 +315,18 @@ class Broker:
             self.checks.begin()
 
     def keep(self) -> None:
-        """Writes positions into a store that is written to. StoreIOError, RefusedError."""
+        """Writes new groups and delays into a store that is written to. StoreIOError,
+        RefusedError.
+        """
         if self.writer is None or self.writer.failure is not None:
             return
-        from rmqctl.serve.producing.opening import keep_groups, keep_json, keep_positions
+        from rmqctl.serve.producing.opening import keep_groups, keep_json
 
-        store = self.source.store
         if self.new_groups:
             keep_groups(self.writer, self.new_groups)
             self.new_groups.clear()
-        if self.positions.changed:
-            keep_positions(self.source, self.positions)
         if self.delays is not None and self.delays.changed:
-            keep_json(store, "delayOffset.json", {"offsetTable": {
+            keep_json(self.source, "delayOffset.json", {"offsetTable": {
                 str(level): offset for level, offset in sorted(self.delays.done.items())}})
             self.delays.changed = False
 

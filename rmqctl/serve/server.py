@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,10 @@ from rmqctl.serve.dispatch import answer
 if TYPE_CHECKING:
     from rmqctl.serve.grpc.server import Proxy
 
+Save = Callable[[], Callable[[], None] | None]
+"""Gives what writes positions down as they are now, in a thread if need be; None if nothing
+changed. StoreIOError, RefusedError, both of them.
+"""
 _LOOK_S = 1.0
 _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
@@ -70,8 +75,7 @@ class Server:
 
     brokers: Sequence[Broker]
     limits: Limits = field(default_factory=Limits)
-    save: Callable[[], None] = lambda: None
-    """Writes positions down, if anything changed."""
+    save: Save = lambda: None
     problem: Callable[[str], None] = lambda _text: None
     once_idle: float | None = None
     proxy: Proxy | None = None
@@ -93,6 +97,8 @@ class Server:
     """Where what arrives is put, for whichever connection: it is taken out at once."""
     answered: list[_Connection] = field(default_factory=list)
     """Connections with answers that are sent at the end of this turn."""
+    _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    """One thread: positions are written down once at a time."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
@@ -120,7 +126,8 @@ class Server:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
-                (_EXPIRE_S, self._expire), (_SAVE_S, self._save), (1.0, self.each_second))]
+                (_EXPIRE_S, self._expire), (1.0, self.each_second))]
+            tasks.append(asyncio.create_task(self._save_beside()))
             ready()
             if self.once_idle is not None:
                 tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
@@ -135,6 +142,7 @@ class Server:
                 await self.proxy.stop()
             for connection in list(self.connections):
                 connection.end()
+            self._saving.shutdown(cancel_futures=True)
             self._save()
             for broker in self.brokers:
                 broker.close()
@@ -156,10 +164,14 @@ class Server:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - what is done now and then goes on
-            problem = f"{type(error).__name__}: {error}"
-            if problem != self._problem:
-                self._problem = problem
-                self.problem(problem)
+            self._say(error)
+
+    def _say(self, error: Exception) -> None:
+        problem = str(error) if isinstance(error, RmqctlError) else (
+            f"{type(error).__name__}: {error}")
+        if problem != self._problem:
+            self._problem = problem
+            self.problem(problem)
 
     def send_soon(self, connection: _Connection) -> None:
         """Has a connection send its answers when others of this turn may have joined them."""
@@ -192,9 +204,27 @@ class Server:
             if connection.is_stale(now):
                 connection.end()
 
+    async def _save_beside(self) -> None:
+        """Saves now and then, in a thread."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            try:
+                write = self.save()
+                if write is not None:
+                    await asyncio.get_running_loop().run_in_executor(self._saving, write)
+                for broker in self.brokers:
+                    broker.keep()
+            except Exception as error:  # noqa: BLE001 - it is tried again
+                self._say(error)
+
     def _save(self) -> None:
+        """Saves here and now."""
         try:
-            self.save()
+            write = self.save()
+            if write is not None:
+                write()
+            for broker in self.brokers:
+                broker.keep()
         except RmqctlError as error:
             self.problem(str(error))
 

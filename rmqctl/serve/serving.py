@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rmqctl.errors import UsageError
@@ -17,6 +18,7 @@ from rmqctl.serve.consuming.popping import Pops
 from rmqctl.serve.consuming.positions import Positions, PositionsFile
 from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
+from rmqctl.serve.server import Save
 from rmqctl.serve.source import Source
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store
@@ -53,8 +55,8 @@ class Settings:
 
 
 def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
-        list[Broker], Callable[[], None]]:
-    """(the brokers, what writes their positions down). NotAStoreError, StoreIOError, FormatError,
+        list[Broker], Save]:
+    """(the brokers, what saves their positions). NotAStoreError, StoreIOError, FormatError,
     UsageError.
     """
     if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
@@ -89,14 +91,26 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         opened.pop_all()
     brokers = list(cluster.brokers.values())
 
-    def save() -> None:
-        changed = [broker.positions for broker in brokers if broker.positions.changed]
-        if file is not None and changed:
-            file.save({key: broker.positions for key, broker in zip(keys, brokers, strict=True)})
-        for broker in brokers:
-            broker.keep()
-        for positions in changed:
-            positions.changed = False
+    def save() -> Callable[[], None] | None:
+        changed = [broker for broker in brokers if broker.positions.changed]
+        if not changed:
+            return None
+        now = {broker.name: broker.positions.snapshot() for broker in brokers}
+        jobs = [] if file is None else [partial(file.save, {
+            key: now[broker.name] for key, broker in zip(keys, brokers, strict=True)})]
+        if settings.writable:
+            from rmqctl.serve.producing.opening import keep_positions
+
+            jobs += [partial(keep_positions, broker.source, now[broker.name]) for broker in changed
+                     if broker.writer is not None and broker.writer.failure is None]
+
+        def write() -> None:
+            for job in jobs:
+                job()
+            for broker in changed:
+                broker.positions.written = now[broker.name].changes
+
+        return write
 
     return brokers, save
 

@@ -24,6 +24,7 @@ from rmqctl.store.log.end import find_end, first_record, last_dispatched
 from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.store import Store
 
+LMQ_FILE = "lmqConsumerOffset.json"
 _MOST_COUNTED = 1_000_000
 READ, WRITE, INHERIT = 4, 2, 1
 """Bits of a topic's permission."""
@@ -51,6 +52,12 @@ class Source:
     open_store: Callable[[], Store]
     kind: str
     pages: Pages
+    is_own: bool = False
+    """Whether nobody else writes to the store: where groups stand is read once."""
+    kept: dict[str, object] = field(default_factory=dict)
+    """Files of ``config/`` that were written here, with what tells whether another is there now."""
+    groups_that_stand: set[str] = field(default_factory=set)
+    """Those of ``consumerOffset.json``."""
     _again: bool = False
     """Whether to look once more though nothing changed: rows may follow their messages later."""
     problem: str | None = None
@@ -61,16 +68,21 @@ class Source:
     def __post_init__(self) -> None:
         self.store = self.open_store()
         self._seen = self._stamp()
-        self._read()
+        self._read(positions=True)
 
-    def _read(self) -> None:
+    def _read(self, *, positions: bool) -> None:
         self._config.clear()
         self._log_bounds: tuple[int, int] | None = None
         self.view: View = view_of(self.store, self.kind)
         self.log = LogReader(self.store.log, self.view.log_end)
         self.topics = self._topics()
+        if positions:
+            self.groups_that_stand = {row["group"] for row in self.rows("consumerOffset.json")
+                                      if row["group"]}
+            self.offsets = self._offsets()
+            light = self.config(LMQ_FILE)
+            self.has_light_positions = light is not None and light.used is not None
         self.groups = self._groups()
-        self.offsets = self._offsets()
 
     # -- change -------------------------------------------------------------------------------
 
@@ -86,7 +98,7 @@ class Source:
         try:
             self.store = self.open_store()
             try:
-                self._read()
+                self._read(positions=not self.is_own)
             except BaseException:
                 self.store.close()
                 raise
@@ -106,7 +118,7 @@ class Source:
             "consumequeue", "config", "index"))]
         newest = [os.path.join(folder, max(names)) for folder in self.store.log_folders
                   if (names := _names(folder))]
-        return [_stat(place) for place in (*places, *newest)]
+        return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
         """How many messages behind the last row's have none, up to `_MOST_COUNTED`: they are not
@@ -239,9 +251,8 @@ class Source:
         """
         found: dict[str, dict[str, Any]] = {
             row["group"]: row for row in self.rows("subscriptionGroup.json")}
-        for row in self.rows("consumerOffset.json"):
-            if row["group"]:
-                found.setdefault(row["group"], {})
+        for group in self.groups_that_stand:
+            found.setdefault(group, {})
         for topic in self.topics:
             self._add_group(found, topic)
         return found
@@ -249,7 +260,7 @@ class Source:
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
         """(group, topic) -> queue id -> committed queue offset."""
         found: dict[tuple[str, str], dict[int, int]] = {}
-        for row in (*self.rows("consumerOffset.json"), *self.rows("lmqConsumerOffset.json")):
+        for row in (*self.rows("consumerOffset.json"), *self.rows(LMQ_FILE)):
             if row["group"] is not None and isinstance(row["offset"], int):
                 found.setdefault((row["group"], row["topic"]), {})[row["queue_id"]] = row["offset"]
         return found
@@ -269,7 +280,8 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _stat(path: str) -> tuple[int, int, int] | None:
+def stat_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file or folder does; None where there is none."""
     try:
         found = os.stat(path)
     except OSError:

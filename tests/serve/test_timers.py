@@ -109,7 +109,7 @@ def test_nothing_is_lost_or_comes_twice_when_the_server_is_killed(root: Path) ->
         assert len(waited(client, 3)) == 3
 
         def snapshot() -> None:
-            served.brokers[0].keep()
+            served.server._save()
             shutil.copytree(root, copy)
 
         served.do(snapshot)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,9 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, magic_for, size_of
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.command import Command, write_command
+from rmqctl.serve import server, source
 from rmqctl.serve.consuming import positions
-from rmqctl.serve.producing import delaying, writing
+from rmqctl.serve.producing import delaying, opening, writing
 from rmqctl.serve.producing.writing import delivered
 from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
@@ -412,6 +414,66 @@ def test_positions_stay_of_groups_that_begin_elsewhere(root: Path) -> None:
                                                            "u@h": {"0": 7}}
 
 
+def stands_at(client: Client, offset: int, group: str = "g") -> None:
+    assert client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup=group, topic="t", queueId=0,
+                      commitOffset=offset).code == 0
+
+
+def test_positions_are_written_while_clients_are_answered(root: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SAVE_S", 0.02)
+    begun, go_on = threading.Event(), threading.Event()
+    real = opening.publish
+    writes: list[str] = []
+
+    def slow(path: str, data: bytes, *, store: str) -> None:
+        writes.append(path)
+        begun.set()
+        assert go_on.wait(10)
+        real(path, data, store=store)
+
+    monkeypatch.setattr(opening, "publish", slow)
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        stands_at(client, 1)
+        assert begun.wait(10)
+        stands_at(client, 2)
+        stands_at(client, 7, "h")
+        time.sleep(0.1)
+        assert len(writes) == 1  # one at a time
+        threading.Timer(0.1, go_on.set).start()
+    # The end waits for what is under way, and then writes by itself.
+    assert json.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"] == {
+        "t@g": {"0": 2}, "t@h": {"0": 7}}
+
+
+def test_positions_that_were_written_here_are_not_read_again(
+        root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    for module in (opening, source):
+        real = module.load_one
+        monkeypatch.setattr(module, "load_one", lambda store, name, real=real: (
+            read.append(name), real(store, name))[1])  # type: ignore[func-returns-value]
+    file = root / "config" / "consumerOffset.json"
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        read.clear()
+        for number in range(3):
+            stands_at(client, number)
+            served.do(served.server._save)
+            sent(client, "T", b"")
+            served.do(served.brokers[0].writer.settle)  # type: ignore[union-attr]
+        assert read.count(file.name) == 1
+        assert "g" in served.brokers[0].source.groups
+        assert b'"0":1\n' in file.with_name(f"{file.name}.bak").read_bytes()
+        file.write_text("[")  # by somebody else
+        stands_at(client, 9)
+        write = served.server.save()
+        assert write is not None
+        with pytest.raises(RefusedError):
+            write()
+        assert served.brokers[0].positions.changed
+        file.unlink()
+
+
 def test_positions_that_could_not_be_written_are_written_later(
         root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "positions.json"
@@ -424,8 +486,10 @@ def test_positions_that_could_not_be_written_are_written_later(
             raise StoreIOError("no space left")
 
         monkeypatch.setattr(positions, "replace_file", full)
+        write = served.server.save()
+        assert write is not None
         with pytest.raises(StoreIOError):
-            served.server.save()
+            write()
         monkeypatch.undo()
     assert json.loads(file.read_text())[f"broker-a {root}"]["offsetTable"] == {"t@g": {"0": 5}}
     assert b"t@g" in (root / "config" / "consumerOffset.json").read_bytes()

@@ -30,7 +30,10 @@ class Positions:
 
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
-    changed: bool = False
+    changes: int = 0
+    """How often something was changed."""
+    written: int = 0
+    """How many of these changes are written down."""
     touched: set[Key] | None = None
     """Groups and topics with new positions, where somebody asks for them."""
     _count: int = 0
@@ -51,10 +54,21 @@ class Positions:
             queues = self.committed.setdefault((group, topic), {})
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self.changed = True
+            self.changes += 1
             if self.touched is not None:
                 self.touched.add((group, topic))
         return True
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is not written down yet."""
+        return self.written < self.changes
+
+    def snapshot(self) -> Positions:
+        """What is known now, for a thread: no group or topic joins it, but a queue's position may
+        be a later one.
+        """
+        return Positions(self.stored, dict(self.committed), self.changes)
 
     def all(self) -> Iterator[tuple[str, str, dict[int, int]]]:
         """(group, topic, positions by queue id) of everything known."""
@@ -98,9 +112,9 @@ class PositionsFile:
         return found
 
     def save(self, positions: dict[str, Positions]) -> None:
-        """Writes what was committed. StoreIOError."""
+        """Writes what was committed; may be called by a thread with snapshots. StoreIOError."""
         value = {**self._others, **{name: {"offsetTable": {
-            f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+            f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in dict(queues).items()}
             for (group, topic), queues in each.committed.items()}}
             for name, each in positions.items()}}
         replace_file(self.path, json.dumps(value, indent=1).encode())

@@ -22,11 +22,10 @@ from rmqctl.parse_values import Address, now_ms
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
-from rmqctl.serve.source import Source
+from rmqctl.serve.source import LMQ_FILE, Source, stat_of
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.store import Store
 
-_LMQ_FILE = "lmqConsumerOffset.json"
 _SMALL: dict[str, Any] = {
     "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
 """Sizes of a store that is made for a while: so files are made at once."""
@@ -59,7 +58,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
         os.path.relpath(folder, root) for folder in folders])
     try:
         engine.reput()
-        source = Source(open_store, "disk", pages)
+        source = Source(open_store, "disk", pages, is_own=True)
         return Writer(engine, Topics(root, settings, now_ms),
                       SubscriptionGroups(root, settings, now_ms), source)
     except BaseException:
@@ -67,31 +66,37 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
         raise
 
 
-def keep_json(store: Store, name: str, value: dict[str, object]) -> None:
+def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
     """Writes a file of ``config/`` as a broker does: the one that was there becomes the backup.
     RefusedError where what is there cannot be read: it is not overwritten. StoreIOError.
     """
-    known = load_one(store, name)
+    store = source.store
     path = store.path(FOLDER, name)
-    if known.main.state == OK:
+    is_whole = name in source.kept and source.kept[name] == stat_of(path)
+    if not is_whole:
+        known = load_one(store, name)
+        is_whole = known.main.state == OK
+        if not is_whole and (known.main.usable or known.main.damaged):
+            raise RefusedError(f"{path}: {known.main.reason}; it is not written over")
+    if is_whole:
         publish(path + BACKUP, store.read_small(FOLDER, name, most=1 << 28), store=store.root)
-    elif known.main.usable or known.main.damaged:
-        raise RefusedError(f"{path}: {known.main.reason}; it is not written over")
     publish(path, fastjson.build(value), store=store.root)
+    source.kept[name] = stat_of(path)
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
     """Groups' positions in ``config/consumerOffset.json``: what was committed, over what stands
     there, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, where that is
     there: a broker with ``enableLmq`` reads it instead, and has one position of each light group.
+    May be called by a thread with a snapshot. RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()
-    keep_json(source.store, "consumerOffset.json", {"offsetTable": table})
-    known = source.config(_LMQ_FILE)
-    if known is not None and known.used is not None:
+    keep_json(source, "consumerOffset.json", {"offsetTable": table})
+    source.groups_that_stand = {group for group, _ in (*source.offsets, *positions.committed)}
+    if source.has_light_positions:
         light = {key: max(queues.values()) for key, queues in table.items()
                  if f"@{LMQ_PREFIX}" in key}
-        keep_json(source.store, _LMQ_FILE, {"lmqOffsetTable": light, "offsetTable": {
+        keep_json(source, LMQ_FILE, {"lmqOffsetTable": light, "offsetTable": {
             key: queues for key, queues in table.items() if key not in light}})
 
 

@@ -129,7 +129,7 @@ def set_mode(broker: Broker, call: Call) -> Response:
         for (name, each), (mode, shared) in broker.modes.items():
             table.setdefault(name, {})[each] = {
                 "consumerGroup": each, "mode": mode, "popShareQueueNum": shared, "topic": name}
-        keep_json(broker.source.store, _FILE, {_TABLE: table})
+        keep_json(broker.source, _FILE, {_TABLE: table})
     return Response()
 
 
