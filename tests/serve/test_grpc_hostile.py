@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,36 @@ def test_a_stream_on_which_nothing_is_said_ends(served: Running, monkeypatch: py
 def endless() -> Any:
     time.sleep(4)
     yield MESSAGES["TelemetryCommand"]()
+
+
+def test_calls_that_bring_nothing_make_room_for_others(root: Path, monkeypatch: pytest.MonkeyPatch
+                                                       ) -> None:
+    monkeypatch.setattr(server, "_MOST_READ", 2)
+    monkeypatch.setattr(server, "_HURRIED_S", 0.1)
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait(10)
+        yield from ()
+
+    with serving(root, grpc=True) as served, Stub(served, bodies(root)[0]) as stub:
+        proxy = served.server.proxy
+        assert proxy is not None
+        call = stub.channel.stream_unary(f"/{SERVICE}/QueryRoute", None,
+                                         MESSAGES["QueryRouteResponse"].FromString)
+        calls = [call.future(nothing(), 10, stub.metadata) for _ in range(2)]
+        until(lambda: len(proxy._readers) == 2)
+        time.sleep(0.3)
+        assert not any(each.done() for each in calls)  # nobody else wants their places
+        calls += [call.future(nothing(), 10, stub.metadata) for _ in range(6)]
+        until(lambda: proxy._waiting > 0)
+        begun = time.monotonic()
+        assert stub.code("QueryRoute", topic=stub.topic) == OK
+        assert time.monotonic() - begun < 5  # it would be 20 s for each pair
+        assert calls[0].result().status.code == BAD_REQUEST
+        ended.set()
+        assert {each.result().status.code for each in calls} == {BAD_REQUEST}
+        assert proxy._reading._value == 2
 
 
 def test_settings_that_nobody_takes_are_not_piled_up(served: Running,

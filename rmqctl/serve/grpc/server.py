@@ -32,6 +32,8 @@ _LARGEST = 5 << 20
 """Bytes of a request: a body of the largest size, and its properties."""
 _MOST_READ, _READ_S = 64, 20.0
 """Requests that are read at a time, and how long one may take: what came of them is in memory."""
+_HURRIED_S = 1.0
+"""So long one may take when others want its place."""
 _IDLE_MS = 120_000
 _END_S = 2.0
 """So long the answers that are on their way have at the end."""
@@ -58,6 +60,9 @@ class Proxy:
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._reading = asyncio.Semaphore(_MOST_READ)
+        self._readers: dict[asyncio.Timeout, float] = {}
+        """Who reads without hurry, and since when: the one that began first is the first."""
+        self._waiting = 0
         self._server: Any = None
 
     @property
@@ -139,11 +144,39 @@ class Proxy:
     async def _read(self, context: Any) -> tuple[Caller, Any]:
         """(who calls, its request). Refused."""
         caller = _caller(self._endpoint, context)
-        async with self._reading, _in_time(_READ_S, "the request does not come"):
+        async with self._place():
             request = await context.read()
         if request is aio.EOF:
             raise Refused(Code.BAD_REQUEST, "there is no request")
         return caller, request
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places to read a request. Who comes when all are taken hurries the one that
+        has read for the longest time. Refused.
+        """
+        if self._reading.locked() and self._readers:
+            first = next(iter(self._readers))
+            begun = self._readers.pop(first)
+            if not first.expired():
+                first.reschedule(begun + _HURRIED_S)
+        self._waiting += 1
+        try:
+            await self._reading.acquire()
+        finally:
+            self._waiting -= 1
+        hurried = self._waiting > 0
+        try:
+            async with _in_time(_HURRIED_S if hurried else _READ_S,
+                                "the request does not come") as limit:
+                if not hurried:
+                    self._readers[limit] = asyncio.get_running_loop().time()
+                try:
+                    yield
+                finally:
+                    self._readers.pop(limit, None)
+        finally:
+            self._reading.release()
 
     def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(_requests: Any, context: Any) -> Any:
@@ -236,11 +269,11 @@ class Proxy:
 
 
 @asynccontextmanager
-async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
+async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[asyncio.Timeout]:
     """Refused with that text where the block takes longer."""
     try:
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
     except TimeoutError:
         raise Refused(Code.BAD_REQUEST, problem) from None
 
