@@ -215,7 +215,7 @@ class _Planner:
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
         total = lost_total if lost_total > len(lost) else None
-        left = self._left_damaged()
+        left = self._left_damaged(saved)
         found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
                                  complete=saved.lost_total == len(saved.lost))
                  if self._options.whole else None)
@@ -424,11 +424,11 @@ class _Planner:
                "consumequeue has wrong rows")
         self._take(rocksdb.steps(self._root, made, self._before, why))
 
-    def _left_damaged(self) -> tuple[str, ...]:
-        """What stays as it is although `verify` finds trouble there: messages of topics that can
-        be no folder, which get no row, and an index of unknown shape.
+    def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
+        """What stays as it is although it is wrong: messages of topics that can be no folder, which
+        get no row, or that the index contradicts, and an index of unknown shape.
         """
-        left = (COMMITLOG,) if self._unplaceable else ()
+        left = (COMMITLOG,) if self._unplaceable or saved.wrong_topics else ()
         if not (INDEX in self._options.only and self._options.topic is None
                 and self._known.index_unknown and _troubled(self._store, INDEX)):
             return left

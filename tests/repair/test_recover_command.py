@@ -128,18 +128,6 @@ def test_one_deleted_queue_comes_back(rmqctl: Run, golden_copy: Folder, version:
     rmqctl("verify", root).expect(0)
 
 
-def test_a_topic_that_can_be_no_folder_stays_and_is_said(rmqctl: Run, golden_copy: Folder) -> None:
-    root = golden_copy("4.9.3/crash-nocq/before")
-    file = root / "commitlog" / "00000000000000065536"
-    data = bytearray(file.read_bytes())
-    at = data.index(b"TP_pay_Topic")
-    data[at + 4:at + 8] = bytes(4)
-    file.write_bytes(data)
-    done = rmqctl("recover", root, "--apply", "--yes", *JSON).expect(1)
-    assert "topic that can be no folder" in done.err
-    assert done.json()["left_damaged"] == ["commitlog"]
-
-
 def test_the_table_alone(rmqctl: Run, golden_copy: Folder) -> None:
     root = golden_copy("5.3.3/crash-cqlag/before")
     found = rmqctl("recover", root, "--only", "topic-queue-table", *JSON).expect(0)

@@ -23,6 +23,7 @@ from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.heads import kept_from
 from rmqctl.repair.salvage.lost import keys_of_places
+from rmqctl.repair.salvage.mend_topic import is_impossible
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import appended_crcs
 from rmqctl.repair.sources.opening import Source
@@ -292,6 +293,7 @@ class _Pass(PhysicalPass):
             raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
             self._found.verdicts[place] = (
                 self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
+                + is_impossible(ours.topic) - is_impossible(theirs.topic)
                 + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw)))
         self._kept(batch, rows, their_batch, other)
         self._ours(batch, rows)

@@ -30,7 +30,7 @@ from rmqctl.store.store import Store
 
 
 class Contradictions:
-    """One round over all of them; what it finds goes into ``records``.
+    """One round over all of them: `of_rows`, then `of_places`. What it finds goes into ``records``.
 
     ``skipping``: light queues with gaps of a broker's own making, whose rows stand too early. How
     much begins anew with each start of the broker, as their queue offsets go back then.
@@ -40,13 +40,13 @@ class Contradictions:
                  records: Records, skipping: Collection[str] = ()) -> None:
         self._store, self._skipping = store, skipping
         self._gatherer, self._evidence, self._records = gatherer, evidence, records
+        self.by_place: dict[int, list[FoundRow]] = {}
+        for row in evidence.astray:
+            self.by_place.setdefault(row.physical, []).append(row)
 
-    def run(self) -> None:
-        """Mends or condemns them. StoreIOError."""
-        by_place: dict[int, list[FoundRow]] = {}
-        for row in self._evidence.astray:
-            by_place.setdefault(row.physical, []).append(row)
-        for physical, rows_there in sorted(by_place.items()):
+    def of_rows(self) -> None:
+        """Mends or condemns what rows contradict. StoreIOError."""
+        for physical, rows_there in sorted(self.by_place.items()):
             _, record, raw = self._records.read(physical, rows_there[0].size)
             if record is None or not record.crc_ok:
                 continue
@@ -59,10 +59,13 @@ class Contradictions:
                 self._records.replace(physical, corrected)
             elif self._must_go(record, rows):
                 self._records.rejected.add(physical)
+
+    def of_places(self) -> None:
+        """Mends or condemns what is out of the order of its queue, as it stands. StoreIOError."""
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
-                if run.low == run.high and run.low not in by_place and (
-                        key[0] not in self._skipping):
+                if run.low == run.high and run.low not in self.by_place and (
+                        key[0] not in self._skipping) and not self._records.is_replaced(run.low):
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
@@ -233,7 +236,8 @@ class Contradictions:
 
 def _says(record: Record, row: FoundRow) -> bool:
     if row.batch:
-        return batch_range_of(record.properties) == (row.queue_offset, row.count)
+        return (os.fsdecode(record.topic), record.queue_id) == row.key and batch_range_of(
+            record.properties) == (row.queue_offset, row.count)
     if sysflag.has_consume_queue_row(record.sys_flag) and (
             os.fsdecode(record.topic), record.queue_id, record.queue_offset) == (
             *row.key, row.queue_offset):

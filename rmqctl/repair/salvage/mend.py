@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.errors import FormatError
@@ -29,6 +29,7 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     Message,
     Record,
+    build,
     decode,
     is_magic,
     magic_at,
@@ -40,6 +41,7 @@ from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explai
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend_header import mend_headers
+from rmqctl.repair.salvage.mend_topic import Topics, is_impossible, mend_topics
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
     Records,
@@ -76,7 +78,8 @@ class Mending:
     ``confirmed``: sizes of records in damaged bytes that are whole (or will be), by place.
     ``moved``: the pieces are bytes from elsewhere. ``corrected``: places of records that are whole
     with a changed byte; ``refused``: why others are not, by place; ``by_byte``: places of records
-    that a changed byte explains where only bits may be changed.
+    that a changed byte explains where only bits may be changed. ``topics``: why topics that cannot
+    be right stay, by place.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Mending:
     corrected: set[int] = field(default_factory=set)
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
+    topics: dict[int, str] = field(default_factory=dict)
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
@@ -182,6 +186,7 @@ class _Round:
         self._corrected: set[int] = set()
         self._not_corrected: dict[int, str] = {}
         self._by_byte: set[int] = set()
+        self._topics = Topics(store, parts, survey, gatherer, evidence)
 
     def run(self) -> Mending:
         # In damaged regions: wherever a row or the log itself says that a record starts. What a
@@ -214,14 +219,17 @@ class _Round:
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
             self._records.reasons[physical] = "an empty body has the CRC 0"
-        Contradictions(self._store, self._gatherer, self._evidence, self._records,
-                       self._survey.skipping).run()
+        contradictions = Contradictions(self._store, self._gatherer, self._evidence, self._records,
+                                        self._survey.skipping)
+        contradictions.of_rows()
+        topics_left = mend_topics(self._topics, self._records, contradictions.by_place)
+        contradictions.of_places()
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record", "", self._records.reasons, self._corrections)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
         mending.corrected, mending.refused = self._corrected, self._not_corrected
-        mending.by_byte = self._by_byte
+        mending.by_byte, mending.topics = self._by_byte, topics_left
         return mending
 
     # -- in damaged regions -----------------------------------------------------------------------
@@ -238,17 +246,25 @@ class _Round:
         if start in self._refused:
             return self._by_crc(source, start, room, rows) or self._by_twin(
                 source, start, room, rows)
-        for raw in self._candidates(source, position, head, room, sizes):
-            record = whole_record(raw, start, self._survey.has_crcs)
+        for candidate in self._candidates(source, position, head, room, sizes):
+            record = whole_record(candidate, start, self._survey.has_crcs)
             if record is None:
                 continue
+            topic = self._topics.of_impossible(record, rows) if is_impossible(
+                record.topic) else None
+            if isinstance(topic, str):
+                continue
+            record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
             if not self._supported(record, rows, is_foreign_place(said, start, size),
                                    moved=self._parts[0].base <= said < self._parts[-1].end):
                 continue
-            self._confirmed[start] = len(raw)
+            self._confirmed[start] = len(candidate)
+            raw = candidate if topic is None else build(record)
             if source.read(position, len(raw)) != raw:
                 self._records.replace(start, raw)
+                if topic is not None:
+                    self._records.reasons[start] = topic.reason
             return len(raw)
         return self._by_crc(source, start, room, rows) or self._by_twin(source, start, room, rows)
 
@@ -258,12 +274,15 @@ class _Round:
         twin = None if found is None else self._twins.of(*found, sealed=self._survey.has_crcs)
         if twin is None or not self._supported(twin.record, rows, False):
             return 0
+        return self._whole(start, twin.content, twin.reason)
+
+    def _whole(self, start: int, content: bytes, reason: str) -> int:
         self._not_corrected.pop(start, None)
         self._by_byte.discard(start)
         self._corrected.add(start)
-        self._records.replace(start, twin.content)
-        self._records.reasons[start] = twin.reason
-        return len(twin.content)
+        self._records.replace(start, content)
+        self._records.reasons[start] = reason
+        return len(content)
 
     def _stored(self, source: Source, start: int, room: int) -> tuple[bytes, Record] | None:
         """The bytes of a damaged record that stands where it says, and what is read of them."""
@@ -297,7 +316,15 @@ class _Round:
             other = corrected(raw, record, "byte", self._survey.has_crcs)
             if isinstance(other, Correction) and self._supported(other.record, rows, False):
                 self._by_byte.add(start)
-        return 0
+        return self._by_topic(raw, record, rows)
+
+    def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
+        """The size of a record whose own CRC is right with another topic; 0 without one."""
+        told = self._topics.by_crc(raw, record)
+        named = None if told is None else replace(record, topic=told.topic)
+        if told is None or named is None or not self._supported(named, rows, False):
+            return 0
+        return self._whole(record.physical_offset, build(named), told.reason)
 
     def _name(self, physical: int) -> None:
         """The name of the appended CRC of an intact record, if that is what hides it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
+from rmqctl.engine.put.admission import MAX_FOLDER_NAME
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
@@ -18,6 +19,7 @@ from rmqctl.formats.local.message import (
     Message,
     Record,
     decode,
+    longest_topic,
     properties_length_at,
     total_size_at,
     variant,
@@ -208,9 +210,21 @@ def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
     if not 0 <= body or topic_at + width > len(head):
         return
     yield from _turned(head, topic_at, width)
+    yield from _topic_lengths(head, topic_at, width, magic)
     topic = shape.topic_length.unpack_from(head, topic_at)[0]
     if topic >= 0 and topic_at + width + topic + 2 <= len(head):
         yield from _turned(head, topic_at + width + topic, 2)
+
+
+def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
+    """The head with each length of the topic that makes the properties end with the record."""
+    end = field_of(head, "total_size")
+    first = topic_at + width
+    most = min(MAX_FOLDER_NAME, longest_topic(magic), len(head) - first - PROPERTIES_LENGTH_SIZE)
+    for length in range(1, most + 1):
+        behind = first + length + PROPERTIES_LENGTH_SIZE
+        if properties_length_at(head[behind - PROPERTIES_LENGTH_SIZE:behind]) == end - behind:
+            yield head[:topic_at] + length.to_bytes(width, "big", signed=True) + head[first:]
 
 
 def _turned(head: bytes, position: int, width: int) -> Iterator[bytes]:

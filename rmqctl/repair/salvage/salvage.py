@@ -61,6 +61,7 @@ class Salvage:
     they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
     many are intact. ``conflicts``: places where a source has other intact messages, and nobody has
     said which are right.
+    ``wrong_topics``: messages that stay with a topic that cannot be right.
     ``kept_damaged``: messages that are delivered with the damage of their bodies. ``void_from``:
     from where on a preferred source's log stands for all of ours.
     """
@@ -78,6 +79,7 @@ class Salvage:
     messages: int = 0
     kept_damaged: int = 0
     conflicts: int = 0
+    wrong_topics: int = 0
     void_from: int | None = None
 
     @property
@@ -145,6 +147,8 @@ class _Job:
     """Those of them that rows and index contradict."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
+    topics: dict[int, str] = field(default_factory=dict)
+    """Why topics that cannot be right stay, by place."""
     copied: Copied = field(default_factory=lambda: Copied([]))
     surveyor: Surveyor = field(init=False)
 
@@ -201,6 +205,7 @@ class _Job:
             mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected,
                            self.correct)
             self.refused, self.by_byte = mending.refused, mending.by_byte
+            self.topics = mending.topics
             if not self._is_news(mending):
                 # Only now: what is whole where it stands must not be covered by other bytes.
                 if not looked_elsewhere:
@@ -334,6 +339,10 @@ class _Job:
                             "or a torn run explains, the first at physical offset "
                             f"{min(self.by_byte)}: "
                             "--correct byte brings it back as it was")
+        if self.topics:
+            place, why = min(self.topics.items())
+            oddities.append(f"{plural(len(self.topics), 'message')} with a topic that cannot be "
+                            f"right, the first at physical offset {place}: {why}; left as it is")
         if survey.undated:
             oddities.append(f"messages with the store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not begin its recovery in a file "
@@ -450,7 +459,7 @@ class _Job:
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
-                       self.kept, self.copied.conflicts,
+                       self.kept, self.copied.conflicts, len(self.topics),
                        self.copied.void_from if self.copied.parts else None)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:

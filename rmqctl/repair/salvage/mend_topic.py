@@ -1,0 +1,293 @@
+"""Topics that are damaged, set right by the index or by the queue that lacks just that message.
+
+No body CRC covers a topic. One that no broker can have written shows by itself; one that looks like
+any other is suspected where its message stands alone in its queue, or out of the order of it. Where
+a row leads to the message it has told already (`contradict`). Else it is
+
+* the topic under which the index has the keys of the message, at its place: one that the store
+  knows, or its own without one turned bit;
+* where the index says nothing of it, the one topic of the same length that lacks just that queue
+  offset in that queue between the messages before and behind, or, in a log that begins at 0, the
+  one whose queue would end with it. A topic that looks like any other must be unknown for that, one
+  byte off, and its message not the first of a queue.
+
+Witnesses that contradict each other, or more than one such topic, tell nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+from rmqctl.checks.verify.context import known_topics
+from rmqctl.engine.put.admission import folder_fault
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MIN_SIZE, Record, build
+from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, Hole, holes_with
+from rmqctl.repair.salvage.records import Records, unless_crc_differs
+from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.store import Store
+
+_OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
+_MOST_ASKED, _MOST_HOLES = 1000, 1 << 20
+"""Suspects that are looked at, and topics of a length that are tried; holes that are looked at."""
+_WINDOW = 16 << 20
+_BETWEEN, _BEHIND, _OPEN = 3, 2, 1
+"""A queue lacks a message: between two others; it would end with it; nothing speaks against it."""
+
+
+class Suspect(NamedTuple):
+    """The one message of a run."""
+
+    place: int
+    key: QueueKey
+    queue_offset: int
+
+
+class ToldTopic(NamedTuple):
+    """The topic of a message, and how it is known."""
+
+    topic: bytes
+    reason: str
+
+
+def is_impossible(topic: bytes) -> bool:
+    """Whether no broker can have written it: no folder's name, no UTF-8, or control characters."""
+    name = os.fsdecode(topic)
+    return folder_fault(name) is not None or not name.isprintable()
+
+
+class Topics:
+    """What the witnesses of a log tell of its messages' topics. ``evidence``: rows of holes."""
+
+    def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
+                 gatherer: Gatherer, evidence: Evidence) -> None:
+        self._store, self._survey, self._gatherer = store, survey, gatherer
+        self._witness, self._from_zero = parts[0].witness, parts[0].base == 0
+        self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
+        self._budget = _MOST_HOLES
+        self._claims: Counter[tuple[int, int, int]] = Counter()
+        """How many suspects would take the same place in a queue."""
+
+    def suspects(self) -> list[Suspect]:
+        """Messages that stand alone and may have another topic; in log order."""
+        found = []
+        for key in self._survey.runs.keys:
+            if key[0].startswith(props.LMQ_PREFIX):
+                continue
+            found += [Suspect(run.low, key, run.first) for run in self._survey.runs.of(key)
+                      if run.low == run.high]
+        found.sort()
+        sure = {one for one in found if is_impossible(os.fsencode(one.key[0]))}
+        lacked = {one for one in found if one not in sure and self._rooms(one, _BEHIND)}
+        indexed = {*islice((one for one in found if self._hashes(one.place)), _MOST_ASKED)}
+        self._claims.update(map(_claim, sure | lacked | indexed))
+        return sorted([*islice(sorted(sure), _MOST_ASKED), *islice(sorted(
+            (lacked | indexed) - sure), _MOST_ASKED)])
+
+    def told(self, record: Record) -> ToldTopic | str | None:
+        """The topic of a record; why that cannot be told of a wrong one; None where nothing shows
+        that it is wrong.
+        """
+        place, own = record.physical_offset, record.topic
+        impossible, hashes = is_impossible(own), self._hashes(place)
+        if hashes & key_hashes(record):
+            if not impossible:
+                return None
+            hashes = set()  # made from the damaged log
+        one = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
+        said = _said(record)
+        if hashes:
+            fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
+                replace(record, topic=topic)) and self._room(topic, one)]
+            if len(fits) == 1:
+                said += f": {os.fsdecode(fits[0])} has its keys in the index"
+                return ToldTopic(fits[0], f"{said}, and{self._where(fits[0], one)}" if self._room(
+                    fits[0], one) == _BETWEEN else said)
+            return f"{said}: the index has other keys there" if (
+                impossible or self._rooms(one, _BETWEEN)) else None
+        if not impossible and (self._is_known(one) or (
+                self._witness is not None and self._witness.confirms(record))):
+            return None
+        plain = not impossible and own.isascii()
+        first = plain and not one.queue_offset
+        fits = self._rooms(one, _BETWEEN) or (
+            self._rooms(one, _BEHIND) if self._from_zero and not first else [])
+        if plain:
+            fits = [topic for topic in fits if sum(
+                a != b for a, b in zip(topic, own, strict=True)) == 1]
+        if len(fits) == 1 and self._claims[_claim(one)] < 2 and (
+                not self._may_be_elsewhere(fits[0], one)):
+            return ToldTopic(fits[0], f"{said}:{self._where(fits[0], one)}")
+        return f"{said}: what it was is not known" if impossible or fits else None
+
+    def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> ToldTopic | str:
+        """The topic of a record whose own is none. ``rows`` lead to it."""
+        told = self.told(record)
+        found = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
+            row.key[1], row.queue_offset, row.size) == (
+                record.queue_id, record.queue_offset, record.total_size)}
+        found = {topic for topic in found if len(topic) == len(record.topic)}
+        if len(found) == 1 and found.issuperset({told.topic} if isinstance(
+                told, ToldTopic) else ()):
+            return ToldTopic(topic := found.pop(), f"{_said(record)}: {os.fsdecode(topic)}, as the "
+                             "row says that leads to it")
+        return told if told and not found else f"{_said(record)}: what it was is not known"
+
+    def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
+        """The topic with which a record matches the CRC at its end."""
+        if record.crc_ok and append_crc.stored(raw) is not None:
+            for topic in self.others(record.topic):
+                if append_crc.verify(build(replace(record, topic=topic))):
+                    return ToldTopic(topic, f"{_said(record)}: with {os.fsdecode(topic)} the "
+                                            "record matches its own CRC")
+        return None
+
+    def others(self, topic: bytes) -> list[bytes]:
+        """Topics of the same length that the store knows (the first `_MOST_ASKED`)."""
+        return [name for name in self._names.get(len(topic), ()) if name != topic][:_MOST_ASKED]
+
+    # -- the witnesses ----------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> dict[int, list[bytes]]:
+        """The topics that the store knows, by length."""
+        names = {*_OF_BROKERS, *self._configured, *self._topics}
+        by_length: dict[int, list[bytes]] = {}
+        for name in sorted(names):
+            # A configuration may hold what no file system can name.
+            if folder_fault(name) is None and not name.startswith(props.LMQ_PREFIX):
+                topic = os.fsencode(name)
+                if not is_impossible(topic):
+                    by_length.setdefault(len(topic), []).append(topic)
+        return by_length
+
+    @cached_property
+    def _configured(self) -> frozenset[str]:
+        return known_topics(self._store) or frozenset()
+
+    @cached_property
+    def _topics(self) -> Counter[str]:
+        """How many queues of a topic the log and the folders know."""
+        return Counter(topic for topic, _ in {
+            *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
+
+    def _is_known(self, one: Suspect) -> bool:
+        """Whether its topic has other messages, a folder, or is configured."""
+        return one.key[0] in self._configured or self._topics[one.key[0]] > 1 or (
+            one.key in self._store.known_queues or one.key in self._store.batch_queues)
+
+    def _is_between(self, hole: Hole) -> bool:
+        """Whether a queue had the messages of a hole: a log that begins at 0 has it from its own
+        beginning.
+        """
+        return hole.high < ENDLESS and (hole.low >= 0 or self._from_zero)
+
+    @cached_property
+    def _queues(self) -> dict[tuple[int, int], list[bytes]]:
+        """Topics with a queue, by their length and its id."""
+        found: dict[tuple[int, int], list[bytes]] = {}
+        for name, queue_id in self._gatherer.holes:
+            topic = os.fsencode(name)
+            if not is_impossible(topic) and not name.startswith(props.LMQ_PREFIX):
+                found.setdefault((len(topic), queue_id), []).append(topic)
+        return found
+
+    def _rooms(self, one: Suspect, least: int) -> list[bytes]:
+        """The topics whose queue lacks a message just there; none once too much was looked at."""
+        own, found = os.fsencode(one.key[0]), []
+        for topic in self._queues.get((len(own), one.key[1]), ()):
+            self._budget -= len(self._gatherer.holes[os.fsdecode(topic), one.key[1]])
+            if self._budget < 0:
+                return []
+            if topic != own and self._room(topic, one) >= least:
+                found.append(topic)
+        return found
+
+    def _room(self, topic: bytes, one: Suspect) -> int:
+        """How the queue of a topic lacks a message just there; 0: it does not."""
+        key = os.fsdecode(topic), one.key[1]
+        if key not in self._gatherer.holes:
+            return _OPEN
+        hole = holes_with(self._gatherer.holes, key, one.queue_offset)
+        if hole is None or not hole.low < one.place < hole.high or (
+                key, one.queue_offset) in self._lost:
+            return 0
+        if self._is_between(hole):
+            return _BETWEEN
+        if hole.low >= 0:
+            return _BEHIND if one.queue_offset == hole.first else 0
+        return _OPEN if hole.high == ENDLESS or one.queue_offset == hole.end - 1 else 0
+
+    def _where(self, topic: bytes, one: Suspect) -> str:
+        return f" {os.fsdecode(topic)}/{one.key[1]} lacks queue offset {one.queue_offset} just here"
+
+    def _may_be_elsewhere(self, topic: bytes, one: Suspect) -> bool:
+        """Whether other damaged bytes may have held what the queue lacks, or all else that was of
+        the right one.
+        """
+        hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), one.key[1]), one.queue_offset)
+        if hole is None:
+            return True
+        low, high = (hole.low, hole.high) if self._is_between(hole) else (-1, ENDLESS)
+        return any(
+            low < region.end and region.start < min(high, self._survey.last_end)
+            and region.end - region.start >= MIN_SIZE
+            and not region.start <= one.place < region.end for region in self._survey.regions)
+
+    def _hashes(self, place: int) -> set[int]:
+        if self._witness is None:
+            return set()
+        start = place - place % _WINDOW
+        places, hashes = self._witness.keys(start, start + _WINDOW)
+        return {*hashes[places.searchsorted(place):places.searchsorted(place + 1)].tolist()}
+
+
+def _said(record: Record) -> str:
+    return f"topic {os.fsdecode(record.topic)!a}"
+
+
+def _claim(one: Suspect) -> tuple[int, int, int]:
+    return len(os.fsencode(one.key[0])), one.key[1], one.queue_offset
+
+
+def _turned(topic: bytes) -> Iterator[bytes]:
+    """The topic with one bit turned, as far as a broker may have written that."""
+    for at in range(len(topic)):
+        for bit in range(8):
+            turned = topic[:at] + bytes([topic[at] ^ 1 << bit]) + topic[at + 1:]
+            if turned.isascii() and not is_impossible(turned):
+                yield turned
+
+
+def mend_topics(topics: Topics, records: Records,
+                rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
+    """Puts intact messages with their topics into ``records``; why others stay that cannot be
+    right, by place. ``rows`` by the place that they lead to. StoreIOError.
+    """
+    left = {}
+    for suspect in topics.suspects():
+        place = suspect.place
+        if place in records.rejected or records.is_replaced(place):
+            continue
+        _, record, _ = records.read(place, None)
+        if record is None or not record.crc_ok or os.fsdecode(record.topic) != suspect.key[0]:
+            continue
+        told = topics.of_impossible(record, rows.get(place, ())) if is_impossible(
+            record.topic) else topics.told(record)
+        if isinstance(told, ToldTopic) and records.replace(place, unless_crc_differs(build(
+                replace(record, topic=told.topic)))):
+            records.reasons[place] = told.reason
+        elif told is not None:
+            left[place] = told if isinstance(told, str) else (
+                f"{told.reason}, but the record's own CRC denies it")
+    return left

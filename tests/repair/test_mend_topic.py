@@ -1,0 +1,261 @@
+"""Damaged topics: set right where rows, the index or the queue itself tell; else it is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats.local.message import Record
+from rmqctl.repair.salvage.salvage import Salvage, salvage
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
+from tests.repair import damage, salvaging
+from tests.repair.accidents import bytes_of
+from tests.support import tiny
+from tests.support.cli import Result
+from tests.support.share import every
+
+Run = Callable[..., Result]
+JSON = ("-o", "json")
+QUEUES = ("consumequeue", "batchconsumequeue")
+LOST = {"queues": QUEUES, "queues and index": (*QUEUES, "index"), "index": ("index",),
+        "nothing": ()}
+SPECS = [tiny.Spec(topic, queue, b"body %d" % number, {"UNIQ_KEY": f"0A{number:04X}"})
+         for number, (topic, queue) in enumerate(
+             [("orders", 0), ("bills1", 0), ("orders", 0), ("orders", 1), ("refund", 0),
+              ("orders", 0), ("bills1", 0), ("orders", 1), ("orders", 0), ("bills1", 0)])]
+
+
+def take_away(root: Path, names: Sequence[str]) -> None:
+    for name in names:
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def put(root: Path, whole: damage.Whole, place: int, at: int, data: bytes) -> None:
+    """Bytes at a position of the record at a place."""
+    base = place - place % whole.file_size
+    with (root / "commitlog" / f"{base:020d}").open("r+b") as opened:
+        opened.seek(place - base + at)
+        opened.write(data)
+
+
+def topic_at(record: Record, raw: bytes) -> int:
+    return raw.rindex(record.topic, 0, len(raw) - len(record.properties))
+
+
+def salvaged(root: Path) -> Salvage:
+    with Store.open(root) as store:
+        return salvage(store)
+
+
+# -- real stores ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "place", "lost"), [
+    ("4.9.3/crash-nocq/before", 90034, "queues"), ("5.3.3/basic/store", None, "queues and index")])
+def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, place: int | None,
+                             lost: str) -> None:
+    root = golden_copy(name)
+    whole = damage.remember(root)
+    if place is None:
+        place = sorted(whole.records)[len(whole.records) // 2]
+    record = whole.records[place]
+    take_away(root, LOST[lost])
+    was = bytes_of(root)
+    put(root, whole, place, topic_at(record, whole.raw(place, record.total_size)) + 4, bytes(4))
+    broken = bytes_of(root)
+    options = ("--index-slots", "100", "--index-max", "400", *JSON)
+    done = rmqctl("recover", root, "--apply", "--yes", *options).expect(0).json()
+    action, = (one for one in done["actions"] if one["action"] == "mend record")
+    assert action["proof"]["fields"] == ["topic"]
+    topic = os.fsdecode(record.topic)
+    assert f"{topic}/{record.queue_id} lacks queue offset {record.queue_offset} just here" in (
+        action["reason"])
+    assert ("has its keys in the index" in action["reason"]) == (lost == "queues")
+    assert "left_damaged" not in done
+    now = bytes_of(root)
+    assert {path: now[path] for path in was if path.startswith("commitlog")} == {
+        path: data for path, data in was.items() if path.startswith("commitlog")}
+    found = rmqctl("verify", root, *options).json()["findings"]
+    assert not [one for one in found if one["severity"] != "info"]
+    assert rmqctl("recover", root, *options).expect(0).json()["actions"] == []
+    rmqctl("undo", root, "--yes").expect(0)
+    assert {path: data for path, data in bytes_of(root).items()
+            if not path.startswith(".rmqctl")} == broken
+
+
+@pytest.mark.parametrize(("name", "lost"), [
+    ("4.9.3/basic", "queues"), ("4.9.3/basic", "nothing"), ("5.3.3/batchcq", "index"),
+    ("5.3.3/batchcq", "queues"), ("5.3.3/v2topic", "queues and index")])
+def test_topics_and_their_lengths(golden_copy: GoldenFolder, name: str, lost: str) -> None:
+    root = golden_copy(f"{name}/store")
+    whole = damage.remember(root)
+    take_away(root, LOST[lost])
+    queued = [place for place, record in sorted(whole.records.items())
+              if record.queue_offset and not record.sys_flag & 12]
+    for number, place in enumerate(queued[3::len(queued) // 4]):
+        record = whole.records[place]
+        raw = whole.raw(place, record.total_size)
+        at = topic_at(record, raw)
+        start, data = [(at, bytes(len(record.topic))), (at, bytes([raw[at] ^ 1])),
+                       (at - 1, bytes(4)), (at - 1, b"\x03")][number % 4]
+        put(root, whole, place, start, data)
+        found = salvaged(root)
+        assert (found.lost, found.wrong_topics) == ((), 0)
+        assert salvaging.records(found.parts)[place] == raw
+        put(root, whole, place, 0, raw)
+
+
+# -- every bit of a tiny store --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lost", "sealed"), [(lost, lost != "index") for lost in LOST] + [
+    ("queues", False), ("queues and index", False)])
+def test_every_bit(tmp_path: Path, lost: str, sealed: bool) -> None:
+    """Never another topic, and never another message; what is not told has no good neighbour."""
+    built = tiny.build(tmp_path / "store", SPECS, append_crc=sealed)
+    take_away(built.root, LOST[lost])
+    came_back = tried = 0
+    for one, bit in every(53, [(each, bit) for each in built.messages
+                               for bit in range(8 * (len(each.record.topic) + 1))],
+                          f"bits of topics {lost} {sealed}"):
+        name, position = built.place(one.start)
+        at = topic_at(one.record, one.raw) - 1 + bit // 8
+        path = built.root / name
+        whole = path.read_bytes()
+        torn = bytearray(whole)
+        torn[position + at] ^= 1 << bit % 8
+        path.write_bytes(torn)
+        found = salvaged(built.root)
+        path.write_bytes(whole)
+        there = salvaging.records(found.parts)
+        assert all(there[other.start] == other.raw for other in built.messages if other is not one)
+        tried += 1
+        came_back += there[one.start] == one.raw
+        damaged = bytes(torn[position:position + len(one.raw)])
+        assert there[one.start] in (one.raw, damaged) or found.lost
+        if there[one.start] == damaged:
+            assert one.record.topic == b"refund" or found.wrong_topics, (one.record, bit)
+    assert came_back >= tried * 2 // 3
+
+
+# -- what is not told -----------------------------------------------------------------------------
+
+
+def torn(tmp_path: Path, number: int, topic: bytes, specs: Sequence[tiny.Spec] = SPECS,
+         lost: str = "queues and index") -> tuple[tiny.Tiny, Salvage]:
+    built = tiny.build(tmp_path / "store", specs)
+    take_away(built.root, LOST[lost])
+    set_topic(built, number, topic)
+    return built, salvaged(built.root)
+
+
+def set_topic(built: tiny.Tiny, number: int, topic: bytes) -> None:
+    one = built.messages[number]
+    name, position = built.place(one.start)
+    data = bytearray((built.root / name).read_bytes())
+    at = position + topic_at(one.record, one.raw)
+    data[at:at + len(topic)] = topic
+    (built.root / name).write_bytes(data)
+
+
+def test_the_only_message_of_a_topic(rmqctl: Run, tmp_path: Path) -> None:
+    """Nothing tells its topic: it stays, gets no row, and that is said."""
+    built, found = torn(tmp_path, 4, b"re\0und")
+    assert (found.actions, found.wrong_topics) == ((), 1)
+    assert any("'re\\x00und': what it was is not known" in note for note in found.notes)
+    done = rmqctl("recover", built.root, "--apply", "--yes", *JSON).expect(1)
+    assert done.json()["left_damaged"] == ["commitlog"]
+    assert "topic that can be no folder" in done.err
+
+
+def test_one_of_which_only_the_index_tells(tmp_path: Path) -> None:
+    """One turned bit makes the topic under which the index has its key."""
+    built, found = torn(tmp_path, 4, b"sefund", lost="queues")
+    action, = found.actions
+    assert action.reason == "topic 'sefund': refund has its keys in the index"
+    assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
+
+
+def test_two_that_may_be_each_other(tmp_path: Path) -> None:
+    """Two topics of one length lack the same queue offset, and two messages have it."""
+    specs = [tiny.Spec(topic, 0, b"body") for topic in ("orders", "bills1") * 4]
+    built = tiny.build(tmp_path / "store", specs)
+    take_away(built.root, LOST["queues and index"])
+    set_topic(built, 2, b"\0" * 6)
+    set_topic(built, 3, b"\1" * 6)
+    found = salvaged(built.root)
+    assert (found.actions, found.wrong_topics) == ((), 2)
+
+
+def test_what_may_have_lost_its_others(tmp_path: Path) -> None:
+    """The messages before it may be of a topic of which just this one is left."""
+    specs = [tiny.Spec(topic, 0, b"body %d" % number) for number, topic in enumerate(
+        ("refund", "ordert", "orders", "refund", "ordert", "refund"))]
+    built = tiny.build(tmp_path / "store", specs)
+    take_away(built.root, (*LOST["queues and index"], "config"))
+    name, position = built.place(built.messages[1].start)
+    data = bytearray((built.root / name).read_bytes())
+    at = position + built.messages[1].raw.index(b"body")
+    data[at:at + 6] = b"xyzzzy"
+    (built.root / name).write_bytes(data)
+    there = salvaging.records(salvaged(built.root).parts)
+    assert there[built.messages[4].start] == built.messages[4].raw
+
+
+def test_names_that_no_file_system_has(rmqctl: Run, tmp_path: Path) -> None:
+    built, _ = torn(tmp_path, 2, b"orde\0s")
+    (built.root / "config" / "topics.json").write_text(
+        '{"topicConfigTable": {"or\\ud800d": {}, "../../a": {}, "orders": {}}}')
+    done = rmqctl("recover", built.root, *JSON).expect(0).json()
+    assert "orders/0 lacks queue offset 1" in next(
+        one["reason"] for one in done["actions"] if one["action"] == "mend record")
+
+
+def test_another_topic_that_is_known_stays(tmp_path: Path) -> None:
+    """Without rows and index nothing says that it is not of that topic."""
+    _, found = torn(tmp_path, 5, b"bills1")
+    assert found.actions == ()
+    assert any("the queue has a gap" in note for note in found.notes)
+
+
+def test_the_index_contradicts(tmp_path: Path) -> None:
+    """Its keys were damaged too, so the gap alone is not believed."""
+    built = tiny.build(tmp_path / "store", SPECS)
+    take_away(built.root, LOST["queues"])
+    set_topic(built, 5, b"order\0")
+    one = built.messages[5]
+    name, position = built.place(one.start)
+    data = bytearray((built.root / name).read_bytes())
+    data[position + one.raw.index(b"UNIQ_KEY\x01") + 9] ^= 1
+    (built.root / name).write_bytes(data)
+    found = salvaged(built.root)
+    assert (found.actions, found.wrong_topics) == ((), 1)
+    assert any("the index has other keys there" in note for note in found.notes)
+
+
+def test_a_lone_message_of_a_sound_topic_stays(tmp_path: Path) -> None:
+    """A gap of another queue next to it is no proof against what its own key says."""
+    specs = [*SPECS[:4], tiny.Spec("ordert", 0, b"alone", {"UNIQ_KEY": "0AFF"}), *SPECS[4:]]
+    built = tiny.build(tmp_path / "store", specs)
+    take_away(built.root, LOST["queues"])
+    set_topic(built, 2, b"orde\0s")  # orders/0 lacks one now
+    found = salvaged(built.root)
+    action, = found.actions
+    assert action.offset == built.messages[2].start
+    assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
+
+
+def test_a_source_knows_it(rmqctl: Run, tmp_path: Path) -> None:
+    """Where nothing of ours tells, a topic that can be none gives way."""
+    replica = tiny.build(tmp_path / "replica", SPECS)
+    built, _ = torn(tmp_path, 4, b"re\0und")
+    plan: dict[str, Any] = rmqctl("recover", built.root, "--from", replica.root, *JSON).json()
+    assert "conflict" not in {one["action"] for one in plan["actions"]}
+    copy, = (one for one in plan["actions"] if one["action"] == "copy")
+    assert copy["offset"] == built.messages[4].start
