@@ -242,6 +242,24 @@ def test_messages_in_order_wait_for_those_before(written: Running) -> None:
         assert only(pop(client, "T", order=True)).body == b"1"
 
 
+def test_groups_that_are_gone_leave_room_for_others(client: Client, topic: str,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(popping, "MOST_FLYING", 3)
+    wish: dict[str, object] = {"queueId": 0, "maxMsgNums": 3}
+    first = pop(client, topic, **wish, invisibleTime=1)
+    time.sleep(0.005)
+    later = pop(client, topic, **wish, invisibleTime=60_000, consumerGroup="H")
+    assert len(places(first)["0 0"]) == len(places(later)["0 0"]) == 3
+    for group in ("G", "I"):  # their time is not over
+        assert pop(client, topic, **wish, consumerGroup=group).code == 2
+    assert client.ask("ACK_MESSAGE", **receipt(first, topic, 0, 0)).code == 0
+    assert stands(client, topic, 0) == 0  # it was forgotten that it has them
+    for offset in range(3):
+        assert client.ask("ACK_MESSAGE", **{**receipt(later, topic, 0, offset),
+                                            "consumerGroup": "H"}).code == 0
+    assert places(pop(client, topic, **wish)) == places(first)
+
+
 def test_who_asks_again_in_order_has_not_got_them(written: Running) -> None:
     with written.client() as client:
         for body in (b"0", b"1"):

@@ -20,7 +20,8 @@ from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, Table
 from rmqctl.serve.consuming.clients import body_of, objects
-from rmqctl.serve.consuming.popping import Given, Line, Popped, Receipt, Wish, attempt_of
+from rmqctl.serve.consuming.lines import Line
+from rmqctl.serve.consuming.popping import Given, Popped, Receipt, Wish, attempt_of
 from rmqctl.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
 from rmqctl.serve.consuming.subscriptions import ALL, TAG, Subscription
 

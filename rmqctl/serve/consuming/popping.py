@@ -20,9 +20,9 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.serve.consuming.lines import Lines
 from rmqctl.serve.consuming.offsets import position
 from rmqctl.serve.consuming.pulling import pull
-from rmqctl.serve.consuming.subscriptions import ALL, TAG
 from rmqctl.serve.reading import Accept
 
 MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
@@ -108,66 +108,6 @@ class Wish:
 def attempt_of(text: str | None) -> str:
     """The name of an attempt as it is kept; none where it is too long for that."""
     return text if text and len(text) <= _LONGEST_ATTEMPT else ""
-
-
-class Line(NamedTuple):
-    """What requests wait for: those that wait for the same stand in one line. ``notice``: whether
-    they want to hear of messages, and not to be given any.
-    """
-
-    group: str
-    topic: str
-    queue_id: int = ANY_QUEUE
-    kind: str = TAG
-    expression: str = ALL
-    fifo: bool = False
-    notice: bool = False
-
-
-class Lines:
-    """Those who wait, in the order in which they came: the first one of a line hears of news, and
-    when it goes the next one looks.
-    """
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._all: dict[Line, OrderedDict[Callable[[bool], None], None]] = {}
-
-    def join(self, line: Line, look: Callable[[bool], None]) -> None:
-        """Has one wait behind the others."""
-        waiting = self._all.setdefault(line, OrderedDict())
-        waiting[look] = None
-        if len(waiting) == 1:
-            self._broker.hear((line.topic, ANY_QUEUE), look)
-
-    def leave(self, line: Line, look: Callable[[bool], None]) -> None:
-        """One who waits goes."""
-        waiting = self._all[line]
-        was_first = self.is_first(line, look)
-        del waiting[look]
-        if not was_first:
-            return
-        if waiting:
-            following = next(iter(waiting))
-            self._broker.hear((line.topic, ANY_QUEUE), following)
-            self._broker.wake(following)
-        else:
-            del self._all[line]
-        self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
-
-    def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Whether one who waits hears of news."""
-        return next(iter(self._all[line])) == look
-
-    def count(self, group: str, topic: str, queue_id: int) -> int:
-        """How many wait for messages of a topic's queue, or of any."""
-        return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
-            group, topic, queue_id) and not line.notice)
-
-    @property
-    def behind(self) -> int:
-        """How many are not the first of their line."""
-        return sum(len(waiting) - 1 for waiting in self._all.values())
 
 
 class Popped:
@@ -257,7 +197,7 @@ class Popped:
     def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
         """Messages that were not given out yet; None where a filter took its time."""
         while True:
-            if self.flying >= MOST_OF_GROUP or self._pops.flying >= MOST_FLYING:
+            if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
                 raise Answer(Status.SYSTEM_BUSY, "too many messages are not acked yet")
             pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
             if pulled.max == 0:
@@ -430,6 +370,13 @@ class Popped:
         self.broker.arrived(self.topic, ANY_QUEUE)  # who waits has to wake up earlier, maybe
         return changed
 
+    def is_over(self) -> bool:
+        """Whether all that was given out may come again, and no client is there to ack it."""
+        now = time.monotonic()
+        return all(flight.visible <= now and not (
+            flight.owner and self._pops.is_there(flight.owner)) for queue in self.queues.values()
+            for flight in queue.flights.values())
+
     def give_back(self, which: Callable[[Flight], bool]) -> None:
         """Messages that their client has not got, or is not there to ack, come again soon."""
         self._count_up()
@@ -455,7 +402,8 @@ class Pops:
         self.lines = Lines(broker)
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
-        self._all: dict[tuple[str, str], Popped] = {}
+        self._all: OrderedDict[tuple[str, str], Popped] = OrderedDict()
+        """The one that was asked for the longest ago is the first."""
         self._kept = 0
 
     def of(self, group: str, topic: str) -> Popped:
@@ -465,11 +413,26 @@ class Pops:
             found = Popped(self, group, topic)
             self.make_room(found)
             self._all[group, topic] = found
+        self._all.move_to_end((group, topic))
         return found
 
     def known(self, group: str, topic: str) -> Popped | None:
         """The same where there is any."""
         return self._all.get((group, topic))
+
+    def may_fly(self, of_this: Popped) -> bool:
+        """Whether one more message may be given out. Where there are too many, groups that asked
+        for nothing for the longest time begin at their positions again, once their time is over.
+        """
+        while self.flying >= MOST_FLYING:
+            first = next(iter(self._all.values()))
+            if first is of_this or not first.is_over():
+                return False
+            for queue in first.queues.values():
+                first.forget(queue)
+            del self._all[first.group, first.topic]
+            self._kept -= 1 + len(first.queues)
+        return True
 
     def make_room(self, for_this: Popped) -> None:
         """Room for one more queue: those of which nothing is out are known by their positions.
@@ -478,8 +441,8 @@ class Pops:
         self._kept += 1
         if self._kept <= MOST_QUEUES:
             return
-        self._all = {key: each for key, each in self._all.items()
-                     if each.flying or each is for_this}
+        self._all = OrderedDict((key, each) for key, each in self._all.items()
+                                if each.flying or each is for_this)
         self._kept = sum(1 + len(each.queues) for each in self._all.values())
         if self._kept >= MOST_QUEUES:
             raise Answer(Status.SYSTEM_BUSY, "too many groups have messages not acked yet")

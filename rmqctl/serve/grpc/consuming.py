@@ -15,11 +15,11 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.serve.consuming.lines import Line
 from rmqctl.serve.consuming.popping import (
     RENEWED_S,
     TURN_S,
     Given,
-    Line,
     Popped,
     Receipt,
     Wish,
