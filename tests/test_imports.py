@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
     "output": set(),
     "remoting": {"formats"},
-    "serve": LIBRARY | {"files", "broker", "engine", "remoting"},
+    "serve": LIBRARY | {"kernel", "files", "broker", "engine", "remoting"},
     "browse": LIBRARY | {"files", "checks", "pipeline", "output"},
     "report": LIBRARY | {"broker", "checks", "output"},
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",

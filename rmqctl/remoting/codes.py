@@ -188,7 +188,7 @@ class Request:
     long: Mapping[str, str]
 
     @cached_property
-    def _form(self) -> type[msgspec.Struct]:
+    def form(self) -> type[msgspec.Struct]:
         """The fields of a header as most clients write them."""
         fields: list[tuple[str, Any, Any]] = []
         for name, (kind, required) in self.fields.items():
@@ -204,7 +204,7 @@ class Request:
         Answer.
         """
         try:
-            return msgspec.structs.asdict(msgspec.convert(ext, self._form, strict=False))
+            return msgspec.structs.asdict(msgspec.convert(ext, self.form, strict=False))
         except msgspec.ValidationError:
             return self._read(ext)
 

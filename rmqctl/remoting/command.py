@@ -103,17 +103,17 @@ def _quoted(found: re.Match[str]) -> str:
     return f'"{found[1]}"' if found[2] else found[0]
 
 
-_Int = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
+Int32 = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
 
 
 class _Plain(msgspec.Struct, gc=False):
     """A JSON header as most clients write it."""
 
-    code: _Int = 0
+    code: Int32 = 0
     language: str = "OTHER"
-    version: _Int = 0
-    opaque: _Int = 0
-    flag: _Int = 0
+    version: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
     remark: str | None = None
     extFields: dict[str, str] | None = None  # noqa: N815 - its name in the header
 

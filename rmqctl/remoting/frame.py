@@ -39,7 +39,7 @@ MAX_FRAME = 16 << 20
 
 _HEAD = layout.reader(FrameHead, "length", "header")
 HEAD_SIZE = _HEAD.size
-_COUNTED = layout.field(FrameHead, "length").size
+COUNTED = layout.field(FrameHead, "length").size
 """Bytes of the length, which does not count itself."""
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
@@ -65,51 +65,61 @@ class FrameReader:
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
-        self._buffer = bytearray()
-        self._at = 0
+        self.buffer = bytearray()
+        """What arrived, from ``at`` on."""
+        self.at = 0
 
     @property
     def held(self) -> int:
         """Bytes that arrived and are in no frame yet."""
-        return len(self._buffer) - self._at
+        return len(self.buffer) - self.at
 
     def feed(self, data: bytes | memoryview) -> None:
-        self._buffer += data
+        self.buffer += data
 
     def next(self) -> Frame | None:
         """The next whole frame; None until more arrives. FrameError."""
-        at, buffer = self._at, self._buffer
-        if len(buffer) - at < HEAD_SIZE:
+        frame = self.peek()
+        if frame is None:
             self._compact()
+        else:
+            self.skip(self.at + HEAD_SIZE + len(frame.header) + len(frame.body))
+        return frame
+
+    def skip(self, end: int) -> None:
+        """Goes on at ``end``, behind a frame that was read."""
+        self.at = end
+        if end == len(self.buffer):
+            self.buffer.clear()
+            self.at = 0
+
+    def peek(self) -> Frame | None:
+        """The same frame, which stays the next one."""
+        at, buffer = self.at, self.buffer
+        if len(buffer) - at < HEAD_SIZE:
             return None
         length, word = _HEAD.unpack_from(buffer, at)
         size = word & _LENGTH_MASK
-        if not _COUNTED <= length <= self.limit:
+        if not COUNTED <= length <= self.limit:
             raise FrameError(f"a frame of {length} bytes; {self.limit} is the most")
-        if size > length - _COUNTED:
+        if size > length - COUNTED:
             raise FrameError(f"a header of {size} bytes in a frame of {length}")
-        end = at + _COUNTED + length
+        end = at + COUNTED + length
         if len(buffer) < end:
-            self._compact()
             return None
         body = at + HEAD_SIZE + size
-        frame = Frame(word >> _LENGTH_BITS, bytes(buffer[at + HEAD_SIZE:body]),
-                      bytes(buffer[body:end]))
-        self._at = end
-        if end == len(buffer):
-            buffer.clear()
-            self._at = 0
-        return frame
+        return Frame(word >> _LENGTH_BITS, bytes(buffer[at + HEAD_SIZE:body]),
+                     bytes(buffer[body:end]))
 
     def _compact(self) -> None:
-        if self._at > _COMPACT:
-            del self._buffer[:self._at]
-            self._at = 0
+        if self.at > _COMPACT:
+            del self.buffer[:self.at]
+            self.at = 0
 
 
 def frame_head(header: bytes, body_size: int, kind: int = JSON) -> bytes:
     """All of a frame before its body."""
-    length = _COUNTED + len(header) + body_size
+    length = COUNTED + len(header) + body_size
     return _HEAD.pack(length, kind << _LENGTH_BITS | len(header)) + header
 
 

@@ -28,6 +28,7 @@ from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.plain import PlainSends
     from rmqctl.serve.producing.timing import Timers
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
@@ -160,6 +161,7 @@ class Broker:
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
+    sends: PlainSends | None = None
     checks: Rounds | None = None
 
     @property

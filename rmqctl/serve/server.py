@@ -345,15 +345,18 @@ class _Connection(asyncio.BufferedProtocol):
         if self._busy or self._waits:
             return
         self._busy = True
-        late = time.monotonic() + _TURN_S
+        late, sends = time.monotonic() + _TURN_S, self._broker.sends
         try:
-            while not self._paused and (transport := self._transport) is not None and (
-                    frame := self._frames.next()) is not None:
-                command = read_command(frame)
-                if command.is_response:
-                    self._heard(command.opaque, command)
-                else:
-                    answer(self._broker, self, command)
+            while not self._paused and (transport := self._transport) is not None:
+                if sends is None or not sends.take_all(self, self._frames):
+                    frame = self._frames.next()
+                    if frame is None:
+                        break
+                    command = read_command(frame)
+                    if command.is_response:
+                        self._heard(command.opaque, command)
+                    else:
+                        answer(self._broker, self, command)
                 if not self._frames.held:
                     break
                 if time.monotonic() > late and not transport.is_closing():
@@ -433,6 +436,10 @@ class _Connection(asyncio.BufferedProtocol):
         head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
                              size)
         self._write([head, *parts], len(head) + size)
+
+    def send_bytes(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._write([data], len(data))
 
     def _write(self, parts: list[Buffer], size: int) -> None:
         """Sends at the end of this turn, or when it is enough."""

@@ -119,6 +119,7 @@ def _join(broker: Broker, writer: Writer) -> None:
     """The writer tells its broker what it put, and when delayed messages are due."""
     from rmqctl.serve.producing.checking import Checks
     from rmqctl.serve.producing.delaying import Delays
+    from rmqctl.serve.producing.plain import PlainSends
     from rmqctl.serve.producing.timing import Timers
     from rmqctl.serve.producing.transactions import Transactions
 
@@ -131,6 +132,7 @@ def _join(broker: Broker, writer: Writer) -> None:
     broker.delays = delays
     broker.transactions = Transactions(writer, broker.raw_at)
     broker.checks = Checks(broker, broker.transactions)
+    broker.sends = PlainSends(broker)
 
 
 def _name(number: int) -> str:

@@ -18,7 +18,7 @@ from rmqctl.store.objects import java_text, plain_body
 NORMAL, FIFO, DELAY, TRANSACTION = 1, 2, 3, 4
 _MD5, _IDENTITY, _GZIP = 2, 1, 2
 MAX_BODY = 4 << 20
-_SHARDING_KEY, _TRACE_CONTEXT, _HALF = "__SHARDINGKEY", "TRACE_CONTEXT", "TRAN_MSG"
+_SHARDING_KEY, _TRACE_CONTEXT = "__SHARDINGKEY", "TRACE_CONTEXT"
 _TIMER_MS, _TIMER_S, _BORN_HOST = "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "__BORNHOST"
 _DLQ_ORIGIN_ID = "DLQ_ORIGIN_MESSAGE_ID"
 _SYSTEM_NAMES = """
@@ -70,7 +70,7 @@ def to_client(record: Buffer, topic: str) -> Any:
 
 
 def _type(known: dict[str, str]) -> int:
-    if known.get(_HALF) == "true":
+    if known.get(props.PREPARED) == "true":
         return TRANSACTION
     if any(name in known for name in (props.DELAY, _TIMER_MS, _TIMER_S)):
         return DELAY
@@ -123,7 +123,7 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
     if system.HasField("born_timestamp"):
         known["BORN_TIMESTAMP"] = str(milliseconds(system.born_timestamp))
     if system.message_type == TRANSACTION:
-        known[_HALF] = "true"
+        known[props.PREPARED] = "true"
         if system.HasField("orphaned_transaction_recovery_duration"):
             known["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(
                 system.orphaned_transaction_recovery_duration.seconds)

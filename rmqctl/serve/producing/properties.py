@@ -4,7 +4,9 @@ the order of the broker's map (spec: commitlog.md §5.3).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.ingest import prepare, unique_ids
@@ -14,12 +16,28 @@ from rmqctl.formats.local import properties as props
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 """What a 5.x broker adds to each message, and every broker to its answers."""
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
-_PLANS, _LONGEST = 1024, 4096
-"""So many orders are kept, of strings of so many characters at most."""
-_Plan = tuple[list[str], list[int], str]
-"""(properties that are new, the places in what was sent and these in which they come one after the
-other, what ends it)
-"""
+_KEY = props.UNIQUE_KEY + _NAME
+_PLANS, _MOST_NAMES = 1024, 512
+"""So many orders are kept, of names of so many characters together at most."""
+_OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
+"""Beginnings of names by which a message has not just one row, in the queue it was sent to."""
+
+
+class _Plan(NamedTuple):
+    """How strings of the same names are put together."""
+
+    match: Callable[[str], re.Match[str] | None]
+    """Of what was sent; its groups are the values."""
+    text: str
+    """With a place for each value."""
+    order: tuple[int, ...]
+    """The groups in the order of these places."""
+    is_plain: bool
+    tags: int
+    """The group of the tags, 0 if they have none; the same of the unique key."""
+    key: int
+    made: int
+    """Before which place a unique key is made, -1 if none is."""
 
 
 class Properties:
@@ -29,6 +47,7 @@ class Properties:
         self._settings = settings
         self.unique_id: Callable[[], str] = unique_ids()
         self._plans: dict[tuple[str, ...], _Plan | None] = {}
+        self._last: _Plan | None = None
 
     def sent(self, given: str) -> str:
         """The string as the broker works on it: of a 5.x broker with what says where it was."""
@@ -42,18 +61,45 @@ class Properties:
 
     def __call__(self, given: str) -> str:
         """The string of a message that is put by itself, and is no half message."""
+        plan, found = self._found(given)
+        if plan is None or found is None:
+            return self._stored(given)
+        return self._filled(plan, found)[0]
+
+    def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
+        """(the same, its tags, its unique key) where a message goes to the queue it is sent to and
+        nowhere else; None where it may not, or a closer look is needed.
+        """
+        plan, found = self._found(given)
+        if plan is None or found is None or not plan.is_plain:
+            return None
+        text, key = self._filled(plan, found)
+        return text, found[plan.tags] if plan.tags else None, key
+
+    def _filled(self, plan: _Plan, found: re.Match[str]) -> tuple[str, str | None]:
+        """(the string, its unique key)"""
+        values, at = found.group(0, 0, *plan.order)[2:], plan.made  # so it is always a tuple
+        if at < 0:
+            return plan.text % values, found[plan.key] if plan.key else None
+        key = self.unique_id()
+        return plan.text % (*values[:at], key, *values[at:]), key
+
+    def _found(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
+        """The plan for a string, and its values."""
+        plan = self._last  # producers send the same names again and again
+        if plan is not None and (found := plan.match(given)) is not None:
+            return plan, found
         parts = given.removesuffix(_END).split(_END)
         names = tuple([part[:part.find(_NAME) + 1] for part in parts])
         plan = self._plans.get(names)
-        if plan is None and names not in self._plans and len(given) <= _LONGEST:
+        if plan is None and names not in self._plans and sum(map(len, names)) <= _MOST_NAMES:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             plan = self._plans[names] = self._plan(names)
-        if plan is None or _NAME + _END in given or given.endswith(_NAME):  # an empty value
-            return self._stored(given)
-        new, order, end = plan
-        parts += new
-        return _END.join([parts[place] for place in order]) + end
+        if plan is None or (found := plan.match(given)) is None:
+            return None, None
+        self._last = plan
+        return plan, found
 
     def batch(self, given: str) -> str:
         """The string that each message of a batch gets beside its own."""
@@ -64,12 +110,29 @@ class Properties:
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
         """How strings of these names are put together; None where values decide."""
+        if names == ("",):
+            names = ()
         wanted = [name[:-1] for name in names]
-        if "" in wanted or len(set(wanted)) < len(wanted) or props.DELAY in wanted or (
-                self._settings.profile.ensures_unique_key and props.UNIQUE_KEY not in wanted):
+        if "" in wanted or len(set(wanted)) < len(wanted) or props.DELAY in wanted:
             return None
         sent = [f"{name}{number}" for number, name in enumerate(names)]
-        made = self._stored(_END.join(sent))
-        found = made.removesuffix(_END).split(_END)
-        new = [part for part in found if part not in sent]
-        return new, [(sent + new).index(part) for part in found], made[len(_END.join(found)):]
+        stored = self._stored(_END.join(sent))
+        parts = stored.removesuffix(_END).split(_END)
+        text, order, made = "", [], -1
+        for part in parts:
+            name = part[:part.find(_NAME) + 1]
+            if part in sent:
+                order.append(sent.index(part) + 1)
+            elif name == _KEY:
+                made = len(order)
+            else:
+                text += part.replace("%", "%%") + _END
+                continue
+            text += name.replace("%", "%%") + "%s" + _END
+        return _Plan(
+            re.compile(_END.join(f"{re.escape(name)}([^{_NAME}{_END}]+)" for name in names)
+                       + f"{_END}?").fullmatch,
+            text[:-1] + stored[len(_END.join(parts)):], tuple(order),
+            not any(name.startswith(_OTHER_WAYS) for name in wanted),
+            *[wanted.index(name) + 1 if name in wanted else 0
+              for name in (props.TAGS, props.UNIQUE_KEY)], made)

@@ -34,7 +34,6 @@ GROUP = "PGROUP"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_MS = 6000
 """So long nobody is asked what became of a half message."""
-_HALF = "TRAN_MSG"
 _ID = "__transactionId__"
 _ENDED = "d"
 _OP_BYTES, _OP_S = 4096, 3.0
@@ -49,7 +48,7 @@ Read = Callable[[int], bytes | memoryview | None]
 
 def is_half(properties: str) -> bool:
     """Whether a message is sent as the first half of a transaction."""
-    return _HALF in properties and props.parse(properties).get(_HALF, "").lower() == "true"
+    return props.PREPARED in properties and props.parse(properties).get(props.PREPARED, "").lower() == "true"
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:

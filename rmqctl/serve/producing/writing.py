@@ -48,6 +48,7 @@ _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
 """Words in the names of properties by which a message has other rows than one in its queue."""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
+_Pending = tuple[Message, Then, int | None]
 
 
 @dataclass(slots=True)
@@ -141,7 +142,7 @@ class Writer:
         self.timed: Callable[[], None] = lambda: None
         self.failure: str | None = None
         self.received: Counter[str] = Counter()
-        self._pending: list[tuple[Message, Then]] = []
+        self._pending: list[_Pending] = []
         self._pending_size = 0
         self._tails: dict[QueueKey, TailQueue] = {}
         self._rows = 0
@@ -171,15 +172,17 @@ class Writer:
         """Whether so much waits to be put that no more should be taken."""
         return self._pending_size > _MOST_PENDING
 
-    def put(self, message: Message, then: Then) -> None:
-        """Puts a message with the others of this turn; ``then`` gets its result."""
+    def put(self, message: Message, then: Then, tags: int | None = None) -> None:
+        """Puts a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
+        code of one that has just one row, in the queue it is put into.
+        """
         self._pending_size += _SMALL + (sum(len(each.body) for each in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)
-        self._pending.append((message, then))
+        self._pending.append((message, then, tags))
 
-    def _taken(self) -> list[tuple[Message, Then]]:
+    def _taken(self) -> list[_Pending]:
         pending, self._pending, self._pending_size = self._pending, [], 0
         return pending
 
@@ -187,7 +190,7 @@ class Writer:
         pending = self._taken()
         if not pending:
             return
-        messages = [message for message, _ in pending]
+        messages = [message for message, _, _ in pending]
         if self.settings.flush == "sync":
             loop = asyncio.get_running_loop()
             self._running = asyncio.ensure_future(self._put_in_thread(loop, pending, messages))
@@ -195,7 +198,7 @@ class Writer:
         self._answer(pending, self._results(messages))
 
     async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
-                             pending: list[tuple[Message, Then]], messages: list[Message]) -> None:
+                             pending: list[_Pending], messages: list[Message]) -> None:
         """With one fsync for all; what comes meanwhile waits for the next."""
         results = await loop.run_in_executor(None, self._results, messages)
         self._running = None
@@ -209,40 +212,33 @@ class Writer:
             self.failure = str(error)
             return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
 
-    def _answer(self, pending: list[tuple[Message, Then]], results: list[PutResult]) -> None:
+    def _answer(self, pending: list[_Pending], results: list[PutResult]) -> None:
         touched: set[QueueKey] = set()
         end = self.source.store.log.end
-        for (message, _), result in zip(pending, results, strict=True):
-            if result.physical_offset is not None:
-                self.received[_text(message.topic)] += len(result.physical_offsets) or 1
-                self._unsettled = True
-                self._must_settle |= result.physical_offset >= end  # it lies in a new file
-                if not self._note_plain(message, result, touched):
-                    self._note(message, result, touched)
+        for (message, _, tags), result in zip(pending, results, strict=True):
+            place = result.physical_offset
+            if place is None:
+                continue
+            self.received[_text(message.topic)] += len(result.physical_offsets) or 1
+            self._unsettled = True
+            self._must_settle |= place >= end  # it lies in a new file
+            key = message.topic, message.queue_id
+            tail = None if tags is None or self._must_settle else self._tails.get(key)
+            if tail is None or tail.end != result.queue_offset:
+                self._note(message, result, touched)
+                continue
+            tail.add(place, result.wrote_bytes, tags)
+            self._rows += 1
+            touched.add(key)
         try:
             if self._must_settle or self._rows > _MANY_ROWS:
                 self.settle()
         except RmqctlError as error:
             self.failure = str(error)
-        for (_, then), result in zip(pending, results, strict=True):
+        for (_, then, _), result in zip(pending, results, strict=True):
             then(result)
         for key in touched:
             self.arrived(*key)
-
-    def _note_plain(self, message: Message, result: PutResult, touched: set[QueueKey]) -> bool:
-        """Remembers the row of a message which has just one, in a queue that is known here. False,
-        and nothing done, for any other.
-        """
-        if type(message) is not Outgoing or not has_consume_queue_row(message.sys_flag):
-            return False
-        key, known = (message.topic, message.queue_id), _telling(message.properties)
-        tail = self._tails.get(key)
-        if tail is None or known is None or tail.end != result.queue_offset or self._must_settle:
-            return False
-        tail.add(result.physical_offset or 0, result.wrote_bytes or 0, tags_code(known))
-        self._rows += 1
-        touched.add(key)
-        return True
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
         """Remembers the rows of what was put. Where it cannot be told here which rows there are,
@@ -329,7 +325,7 @@ class Writer:
         """Puts what waits to be put, if no thread puts."""
         pending = self._taken() if self._running is None else []
         if pending:
-            self._answer(pending, self._results([message for message, _ in pending]))
+            self._answer(pending, self._results([message for message, _, _ in pending]))
 
     def close(self) -> None:
         """Ends as a broker that is shut down. StoreIOError."""
@@ -350,21 +346,6 @@ def _has_other_rows(known: dict[str, str]) -> bool:
     return any(name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
         properties.TIMER_OUT_MS not in known and any(name in known for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
-
-
-def _telling(text: str) -> str | None:
-    """The tags of a message, empty where it has none; None where properties may give it other rows
-    than one in its queue, or are not that plain.
-    """
-    for word in _OTHER_ROWS:
-        if word in text:
-            return None
-    at = text.rfind(_TAGS)
-    if at < 0:
-        return ""
-    if at and text[at - 1] != properties.PROPERTY_SEPARATOR:
-        return None
-    return text[at + len(_TAGS):].partition(properties.PROPERTY_SEPARATOR)[0] or None
 
 
 def _text(raw: bytes | str) -> str:

@@ -1,0 +1,183 @@
+"""Plain sends: messages that need nothing but a place in their queue, from frame to answer.
+
+Most of what producers send is that: one message of a known topic, with properties that change
+nothing about where it goes. Its header is read in one step, its properties by the pattern that the
+last one had, and its answer is filled in. `sending.send_message` is the whole way, for everything
+else; what the one takes leads to the same bytes and answers as by the other, and a test holds this.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rmqctl.engine.put.message import PUT_OK, Outgoing, PutResult
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import message_id
+from rmqctl.formats.local.properties import RETRY_PREFIX, TIMER_TOPIC
+from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, has_consume_queue_row
+from rmqctl.kernel import active
+from rmqctl.remoting.codes import CODE_OF, REQUESTS
+from rmqctl.remoting.command import ONE_WAY, Command, Int32, response_head
+from rmqctl.remoting.frame import COUNTED, HEAD_SIZE, JSON, Frame, FrameReader, frame_head
+from rmqctl.serve.broker import Broker, Response
+from rmqctl.serve.producing.properties import REGION
+from rmqctl.serve.producing.sending import host_of, put_answer
+
+_NAME = "SEND_MESSAGE_V2"
+_CODE = CODE_OF[_NAME]
+_MARK = b"%d" % _CODE
+_OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
+"""Beginnings of topics for which more is to be done."""
+_OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP
+_MOST = 256
+"""Messages that are taken at once."""
+_MARKED = 123_454_321
+_OFFSET_DIGITS = 16
+"""Of a message id, those of the physical offset."""
+
+
+class Client(Protocol):
+    """A producer's connection."""
+
+    peer: str
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends a response that is ready."""
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+class PlainSends:
+    """Takes such messages for a broker that is written to."""
+
+    def __init__(self, broker: Broker) -> None:
+        assert broker.writer is not None
+        self._broker, self._writer = broker, broker.writer
+        self._read = msgspec.json.Decoder(msgspec.defstruct("SendHeader", [
+            ("code", Literal[_CODE]), ("extFields", REQUESTS[_CODE].form), ("flag", Int32, 0),
+            ("opaque", Int32, 0)], gc=False), strict=False).decode
+        self._says_key = self._writer.settings.profile.generation >= 5
+        self._kernel, self._fields = active(), _fields()
+        self._answer = _answer(says_key=self._says_key)
+        self._ids: dict[Any, str] = {}
+
+    def take_all(self, client: Client, frames: FrameReader) -> bool:
+        """Takes such messages as long as one follows another; whether any was taken."""
+        if self._broker.cluster.access.secrets or self._writer.is_busy:
+            return False
+        if self._kernel is None:
+            frame = frames.peek()
+            return frame is not None and self._take(client, frames, frame)
+        taken = 0
+        for end, *sent in self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE,
+                                             COUNTED, _CODE, *self._fields, _MOST):
+            if not self._put(client, *sent):
+                break
+            taken = end
+        if taken:
+            frames.skip(taken)
+        return taken > 0
+
+    def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
+        """The same of one message, with its header read by a library."""
+        kind, data, body = frame
+        if kind != JSON or _MARK not in data:
+            return False
+        try:
+            header = self._read(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        fields = header.extFields
+        if header.flag & ~ONE_WAY or fields.batch:
+            return False
+        if not self._put(client, header.opaque, header.flag, fields.topic, fields.queueId,
+                         fields.flag, fields.sysFlag, fields.bornTimestamp,
+                         fields.reconsumeTimes or 0, fields.properties or "", body):
+            return False
+        frames.next()
+        return True
+
+    def _put(self, client: Client, opaque: int, flag: int, topic: str, queue_id: int,
+             message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
+             ) -> bool:
+        """Puts such a message; False, and nothing done, where it is none."""
+        writer = self._writer
+        if (sys_flag & _OTHER_FLAGS or not has_consume_queue_row(sys_flag)
+                or topic.startswith(_OTHER_WAYS) or not writer.allows(topic, queue_id)):
+            return False
+        plain = writer.properties.plain(given)
+        if plain is None:
+            return False
+        properties, tags, key = plain
+        if key is not None and not (key.isascii() and key.isalnum()):
+            return False
+        self._broker.requests[_NAME] += 1
+        writer.put(
+            Outgoing(topic, body, properties, queue_id, message_flag, sys_flag, born,
+                     host_of(client.peer), None, None, again),
+            _Sent(self, client, opaque, flag, queue_id, key), tags_code(tags))
+        return True
+
+    def answer(self, sent: _Sent, result: PutResult) -> None:
+        """Tells the producer what became of a message."""
+        if sent.flag & ONE_WAY:
+            return
+        if result.status != PUT_OK or (sent.key is None and self._says_key):
+            response = put_answer(result, sent.queue_id)
+            if result.stored and self._says_key and sent.key is not None and response.ext:
+                response.ext["transactionId"] = sent.key
+            sent.client.reply(Command(_CODE, sent.opaque), response)
+            return
+        host = result.store_host
+        begin = self._ids.get(host)
+        if begin is None:
+            assert host is not None
+            begin = self._ids[host] = message_id(*host, 0)[:-_OFFSET_DIGITS]
+        head = self._answer % (begin, result.physical_offset, sent.queue_id, result.queue_offset,
+                               sent.key, sent.opaque)
+        sent.client.send_bytes(frame_head(head.encode("ascii"), 0))
+
+
+class _Sent(msgspec.Struct, gc=False):
+    """One that was taken; called with what became of it."""
+
+    sends: PlainSends
+    client: Client
+    opaque: int
+    flag: int
+    queue_id: int
+    key: str | None
+
+    def __call__(self, result: PutResult) -> None:
+        self.sends.answer(self, result)
+
+
+def _fields() -> tuple[bytes, int]:
+    """What the kernel is to take each field for, and which must be there, as bits; both by letter.
+    """
+    kernel = active()
+    takes, wanted = bytearray(26), 0
+    if kernel is not None:
+        request = REQUESTS[_CODE]
+        for letter, (kind, required) in request.fields.items():
+            place = ord(letter) - ord("a")
+            takes[place] = kernel.TAKES.get(request.long.get(letter), kernel.TAKES[kind])
+            wanted |= required << place
+    return bytes(takes), wanted
+
+
+def _answer(*, says_key: bool) -> str:
+    """The header of an answer, with places for (first digits of the message id, physical offset,
+    queue id, queue offset, unique key, opaque).
+    """
+    ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
+           "transactionId": "@key"}
+    if not says_key:
+        del ext["transactionId"]
+    text = response_head(_MARKED, 0, ext, None, 0)[HEAD_SIZE:].decode("ascii").replace("%", "%%")
+    for mark, place in (("@id", f"%s%0{_OFFSET_DIGITS}X"), ("@queue", "%d"), ("@offset", "%d"),
+                        ("@key", "%s"), (str(_MARKED), "%d" if says_key else "%.0s%d")):
+        text = text.replace(mark, place, 1)
+    return text
