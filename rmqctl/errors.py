@@ -107,6 +107,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "pyspark": ("spark", "Spark"),
     "google.protobuf": ("decode", "Protobuf"),
     "grpc": ("grpc", "serving clients of RocketMQ 5"),
+    "uvloop": ("uvloop", "another event loop"),
     "fsspec": ("url", "a tier behind a URL"),
     "jinja2": ("report", "a report"),
     "matplotlib": ("report", "the charts of a report"),

@@ -17,7 +17,7 @@ STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
 for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "jinja2",
-             "matplotlib", "rocksdict", "grpc"):
+             "matplotlib", "rocksdict", "grpc", "uvloop"):
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
@@ -56,6 +56,7 @@ for words in (["verify"], ["stats", "--by", "tag"], ["read", "-o", "json"], ["in
     ("pyarrow", ["pipeline", "sql", STORE, "SELECT 1"], "data"),
     ("fsspec", ["tiered", "ls", "memory://tier"], "url"),
     ("grpc", ["serve", STORE, "--grpc", "127.0.0.1:0", "--idle-exit", "1"], "grpc"),
+    ("uvloop", ["serve", STORE, "--uvloop", "--listen", "127.0.0.1:0"], "uvloop"),
     ("fsspec", ["tiered", "verify", "s3://bucket/tier"], "url"),
 ])
 def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, missing, words,
@@ -89,4 +90,4 @@ def test_the_extras_are_those_of_the_project():
         assert any(line.startswith(package) for line in extras[extra])
         assert not any(line.startswith(package) for line in project["dependencies"])
     assert {"rmqctl[data]"} <= set(extras["spark"])
-    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report,rocksdb,grpc]"]
+    assert extras["all"] == ["rmqctl[spark,tui,url,decode,report,rocksdb,grpc,uvloop]"]

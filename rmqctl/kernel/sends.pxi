@@ -11,7 +11,7 @@ from libc.string cimport strlen
 cdef enum:  # what a field of the header is to be, and then its place among the numbers
     OTHER_TEXT, OTHER_INT, OTHER_BOOL, NO_BATCH, TOPIC_NAME, PROPERTIES_TEXT, FIRST_NUMBER
     MOST_SENT_PROPERTIES = 4096
-    TOP_KEYS = 8, CODE_KEY = 0, EXT_KEY = 1, FLAG_KEY = 2, OPAQUE_KEY = 3
+    TOP_KEYS = 8, CODE_KEY = 0, EXT_KEY = 1, FLAG_KEY = 2, OPAQUE_KEY = 3, LAST_NUMBER = 4
     REQUEST_FLAGS = 2  # one-way, or nothing
 
 TAKES = {"text": OTHER_TEXT, "int": OTHER_INT, "long": OTHER_INT, "bool": OTHER_BOOL, "batch": NO_BATCH,
@@ -19,8 +19,8 @@ TAKES = {"text": OTHER_TEXT, "int": OTHER_INT, "long": OTHER_INT, "bool": OTHER_
          "flag": FIRST_NUMBER + 1, "sysFlag": FIRST_NUMBER + 2, "bornTimestamp": FIRST_NUMBER + 3,
          "reconsumeTimes": FIRST_NUMBER + 4}
 
-cdef const char **top_keys = ["code", "extFields", "flag", "opaque", "language", "remark",
-                              "serializeTypeCurrentRPC", "version"]
+cdef const char **top_keys = ["code", "extFields", "flag", "opaque", "version", "language",
+                              "remark", "serializeTypeCurrentRPC"]
 
 
 cdef struct Sent:
@@ -192,12 +192,12 @@ cdef bint is_send(const uint8_t *at, const uint8_t *end, const uint8_t *takes, u
         if key == EXT_KEY:
             at = fields_end(at, end, takes, wanted, scratch, sent)
         elif at < end and at[0] == QUOTE:
-            if key <= OPAQUE_KEY:
+            if key <= LAST_NUMBER:
                 return False
             at = text_end(at + 1, end)
             if at != NULL:
                 at += 1
-        elif at < end and end - at >= 4 and key > OPAQUE_KEY and memcmp(at, b"null", 4) == 0:
+        elif at < end and end - at >= 4 and key > LAST_NUMBER and memcmp(at, b"null", 4) == 0:
             at += 4
         else:
             at = number_end(at, end, False, &number)

@@ -51,6 +51,25 @@ def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
         assert out.splitlines()[0].startswith("ready 127.0.0.1:")
 
 
+def test_another_event_loop_serves_as_well() -> None:
+    with _started("--temp", "--topic", "t", "--uvloop") as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        with Client(parse_address(ready.split()[1])) as client:
+            bodies = [bytes([number]) * 100_000 for number in range(20)]
+            for body in bodies:
+                client.ask("SEND_MESSAGE", body, producerGroup="p", topic="t", defaultTopic="",
+                           defaultTopicQueueNums=1, queueId=0, sysFlag=0, bornTimestamp=0, flag=0)
+            got = client.ask("PULL_MESSAGE", consumerGroup="g", topic="t", queueId=0,
+                             queueOffset=0, maxMsgNums=32, sysFlag=4, subscription="*")
+            assert got.code == 0
+            assert bodies[0] in got.body
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert "Traceback" not in out
+
+
 def test_messages_without_rows_are_told_of(golden: GoldenFolder) -> None:
     root = golden("5.3.3/crash-cqlag") / "before"
     with _started(str(root), "--idle-exit", "100ms") as process:

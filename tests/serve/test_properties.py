@@ -7,7 +7,10 @@ import random
 import pytest
 
 from rmqctl.broker.settings import Settings
+from rmqctl.formats.local import properties as props
+from rmqctl.serve.producing import writing
 from rmqctl.serve.producing.properties import Properties
+from tests.support.share import RUN
 
 KEY = "UNIQ_KEY\x0100000000\x02"
 SENT = KEY + ("TAGS\x01A\x02KEYS\x01k1\x02WAIT\x01true\x02POP_CK\x01x\x02n\x011\x02empty\x01\x02"
@@ -47,3 +50,24 @@ def test_what_is_known_of_an_order_is_used_where_it_holds(version: str) -> None:
             pick(texts) + pick(["\x01", "\x01", "\x01", ""]) + pick(texts)
             for _ in range(number % 6))
         assert properties(given) == properties._stored(given), given
+
+
+@pytest.mark.parametrize("version", STORED)
+def test_what_tells_of_a_messages_row_is_found_as_in_all_its_properties(version: str) -> None:
+    source, made, plain = random.Random(RUN.seed), of(version), 0
+    pieces = ("TAGS", "\x01", "\x02", "\x02", "a", "TAGS\x01", "TAGS\x01b\x02", "DELAY\x01", "3",
+              "INNER_NUM\x012\x02", "TIMER_DELAY_MS\x015\x02", "XTAGS\x01c", "KEYS\x01TAGS",
+              "\x02UNIQ_KEY\x01d", "\x02TRAN_MSG\x01true")
+    for _ in range(3000):
+        text = "".join(source.choices(pieces, k=source.randrange(7)))
+        found = made.plain(text)
+        if found is not None:
+            plain += 1
+            stored, tags, key = found
+            known = props.parse(stored)
+            assert stored == made._stored(text), text
+            assert (tags, key) == (known.get("TAGS"), known.get("UNIQ_KEY")), text
+            assert "TRAN_MSG" not in known, text
+            assert writing._delay_level(known) <= 0, text
+            assert not writing._has_other_rows(known), text
+    assert plain > 300

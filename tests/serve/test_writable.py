@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import struct
 import threading
 import time
@@ -30,7 +29,6 @@ from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join
-from tests.support.share import RUN
 
 WRITABLE = Settings(writable=True)
 
@@ -496,22 +494,6 @@ def test_positions_that_could_not_be_written_are_written_later(
     file.write_text(json.dumps({f"broker-a {root}": {"offsetTable": {"t@g": {"0": 1e999}}}}))
     with pytest.raises(FormatError), serving(root, settings=Settings(offsets=str(file))):
         pass
-
-
-def test_what_tells_of_a_messages_rows_is_found_as_in_all_its_properties() -> None:
-    source = random.Random(RUN.seed)
-    pieces = ("TAGS", "\x01", "\x02", "\x02", "a", "TAGS\x01", "TAGS\x01b\x02", "DELAY\x01", "3",
-              "INNER_NUM\x012\x02", "TIMER_DELAY_MS\x015\x02", "XTAGS\x01c", "KEYS\x01TAGS")
-    plain = 0
-    for _ in range(3000):
-        text = "".join(source.choices(pieces, k=source.randrange(7)))
-        tags, known = writing._telling(text), properties.parse(text)
-        if tags is not None:
-            plain += 1
-            assert tags == known.get("TAGS", ""), text
-            assert writing._delay_level(known) <= 0, text
-            assert not writing._has_other_rows(known), text
-    assert plain > 500
 
 
 def test_answers_of_one_turn_come_together_and_in_order(served: Running,

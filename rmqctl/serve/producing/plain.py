@@ -8,15 +8,16 @@ else; what the one takes leads to the same bytes and answers as by the other, an
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
+from rmqctl.broker.settings import Host
 from rmqctl.engine.put.message import PUT_OK, Outgoing, PutResult
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import message_id
 from rmqctl.formats.local.properties import RETRY_PREFIX, TIMER_TOPIC
-from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, has_consume_queue_row
+from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_MASK
 from rmqctl.kernel import active
 from rmqctl.remoting.codes import CODE_OF, REQUESTS
 from rmqctl.remoting.command import ONE_WAY, Command, Int32, response_head
@@ -30,7 +31,7 @@ _CODE = CODE_OF[_NAME]
 _MARK = b"%d" % _CODE
 _OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
 """Beginnings of topics for which more is to be done."""
-_OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP
+_OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP | TRANSACTION_MASK
 _MOST = 256
 """Messages that are taken at once."""
 _MARKED = 123_454_321
@@ -58,10 +59,8 @@ class PlainSends:
         self._read = msgspec.json.Decoder(msgspec.defstruct("SendHeader", [
             ("code", Literal[_CODE]), ("extFields", REQUESTS[_CODE].form), ("flag", Int32, 0),
             ("opaque", Int32, 0)], gc=False), strict=False).decode
-        self._says_key = self._writer.settings.profile.generation >= 5
         self._kernel, self._fields = active(), _fields()
-        self._answer = _answer(says_key=self._says_key)
-        self._ids: dict[Any, str] = {}
+        self._answers = _Answers(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: Client, frames: FrameReader) -> bool:
         """Takes such messages as long as one follows another; whether any was taken."""
@@ -70,15 +69,17 @@ class PlainSends:
         if self._kernel is None:
             frame = frames.peek()
             return frame is not None and self._take(client, frames, frame)
-        taken = 0
+        taken, host, many = 0, host_of(client.peer), 0
         for end, *sent in self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE,
                                              COUNTED, _CODE, *self._fields, _MOST):
-            if not self._put(client, *sent):
+            if not self._put(client, host, *sent):
                 break
-            taken = end
-        if taken:
-            frames.skip(taken)
-        return taken > 0
+            taken, many = end, many + 1
+        if not many:
+            return False
+        frames.skip(taken)
+        self._broker.requests[_NAME] += many
+        return True
 
     def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
         """The same of one message, with its header read by a library."""
@@ -92,58 +93,60 @@ class PlainSends:
         fields = header.extFields
         if header.flag & ~ONE_WAY or fields.batch:
             return False
-        if not self._put(client, header.opaque, header.flag, fields.topic, fields.queueId,
-                         fields.flag, fields.sysFlag, fields.bornTimestamp,
+        if not self._put(client, host_of(client.peer), header.opaque, header.flag, fields.topic,
+                         fields.queueId, fields.flag, fields.sysFlag, fields.bornTimestamp,
                          fields.reconsumeTimes or 0, fields.properties or "", body):
             return False
         frames.next()
+        self._broker.requests[_NAME] += 1
         return True
 
-    def _put(self, client: Client, opaque: int, flag: int, topic: str, queue_id: int,
+    def _put(self, client: Client, host: Host, opaque: int, flag: int, topic: str, queue_id: int,
              message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
              ) -> bool:
         """Puts such a message; False, and nothing done, where it is none."""
         writer = self._writer
-        if (sys_flag & _OTHER_FLAGS or not has_consume_queue_row(sys_flag)
-                or topic.startswith(_OTHER_WAYS) or not writer.allows(topic, queue_id)):
+        if (sys_flag & _OTHER_FLAGS or topic.startswith(_OTHER_WAYS)
+                or not writer.allows(topic, queue_id)):
             return False
         plain = writer.properties.plain(given)
         if plain is None:
             return False
         properties, tags, key = plain
-        if key is not None and not (key.isascii() and key.isalnum()):
+        if key is not None and not (key.isalnum() and key.isascii()):
             return False
-        self._broker.requests[_NAME] += 1
         writer.put(
-            Outgoing(topic, body, properties, queue_id, message_flag, sys_flag, born,
-                     host_of(client.peer), None, None, again),
-            _Sent(self, client, opaque, flag, queue_id, key), tags_code(tags))
+            Outgoing(topic, body, properties, queue_id, message_flag, sys_flag, born, host, None,
+                     None, again),
+            _Sent(self._answers, client, opaque, flag, queue_id, key), tags_code(tags))
         return True
 
-    def answer(self, sent: _Sent, result: PutResult) -> None:
-        """Tells the producer what became of a message."""
-        if sent.flag & ONE_WAY:
-            return
-        if result.status != PUT_OK or (sent.key is None and self._says_key):
-            response = put_answer(result, sent.queue_id)
-            if result.stored and self._says_key and sent.key is not None and response.ext:
-                response.ext["transactionId"] = sent.key
-            sent.client.reply(Command(_CODE, sent.opaque), response)
-            return
+
+class _Answers:
+    """Makes answers to such messages."""
+
+    def __init__(self, *, says_key: bool) -> None:
+        self.says_key = says_key
+        self._form = _form(says_key=says_key)
+        self._ids: dict[Host, str] = {}
+
+    def fill(self, sent: _Sent, result: PutResult) -> bytes | None:
+        """The answer where a message was put as it should be; None for any other."""
         host = result.store_host
+        if result.status != PUT_OK or host is None or (sent.key is None and self.says_key):
+            return None
         begin = self._ids.get(host)
         if begin is None:
-            assert host is not None
             begin = self._ids[host] = message_id(*host, 0)[:-_OFFSET_DIGITS]
-        head = self._answer % (begin, result.physical_offset, sent.queue_id, result.queue_offset,
+        header = self._form % (begin, result.physical_offset, sent.queue_id, result.queue_offset,
                                sent.key, sent.opaque)
-        sent.client.send_bytes(frame_head(head.encode("ascii"), 0))
+        return frame_head(header.encode("ascii"), 0)
 
 
 class _Sent(msgspec.Struct, gc=False):
-    """One that was taken; called with what became of it."""
+    """One that was taken; called with what became of it, to tell the producer."""
 
-    sends: PlainSends
+    answers: _Answers
     client: Client
     opaque: int
     flag: int
@@ -151,12 +154,20 @@ class _Sent(msgspec.Struct, gc=False):
     key: str | None
 
     def __call__(self, result: PutResult) -> None:
-        self.sends.answer(self, result)
+        if self.flag & ONE_WAY:
+            return
+        data = self.answers.fill(self, result)
+        if data is not None:
+            self.client.send_bytes(data)
+            return
+        response = put_answer(result, self.queue_id)
+        if result.stored and self.answers.says_key and self.key is not None and response.ext:
+            response.ext["transactionId"] = self.key
+        self.client.reply(Command(_CODE, self.opaque), response)
 
 
 def _fields() -> tuple[bytes, int]:
-    """What the kernel is to take each field for, and which must be there, as bits; both by letter.
-    """
+    """What the kernel is to take each field for, and as bits which must be there; by letter."""
     kernel = active()
     takes, wanted = bytearray(26), 0
     if kernel is not None:
@@ -168,7 +179,7 @@ def _fields() -> tuple[bytes, int]:
     return bytes(takes), wanted
 
 
-def _answer(*, says_key: bool) -> str:
+def _form(*, says_key: bool) -> str:
     """The header of an answer, with places for (first digits of the message id, physical offset,
     queue id, queue offset, unique key, opaque).
     """

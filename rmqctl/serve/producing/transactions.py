@@ -48,7 +48,8 @@ Read = Callable[[int], bytes | memoryview | None]
 
 def is_half(properties: str) -> bool:
     """Whether a message is sent as the first half of a transaction."""
-    return props.PREPARED in properties and props.parse(properties).get(props.PREPARED, "").lower() == "true"
+    return props.PREPARED in properties and (
+        props.parse(properties).get(props.PREPARED, "").lower() == "true")
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
