@@ -8,7 +8,8 @@ else; what the one takes leads to the same bytes and answers as by the other, an
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -56,7 +57,7 @@ class PlainSends:
     def __init__(self, broker: Broker) -> None:
         assert broker.writer is not None
         self._broker, self._writer = broker, broker.writer
-        self._read = msgspec.json.Decoder(msgspec.defstruct("SendHeader", [
+        self._read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("SendHeader", [
             ("code", Literal[_CODE]), ("extFields", REQUESTS[_CODE].form), ("flag", Int32, 0),
             ("opaque", Int32, 0)], gc=False), strict=False).decode
         self._kernel, self._fields = active(), _fields()

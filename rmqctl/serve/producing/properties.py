@@ -134,5 +134,9 @@ class Properties:
                        + f"{_END}?").fullmatch,
             text[:-1] + stored[len(_END.join(parts)):], tuple(order),
             not any(name.startswith(_OTHER_WAYS) for name in wanted),
-            *[wanted.index(name) + 1 if name in wanted else 0
-              for name in (props.TAGS, props.UNIQUE_KEY)], made)
+            _group(wanted, props.TAGS), _group(wanted, props.UNIQUE_KEY), made)
+
+
+def _group(names: list[str], name: str) -> int:
+    """The group of a name's value, 0 if it is not there."""
+    return names.index(name) + 1 if name in names else 0

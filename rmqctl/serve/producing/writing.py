@@ -216,18 +216,18 @@ class Writer:
         touched: set[QueueKey] = set()
         end = self.source.store.log.end
         for (message, _, tags), result in zip(pending, results, strict=True):
-            place = result.physical_offset
-            if place is None:
+            place, size = result.physical_offset, result.wrote_bytes
+            if place is None or size is None:
                 continue
             self.received[_text(message.topic)] += len(result.physical_offsets) or 1
             self._unsettled = True
             self._must_settle |= place >= end  # it lies in a new file
-            key = message.topic, message.queue_id
-            tail = None if tags is None or self._must_settle else self._tails.get(key)
-            if tail is None or tail.end != result.queue_offset:
+            key = _text(message.topic), message.queue_id
+            tail = None if self._must_settle else self._tails.get(key)
+            if tags is None or tail is None or tail.end != result.queue_offset:
                 self._note(message, result, touched)
                 continue
-            tail.add(place, result.wrote_bytes, tags)
+            tail.add(place, size, tags)
             self._rows += 1
             touched.add(key)
         try:
