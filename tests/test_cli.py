@@ -520,10 +520,13 @@ def test_signals_end_threads_in_the_midst_of_their_work(tmp_path, number, code):
         cwd=ROOT,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert {process.stdout.readline() for _ in range(3)} == {"0\n", "1\n", "2\n"}
-        process.send_signal(number)
-        started = time.monotonic()
-        out, err = process.communicate(timeout=30)
+        try:
+            assert {process.stdout.readline() for _ in range(3)} == {"0\n", "1\n", "2\n"}
+            process.send_signal(number)
+            started = time.monotonic()
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()  # one that does not end would hold the tests up for ever
     assert (process.returncode, out) == (code, "")
     assert err == ("rmqctl: interrupted\n" if code == 130 else "rmqctl: terminated\n")
     assert time.monotonic() - started < 10

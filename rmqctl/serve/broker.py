@@ -28,7 +28,6 @@ from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
 
 if TYPE_CHECKING:
     from rmqctl.serve.producing.delaying import Delays
-    from rmqctl.serve.producing.plain import PlainSends
     from rmqctl.serve.producing.timing import Timers
     from rmqctl.serve.producing.transactions import Transactions
     from rmqctl.serve.producing.writing import Writer
@@ -161,7 +160,8 @@ class Broker:
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
-    sends: PlainSends | None = None
+    sends: Any = None
+    """Takes ordinary messages: `plain.PlainSends`, whose module needs this one."""
     checks: Rounds | None = None
 
     @property
