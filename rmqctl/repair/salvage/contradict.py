@@ -9,7 +9,7 @@ queue. One that cannot be mended then gets a filler.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from contextlib import closing
 from dataclasses import replace
 
@@ -60,12 +60,15 @@ class Contradictions:
             elif self._must_go(record, rows):
                 self._records.rejected.add(physical)
 
-    def of_places(self) -> None:
-        """Mends or condemns what is out of the order of its queue, as it stands. StoreIOError."""
+    def of_places(self, but: Container[int]) -> None:
+        """Mends or condemns what is out of the order of its queue, ``but`` at some places, where
+        the topic is doubtful. StoreIOError.
+        """
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
                 if run.low == run.high and run.low not in self.by_place and (
-                        key[0] not in self._skipping) and not self._records.is_replaced(run.low):
+                        key[0] not in self._skipping) and run.low not in but and not (
+                        self._records.is_replaced(run.low)):
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:

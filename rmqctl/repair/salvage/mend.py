@@ -223,7 +223,7 @@ class _Round:
                                         self._survey.skipping)
         contradictions.of_rows()
         topics_left = mend_topics(self._topics, self._records, contradictions.by_place)
-        contradictions.of_places()
+        contradictions.of_places(topics_left)
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record", "", self._records.reasons, self._corrections)

@@ -11,6 +11,7 @@ a row leads to the message it has told already (`contradict`). Else it is
   one whose queue would end with it. A topic that looks like any other must be unknown for that, one
   byte off, and its message not the first of a queue.
 
+One that is known, but has its message out of order where another topic lacks it, is doubtful.
 Witnesses that contradict each other, or more than one such topic, tell nothing.
 """
 
@@ -115,13 +116,14 @@ class Topics:
                     fits[0], one) == _BETWEEN else said)
             return f"{said}: the index has other keys there" if (
                 impossible or self._rooms(one, _BETWEEN)) else None
-        if not impossible and (self._is_known(one) or (
-                self._witness is not None and self._witness.confirms(record))):
+        if not impossible and self._witness is not None and self._witness.confirms(record):
             return None
-        plain = not impossible and own.isascii()
-        first = plain and not one.queue_offset
-        fits = self._rooms(one, _BETWEEN) or (
-            self._rooms(one, _BEHIND) if self._from_zero and not first else [])
+        plain, between = not impossible and own.isascii(), self._rooms(one, _BETWEEN)
+        if not impossible and self._is_known(one):
+            return f"{said}: out of order, and{self._where(between[0], one)}" if between and any(
+                run.low == place for run in self._gatherer.misfits.get(one.key, ())) else None
+        fits = between or (self._rooms(one, _BEHIND) if self._from_zero and (
+            one.queue_offset or not plain) else [])
         if plain:
             fits = [topic for topic in fits if sum(
                 a != b for a, b in zip(topic, own, strict=True)) == 1]
@@ -194,11 +196,17 @@ class Topics:
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], list[bytes]]:
-        """Topics with a queue, by their length and its id."""
+        """Topics with a queue, by their length and its id. One message alone is no proof of its
+        topic: that may be damaged, too.
+        """
         found: dict[tuple[int, int], list[bytes]] = {}
+        messages: Counter[str] = Counter()
+        for key in self._survey.runs.keys:
+            messages[key[0]] += sum(run.end - run.first for run in self._survey.runs.of(key))
         for name, queue_id in self._gatherer.holes:
             topic = os.fsencode(name)
-            if not is_impossible(topic) and not name.startswith(props.LMQ_PREFIX):
+            if messages[name] > 1 and not is_impossible(topic) and not name.startswith(
+                    props.LMQ_PREFIX):
                 found.setdefault((len(topic), queue_id), []).append(topic)
         return found
 
