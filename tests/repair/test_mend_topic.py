@@ -208,6 +208,17 @@ def test_what_may_have_lost_its_others(tmp_path: Path) -> None:
     assert there[built.messages[4].start] == built.messages[4].raw
 
 
+def test_what_is_left_of_a_topic_counts(tmp_path: Path) -> None:
+    """The message that the one queue lacks has taken the other's place."""
+    specs = [tiny.Spec(topic, 0, b"body") for topic in ("orders", "bills1") * 3]
+    built = tiny.build(tmp_path / "store", specs)
+    take_away(built.root, LOST["queues and index"])
+    set_topic(built, 2, b"orde\0s")
+    set_topic(built, 3, b"orders")
+    found = salvaged(built.root)
+    assert (found.actions, found.wrong_topics) == ((), 1)
+
+
 def test_names_that_no_file_system_has(rmqctl: Run, tmp_path: Path) -> None:
     built, _ = torn(tmp_path, 2, b"orde\0s")
     (built.root / "config" / "topics.json").write_text(

@@ -124,9 +124,7 @@ class Topics:
                 run.low == place for run in self._gatherer.misfits.get(one.key, ())) else None
         fits = between or (self._rooms(one, _BEHIND) if self._from_zero and (
             one.queue_offset or not plain) else [])
-        if plain:
-            fits = [topic for topic in fits if sum(
-                a != b for a, b in zip(topic, own, strict=True)) == 1]
+        fits = [topic for topic in fits if _is_like(topic, own, plain)]
         if len(fits) == 1 and self._claims[_claim(one)] < 2 and (
                 not self._may_be_elsewhere(fits[0], one)):
             return ToldTopic(fits[0], f"{said}:{self._where(fits[0], one)}")
@@ -266,6 +264,15 @@ def _said(record: Record) -> str:
 
 def _claim(one: Suspect) -> tuple[int, int, int]:
     return len(os.fsencode(one.key[0])), one.key[1], one.queue_offset
+
+
+def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
+    """Whether what is left of a damaged topic may be of this one: all but a byte, where it looks
+    like a topic (``plain``), else at least half of its letters.
+    """
+    pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
+    equal = sum(a == b for a, b in pairs)
+    return equal == len(pairs) - 1 if plain else 2 * equal >= len(pairs)
 
 
 def _turned(topic: bytes) -> Iterator[bytes]:
