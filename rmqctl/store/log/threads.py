@@ -22,6 +22,7 @@ R = TypeVar("R")
 MOST = 4
 """Threads at most. A fifth to a third of the work holds the GIL, so more of them hardly help, and
 each has buffers, columns and a result of its own: this is what bounds memory."""
+_LOOK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -88,7 +89,10 @@ class _Slot(Generic[T, R]):
 
     def taken(self) -> R:
         """The result, once it is there, or the exception instead of it."""
-        self._done.acquire()  # a signal interrupts it, in the main thread
+        # A signal interrupts it, in the main thread; but not one that another thread took before it
+        # shut them out, nor one that came right before this slept: so it looks now and then.
+        while not self._done.acquire(timeout=_LOOK_S):
+            pass
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
