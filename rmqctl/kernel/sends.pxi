@@ -3,7 +3,7 @@
 # Anything but a header as clients write it, strict JSON with texts that need no second look, ends
 # the run: others read it more leniently, and know what to answer.
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport strlen
@@ -216,7 +216,7 @@ cdef bint is_send(const uint8_t *at, const uint8_t *end, const uint8_t *takes, u
         at += 1
 
 
-def sends(bytearray data, Py_ssize_t at, int64_t limit, int head_size, int counted, int code,
+def sends(data, Py_ssize_t at, int64_t limit, int head_size, int counted, int code,
           const uint8_t[::1] takes, uint32_t wanted, Py_ssize_t most):
     """The messages of the whole frames from data[at] on that are plain sends, ``most`` of them.
 
@@ -228,25 +228,36 @@ def sends(bytearray data, Py_ssize_t at, int64_t limit, int head_size, int count
     Each is (end of the frame, opaque, flag, topic, queue id, flag of the message, system flags,
     born time, times of consumption, properties, body).
     """
+    cdef Py_buffer view
+    if takes.shape[0] != 26 or counted != 4 or head_size != 8 or at < 0:
+        raise ValueError("a frame of another shape")
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)  # so that it stays where it is
+    try:
+        return sends_in(<const uint8_t *>view.buf, view.len, at, limit, head_size, counted, code,
+                        &takes[0], wanted, most)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef list sends_in(const uint8_t *base, Py_ssize_t size, Py_ssize_t at, int64_t limit,
+                   int head_size, int counted, int code, const uint8_t *takes, uint32_t wanted,
+                   Py_ssize_t most):
+    """The same in ``size`` bytes."""
     cdef uint8_t scratch[MOST_SENT_PROPERTIES]
     cdef Sent sent
-    cdef const uint8_t *base = <const uint8_t *>PyByteArray_AS_STRING(data)
     cdef const uint8_t *header
-    cdef Py_ssize_t size = PyByteArray_GET_SIZE(data)
     cdef int64_t length, word, body
     cdef list found = []
     cdef object topic = None, properties
     cdef const uint8_t *last = NULL
     cdef int64_t last_size = -1
-    if takes.shape[0] != 26 or counted != 4 or head_size != 8 or at < 0:
-        raise ValueError("a frame of another shape")
     while len(found) < most and size - at >= head_size:
         length, word = read_i32(base + at), read_u32(base + at + counted)
         if length < counted or length > limit or length > size - at - counted or (
                 word >> 24 or word > length - counted):
             break
         header = base + at + head_size
-        if not is_send(header, header + word, &takes[0], wanted, scratch, &sent) or (
+        if not is_send(header, header + word, takes, wanted, scratch, &sent) or (
                 sent.code != code or sent.flag & ~REQUEST_FLAGS or sent.topic == NULL):
             break
         if sent.topic_size != last_size or memcmp(sent.topic, last, <size_t>last_size):

@@ -31,7 +31,7 @@ KEY = "UNIQ_KEY\x017F0000010A2118B4AAC2123456780000"
 PLAIN = (f"KEYS\x01k\x02{KEY}\x02WAIT\x01true\x02TAGS\x01A\x02", f"{KEY}\x02TAGS\x01bb", "",
          "TAGS\x01ä\x02KEYS\x0150%", f"a\x01{{}}\"\\/\n\x02{KEY}", "CLUSTER\x01mine\x02TAGS\x01%s")
 OTHER = ("DELAY\x012", f"{KEY}\x02TRAN_MSG\x01true", "INNER_NUM\x013", "TAGS\x01", "=",
-         "a\x01b\x01", "TIMER_DELAY_MS\x01100000", "INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b",
+         "a\x01b\x01", "TIMER_DELAY_MS\x01x", "INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b",
          "UNIQ_KEY\x01\"}",
          "k\x01v\x02k\x01w", "\ud800", f"x{'y' * 5000}\x01z")
 TOPICS = {"plain": 6, "made": 2, "%RETRY%g": 1, "": 1, "a/b": 1, "plän": 1, "rmq_sys_x": 1,
