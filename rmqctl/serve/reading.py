@@ -38,7 +38,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-PAGE_ROWS, PAGE_BYTES = 256, 1 << 20
+PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
 """Rows of a queue that are read together with their records, if these are no larger together."""
 KEPT = 64 << 20
 """Bytes of pages that are kept."""
