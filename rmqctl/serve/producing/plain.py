@@ -9,6 +9,7 @@ else; what the one takes leads to the same bytes and answers as by the other, an
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -33,8 +34,8 @@ _MARK = b"%d" % _CODE
 _OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
 """Beginnings of topics for which more is to be done."""
 _OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP | TRANSACTION_MASK
-_MOST = 256
-"""Messages that are taken at once."""
+_FEW, _MOST = 4, 256
+"""Messages that are put one by one, and that are taken at once."""
 _MARKED = 123_454_321
 _OFFSET_DIGITS = 16
 """Of a message id, those of the physical offset."""
@@ -70,17 +71,47 @@ class PlainSends:
         if self._kernel is None:
             frame = frames.peek()
             return frame is not None and self._take(client, frames, frame)
-        taken, host, many = 0, host_of(client.peer), 0
-        for end, *sent in self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE,
-                                             COUNTED, _CODE, *self._fields, _MOST):
-            if not self._put(client, host, *sent):
-                break
-            taken, many = end, many + 1
+        found = self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED,
+                                   _CODE, *self._fields, _MOST)
+        host, many = host_of(client.peer), len(found)
+        if many < _FEW or not self._put_many(client, host, found):
+            many = 0
+            for sent in found:
+                if not self._put(client, host, *sent[1:]):
+                    break
+                many += 1
         if not many:
             return False
-        frames.skip(taken)
+        frames.skip(found[many - 1][0])
         self._broker.requests[_NAME] += many
         return True
+
+    def _put_many(self, client: Client, host: Host, found: list[tuple[Any, ...]]) -> bool:
+        """Puts them by column, as `_put` each; False, and nothing done, where one is none."""
+        (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
+         ) = zip(*found, strict=True)
+        if any(each & _OTHER_FLAGS for each in set(sys_flag)) or not all(
+                self._is_ordinary(*each) for each in {*zip(topic, queue_id, strict=True)}):
+            return False
+        plain = self._writer.properties.plain_ones(given)
+        if plain is None:
+            return False
+        properties, tags, key = plain
+        together = "".join(key or ())
+        if together and not (together.isalnum() and together.isascii()):
+            return False
+        codes = {each: tags_code(each) for each in set(tags)}
+        self._writer.put_many(
+            map(Outgoing, topic, body, properties, queue_id, message_flag, sys_flag, born,
+                repeat(host), repeat(None), repeat(None), again),
+            map(_Sent, repeat(self._answers), repeat(client), opaque, flag, queue_id,
+                key or repeat(None)),
+            map(codes.__getitem__, tags), sum(map(len, body)))
+        return True
+
+    def _is_ordinary(self, topic: str, queue_id: int) -> bool:
+        """Whether a topic takes messages for a queue, and nothing more is to be done for it."""
+        return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
     def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
         """The same of one message, with its header read by a library."""
@@ -107,8 +138,7 @@ class PlainSends:
              ) -> bool:
         """Puts such a message; False, and nothing done, where it is none."""
         writer = self._writer
-        if (sys_flag & _OTHER_FLAGS or topic.startswith(_OTHER_WAYS)
-                or not writer.allows(topic, queue_id)):
+        if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
             return False
         plain = writer.properties.plain(given)
         if plain is None:
@@ -124,24 +154,19 @@ class PlainSends:
 
 
 class _Answers:
-    """Makes answers to such messages."""
+    """What answers to such messages have in common."""
 
     def __init__(self, *, says_key: bool) -> None:
         self.says_key = says_key
-        self._form = _form(says_key=says_key)
-        self._ids: dict[Host, str] = {}
+        self.form = _form(says_key=says_key)
+        self._host: Host | None = None
+        self._begin = ""
 
-    def fill(self, sent: _Sent, result: PutResult) -> bytes | None:
-        """The answer where a message was put as it should be; None for any other."""
-        host = result.store_host
-        if result.status != PUT_OK or host is None or (sent.key is None and self.says_key):
-            return None
-        begin = self._ids.get(host)
-        if begin is None:
-            begin = self._ids[host] = message_id(*host, 0)[:-_OFFSET_DIGITS]
-        header = self._form % (begin, result.physical_offset, sent.queue_id, result.queue_offset,
-                               sent.key, sent.opaque)
-        return frame_head(header.encode("ascii"), 0)
+    def id_begins(self, host: Host) -> str:
+        """The first digits of a message's id."""
+        if host is not self._host:
+            self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
+        return self._begin
 
 
 class _Sent(msgspec.Struct, gc=False):
@@ -157,13 +182,15 @@ class _Sent(msgspec.Struct, gc=False):
     def __call__(self, result: PutResult) -> None:
         if self.flag & ONE_WAY:
             return
-        data = self.answers.fill(self, result)
-        if data is not None:
-            self.client.send_bytes(data)
+        answers, key, host = self.answers, self.key, result.store_host
+        if result.status == PUT_OK and host is not None and not (key is None and answers.says_key):
+            self.client.send_bytes(frame_head((answers.form % (
+                answers.id_begins(host), result.physical_offset, self.queue_id,
+                result.queue_offset, key, self.opaque)).encode(), 0))
             return
         response = put_answer(result, self.queue_id)
-        if result.stored and self.answers.says_key and self.key is not None and response.ext:
-            response.ext["transactionId"] = self.key
+        if result.stored and answers.says_key and key is not None and response.ext:
+            response.ext["transactionId"] = key
         self.client.reply(Command(_CODE, self.opaque), response)
 
 

@@ -5,7 +5,7 @@ the order of the broker's map (spec: commitlog.md §5.3).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rmqctl.broker.settings import Settings
@@ -75,6 +75,23 @@ class Properties:
             return None
         text, key = self._filled(plan, found)
         return text, found[plan.tags] if plan.tags else None, key
+
+    def plain_ones(self, given: Sequence[str]) -> tuple[
+            list[str], Sequence[str | None], list[str] | None] | None:
+        """The same of several, by column, where they have the same names and bring their unique
+        keys, or need none.
+        """
+        plan, first = self._found(given[0])
+        if plan is None or first is None or not plan.is_plain or plan.made >= 0:
+            return None
+        found = [*map(plan.match, given)]
+        if None in found:
+            return None
+        text, order = plan.text, (0, 0, *plan.order)
+        return ([text % each.group(*order)[2:] for each in found],  # type: ignore[union-attr]
+                [each[plan.tags] for each in found] if plan.tags else (  # type: ignore[index]
+                    [None] * len(found)),
+                [each[plan.key] for each in found] if plan.key else None)  # type: ignore[index]
 
     def _filled(self, plan: _Plan, found: re.Match[str]) -> tuple[str, str | None]:
         """(the string, its unique key)"""

@@ -11,7 +11,7 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
@@ -182,6 +182,15 @@ class Writer:
             asyncio.get_running_loop().call_soon(self._put_pending)
         self._pending.append((message, then, tags))
 
+    def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
+                 size: int) -> None:
+        """The same of several single ones with one row each; ``size``: bytes of their bodies."""
+        if not self._pending and self._running is None:
+            asyncio.get_running_loop().call_soon(self._put_pending)
+        before = len(self._pending)
+        self._pending += zip(messages, then, tags, strict=True)
+        self._pending_size += size + _SMALL * (len(self._pending) - before)
+
     def _taken(self) -> list[_Pending]:
         pending, self._pending, self._pending_size = self._pending, [], 0
         return pending
@@ -219,15 +228,20 @@ class Writer:
             place, size = result.physical_offset, result.wrote_bytes
             if place is None or size is None:
                 continue
-            self.received[_text(message.topic)] += len(result.physical_offsets) or 1
+            topic = _text(message.topic)
+            self.received[topic] += len(result.physical_offsets) or 1
             self._unsettled = True
-            self._must_settle |= place >= end  # it lies in a new file
-            key = _text(message.topic), message.queue_id
-            tail = None if self._must_settle else self._tails.get(key)
-            if tags is None or tail is None or tail.end != result.queue_offset:
+            if place >= end:  # it lies in a new file
+                self._must_settle = True
+            key = topic, message.queue_id
+            tail = None if tags is None or self._must_settle else self._tails.get(key)
+            if tags is None or tail is None or (
+                    tail.start + len(tail.physical) != result.queue_offset):
                 self._note(message, result, touched)
                 continue
-            tail.add(place, size, tags)
+            tail.physical.append(place)
+            tail.sizes.append(size)
+            tail.tags.append(tags)
             self._rows += 1
             touched.add(key)
         try:
