@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
-from rmqctl.repair.salvage.lost import IndexedKey
+from rmqctl.repair.salvage.index_keys import IndexedKey
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable

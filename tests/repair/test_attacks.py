@@ -18,7 +18,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import message
 from rmqctl.repair import targets
-from rmqctl.repair.executor import staging
+from rmqctl.repair.executor import staging_dirs
 from rmqctl.repair.executor.staging import clear
 from rmqctl.repair.scratch import Scratch
 from tests.support import snapshot
@@ -328,7 +328,7 @@ def test_a_copy_of_a_store_leaves_the_homes_of_the_original_alone(tmp_path: Path
     id = "20260101T000000Z-1"  # noqa: A001
     made = []
     for root in (original, copy):
-        home = tmp_path / "disk/.rmqctl/repairs" / staging._staging_dir_name(str(root), id)
+        home = tmp_path / "disk/.rmqctl/repairs" / staging_dirs._staging_dir_name(str(root), id)
         home.mkdir(parents=True)
         made.append(home)
     folder = copy / ".rmqctl/repairs" / id

@@ -31,8 +31,9 @@ from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.header_rules import of_record
 from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
-from rmqctl.repair.salvage.comparison import Range, knowledge
+from rmqctl.repair.salvage.comparison import knowledge
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
+from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.salvage import Salvage
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen

@@ -27,7 +27,8 @@ from rmqctl.repair.executor.journal import (
     pending,
     repair_folder,
 )
-from rmqctl.repair.executor.staging import clear, noted_staging_dirs
+from rmqctl.repair.executor.staging import clear
+from rmqctl.repair.executor.staging_dirs import noted_staging_dirs
 
 _PRUNED = "pruned.jsonl"
 

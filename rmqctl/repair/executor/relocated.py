@@ -29,7 +29,8 @@ from rmqctl.repair.executor.journal import (
     repair_folder,
     state_of,
 )
-from rmqctl.repair.executor.staging import head_of, structure_of
+from rmqctl.repair.executor.staging import head_of
+from rmqctl.repair.executor.staging_dirs import structure_of
 
 Folders = Mapping[str, str]
 """Folders outside of the store as a journal names them -> where they are now."""

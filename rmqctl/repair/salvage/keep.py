@@ -26,7 +26,7 @@ from typing import NamedTuple
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.filler import KEPT_START
+from rmqctl.formats.local.filler import KEPT_START, MARK
 from rmqctl.formats.local.header_rules import bad_number, of_record
 from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.contents import unpacks
@@ -143,3 +143,18 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
                    and row.queue_offset == record.queue_offset and not row.batch for row in rows)
     hole = holes_with(gatherer.holes, key, record.queue_offset)
     return hole is not None and hole.inner and hole.low < record.physical_offset < hole.high
+
+
+def kept_from(ours: Record, theirs: Record) -> bool:
+    """Whether ours is this message, kept with a damaged body by an earlier repair: that leaves all
+    but flags and body as they were, and of the properties all but two that it may take away.
+    """
+    if not ours.properties.startswith(KEPT_START) or theirs.properties.startswith(KEPT_START):
+        return False
+    left, whole = (props.parse(record.properties.decode("utf-8", "surrogateescape"))
+                   for record in (ours, theirs))
+    for name in (MARK, props.CRC32):
+        left.pop(name, None)
+    return left.items() <= whole.items() and replace(
+        ours, body=theirs.body, body_crc=theirs.body_crc, sys_flag=theirs.sys_flag,
+        properties=theirs.properties) == theirs

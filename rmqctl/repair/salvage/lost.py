@@ -10,17 +10,16 @@ import heapq
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.index.keys import Entries, turned_place, written
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.checks.verify.index.keys import turned_place
+from rmqctl.errors import FormatError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
 from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
 from rmqctl.repair.plan import Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
@@ -34,18 +33,14 @@ from rmqctl.repair.salvage.evidence import (
     holes_with,
 )
 from rmqctl.repair.salvage.filler import Filler, Row, Style
+from rmqctl.repair.salvage.index_keys import SECOND, IndexedKey, known_keys
 from rmqctl.repair.salvage.layout import FilledMessage
 from rmqctl.repair.salvage.records import is_foreign_place
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.derived import QueueKey
-from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
-_BLOCK = 1 << 15
-_SECOND = 1000
-_FAR = 1 << 20
-"""Bytes between messages whose index entries are looked for one by one."""
 _MOST_BATCH = (1 << 15) - 1
 
 
@@ -273,25 +268,6 @@ def _between(time: int | None, region: Region) -> int | None:
 # -- the list of what is lost ---------------------------------------------------------------------
 
 
-class IndexedKey(NamedTuple):
-    """A key the index holds for a message: its hash and the second it was stored in (ms).
-
-    ``is_begin``: that second is the begin of its file, as for all that is older. ``exact``: it is
-    the store time itself.
-    """
-
-    key_hash: int
-    time: int
-    is_begin: bool = False
-    exact: bool = False
-
-    def agrees(self, time: int) -> bool:
-        """Whether a broker writes such an entry for a message of this time: what is older than
-        the file's begin counts from it (index.md §6).
-        """
-        return self.time <= time < self.time + _SECOND or (self.is_begin and time < self.time)
-
-
 class LostMessages(NamedTuple):
     """``listed``: the first `MOST_LISTED`; ``total``: how many there are. ``once``: how many more
     the index tells of, which may be those that only gaps tell of; they are not counted again.
@@ -344,7 +320,7 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     del lost[MOST_LISTED:]
     # Keys of the index: of what is listed, and of what only the index knows.
     wanted = {message.physical_offset for message in lost if message.physical_offset is not None}
-    keys, others = _known_keys(store, regions, wanted, places, end)
+    keys, others = known_keys(store, regions, wanted, places, end)
     tail = survey.regions[-1] if survey.regions else None
     if tail is not None and tail.end == end:
         turned = turned_place(places, np.array(sorted(keys), np.int64), tail.start, end)
@@ -393,7 +369,7 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
     if not own_keys:
         return lost
     low = [time for time in (lost.time_from, min(key.time for key in own_keys)) if time is not None]
-    high = [time for time in (lost.time_to, max(key.time for key in own_keys) + _SECOND - 1)
+    high = [time for time in (lost.time_to, max(key.time for key in own_keys) + SECOND - 1)
             if time is not None]
     from_, to = max(low), min(high)
     if from_ > to:  # the index's header is of another time: it tells nothing
@@ -414,91 +390,3 @@ def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | Non
     if first > last:
         return None, None
     return regions[first].before, regions[last].after
-
-
-def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
-    """Keys which the index files hold for messages at these physical offsets."""
-    wanted = np.array(sorted(places), np.int64)
-    cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
-    regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
-               for near in np.split(wanted, cuts) if len(near)]
-    by_place: dict[int, list[IndexedKey]] = {}
-    for physical, key in _keys(store, regions, lambda physical: _among(physical, wanted)):
-        by_place.setdefault(physical, []).append(key)
-    return by_place
-
-
-def _known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
-                end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """(keys by place, how many places before ``end`` only the index knows).
-
-    Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
-    An index is not cut with its log, so what it alone knows behind ``end`` may be long gone.
-    """
-    known = np.array(sorted(wanted), np.int64)
-    seen: list[Array] = []
-
-    def chosen(physical: Array) -> Array:
-        others = ~_among(physical, places) & (physical < end)
-        fresh = np.unique(physical[others])
-        if len(fresh):
-            seen.append(fresh)
-            others &= sum(map(len, seen)) <= MOST_LISTED
-        return others | _among(physical, known)
-
-    by_place: dict[int, list[IndexedKey]] = {}
-    for physical, key in _keys(store, regions, chosen):
-        by_place.setdefault(physical, []).append(key)
-    return by_place, len(np.unique(np.concatenate(seen))) if seen else 0
-
-
-def _among(values: Array, ascending: Array) -> Array:
-    place = np.searchsorted(ascending, values)
-    among: Array = np.zeros(len(values), bool)
-    inside = place < len(ascending)
-    among[inside] = ascending[place[inside]] == values[inside]
-    return among
-
-
-def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
-          ) -> Iterator[tuple[int, IndexedKey]]:
-    """(physical offset, key) of the entries that lead into the regions, in their order.
-
-    ``chosen``: says of physical offsets which are wanted (bool).
-    """
-    entries = Entries(store)
-    try:
-        for region in regions:
-            position = entries.seek(region.start)
-            while position < entries.total:
-                block = entries.read(position, _BLOCK)
-                if not len(block):
-                    break
-                physical = block["physical_offset"]
-                rows = np.flatnonzero((physical >= region.start) & (physical < region.end)
-                                      & written(block))
-                if chosen is not None and len(rows):
-                    rows = rows[chosen(physical[rows].astype(np.int64))]
-                files = np.searchsorted(entries.starts, position + rows, "right") - 1
-                for row, values, file in zip(rows.tolist(), block[rows].tolist(), files.tolist(),
-                                             strict=True):
-                    entry = EntryRecord(*values)
-                    yield entry.physical_offset, _key(
-                        entry, entries.files[file].header,
-                        is_first=position + row == entries.starts[file])
-                if int(physical[-1]) >= region.end:
-                    break
-                position += len(block)
-    except StoreIOError:
-        return  # the index only adds to what is known
-    finally:
-        entries.close()
-
-
-def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
-    """What an entry says; the header has the times of its first and last message (index.md §6)."""
-    if is_first:
-        return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
-    if entry.physical_offset == header.end_phy_offset:
-        return IndexedKey(entry.key_hash, header.end_timestamp, exact=True)
-    return IndexedKey(entry.key_hash, entry_time(header, entry), is_begin=not entry.time_diff)

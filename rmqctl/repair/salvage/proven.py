@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import decode
-from rmqctl.repair.salvage.comparison import ENDLESS, Comparison, Stretch
-from rmqctl.repair.salvage.heads import same_message
-from rmqctl.repair.salvage.mend import misplaced
+from rmqctl.formats.local.message import HOST_BITS, decode, fixed_field
+from rmqctl.repair.salvage.comparison import Comparison
+from rmqctl.repair.salvage.keep import kept_from
+from rmqctl.repair.salvage.mend.moved import misplaced
+from rmqctl.repair.salvage.ranges import ENDLESS, Stretch
 from rmqctl.repair.salvage.survey.survey import Runs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.overlay import LogPart
@@ -26,6 +28,9 @@ from rmqctl.scan.walk import Walk
 _BLOCK = 1 << 20
 _MOST_HEADS = 10_000
 _NEAR = 64 << 10
+_PLACED = ("magic", "physical_offset")
+_TELLING = ("total_size", "body_crc", "queue_offset", "store_timestamp")
+_NEVER_BY_CHANCE = _TELLING[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +150,44 @@ def _begun(parts: Sequence[LogPart], source: Source, found: Comparison,
                     theirs = source.log.locate(place)
                     if theirs is None or not any(ours):
                         continue
-                    same = same_message(ours, theirs[0].read(theirs[1], size))
+                    same = _same_message(ours, theirs[0].read(theirs[1], size))
                     if same:
                         stretch.alike += 1
                         stretch.agree(place, place + size)
                     elif same is not None:
                         stretch.against.append((place, place + size))
     stretch.against.sort()
+
+
+def _same_message(ours: bytes, theirs: bytes) -> bool | None:
+    """Whether what begins with ``ours`` was the whole record ``theirs``, at the same place.
+
+    True where CRC, queue offset and times are the same (or all but the body, where an earlier
+    repair kept that), False where two of them are others; None where that does not tell.
+    """
+    try:
+        record = decode(theirs)
+    except FormatError:
+        return None
+    try:
+        if kept_from(decode(ours), record):
+            return True
+    except FormatError:
+        pass
+    bits = record.sys_flag & HOST_BITS
+
+    def of(name: str, data: bytes) -> bytes:
+        field = fixed_field(name, bits)
+        return data[field.offset:field.offset + field.size]
+
+    if any(of(name, ours) != of(name, theirs) for name in _PLACED):
+        return None
+    if any(of("body_crc", theirs)) and all(
+            of(name, ours) == of(name, theirs) for name in _NEVER_BY_CHANCE):
+        return True
+    others = [name for name in _TELLING
+              if any(of(name, ours)) and of(name, ours) != of(name, theirs)]
+    return False if len(others) > 1 else None
 
 
 def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:

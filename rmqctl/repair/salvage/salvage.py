@@ -20,7 +20,6 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.comparison import Range, Ranges
 from rmqctl.repair.salvage.copies import Copied, Copier
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
@@ -28,7 +27,8 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
-from rmqctl.repair.salvage.mend import Mending, keep, mend, put_back
+from rmqctl.repair.salvage.mend.mend import Mending, keep, mend, put_back
+from rmqctl.repair.salvage.ranges import Range, Ranges
 from rmqctl.repair.salvage.stale import contradicted_places, stale_records, unclear_places
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import Surveyor

@@ -1,6 +1,6 @@
 """Store times in a queue's commit log that cannot be, or that the index contradicts.
 
-They are set right by the rules of the local salvage (`rmqctl.repair.salvage.mend_time`), with the
+They are set right by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
 index items of the tier.
 
 A wrong one costs more than itself: a tier's index files, its segments in the metadata and what is
@@ -18,7 +18,7 @@ from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.salvage.evidence import ENDLESS
-from rmqctl.repair.salvage.mend_time import Between, neighbours_time, proved_time
+from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_time
 from rmqctl.repair.salvage.records import unless_crc_differs
 from rmqctl.scan.overlay import Piece
 from rmqctl.tiered.files.reader import Reader

@@ -348,7 +348,7 @@ def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
     """A broker looks at all names in it, so nothing can be kept there."""
     root = samples.make(tmp_path / "store")
     before = state(root)
-    with (mock.patch("rmqctl.repair.executor.staging.reachable",
+    with (mock.patch("rmqctl.repair.executor.staging_dirs.reachable",
                      lambda one, other: one == other),
           pytest.raises(RefusedError, match="is a mount of its own")):
         apply(root, MoveAside("commitlog/00000000000000018000"))

@@ -27,7 +27,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
 from rmqctl.parse_values import time_text
 from rmqctl.repair.salvage.evidence import ENDLESS
-from rmqctl.repair.salvage.lost import IndexedKey, keys_of_places
+from rmqctl.repair.salvage.index_keys import IndexedKey, keys_of_places
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
 from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.headers import HeaderFault

@@ -5,7 +5,7 @@
 * A body CRC one bit off: a wrong body would hardly give that (32 chances in 2^31).
 * An intact record whose topic, queue, queue offset or transaction bits contradict the row of its
   queue that leads to it, while no row supports what it says.
-* Whole records, and 512-byte sectors or 4 KiB pages, that lie at another record's place.
+* Whole records, and 512-byte sectors or 4 KiB pages, that lie at another record's place (`moved`).
 
 Nothing is changed without such proof, and a mended record must be accepted by the next survey.
 """
@@ -13,21 +13,17 @@ Nothing is changed without such proof, and a mended record must be accepted by t
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import layout
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import (
-    MAGIC_OFFSET,
-    MAGIC_PATTERN,
     MIN_SIZE,
     START_SIZE,
     VERSIONS,
-    Message,
     Record,
     build,
     decode,
@@ -40,8 +36,9 @@ from rmqctl.repair.salvage.contradict import Contradictions
 from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explained_by_body
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
-from rmqctl.repair.salvage.mend_header import mend_headers
-from rmqctl.repair.salvage.mend_topic import Topics, is_impossible, mend_topics
+from rmqctl.repair.salvage.mend.headers import mend_headers
+from rmqctl.repair.salvage.mend.moved import is_indexed, moved_bytes
+from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
     Records,
@@ -57,17 +54,12 @@ from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
-from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
 _BUDGET = 2 << 30
 """Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
-PAGES = (4096, 512)
-_MOST_RECORD = 8 << 20
-_LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 
 
 @dataclass(slots=True)
@@ -398,141 +390,3 @@ class _Round:
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
-
-
-# -- bytes at another place -----------------------------------------------------------------------
-
-
-def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
-    """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
-    pieces: dict[int, list[Piece]] = {}
-    done: set[tuple[int, int]] = set()
-    moves: dict[tuple[int, int], int] = {}
-    starts = [region.start for region in regions]
-    for region in regions:
-        if not region.dirty:
-            continue
-        part = parts[region.file]
-        with part.open() as source:
-            chained = 0
-            for place, record in misplaced(source, region.start - part.base,
-                                            region.end - part.base):
-                if place == chained and not isinstance(record, int):
-                    chained += record.total_size
-                _put_back(parts, regions, starts, source, place, record, pieces, done, moves,
-                          known=place < chained)
-    # What lay at a page's right place belongs, if two were swapped, where the page was found.
-    for (start, page), came_from in moves.items():
-        if (came_from, page) not in moves:
-            _page(parts, regions, starts, came_from, start, page, pieces, done)
-    return pieces
-
-
-def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int], to: int,
-          source_at: int, page: int, pieces: dict[int, list[Piece]],
-          done: set[tuple[int, int]]) -> None:
-    """Lays the page at ``source_at`` over the damaged bytes of the page at ``to``."""
-    number = next((n for n, part in enumerate(parts) if part.base <= source_at < part.end), None)
-    if number is None:
-        return
-    with parts[number].open() as source:
-        data = source.read(source_at - parts[number].base, page)
-    for region in regions[max(0, bisect_right(starts, to) - 1):bisect_right(starts, to + page)]:
-        _clipped(parts, region, to, data, pieces, done)
-
-
-def _magics(source: Source, start: int, end: int) -> Iterator[int]:
-    """Positions in ``[start, end)`` where by its magic a message may start."""
-    last = start - 1
-    for window_start, data in used_windows(source, start, end):
-        for hit in MAGIC_PATTERN.finditer(data):
-            position = window_start + hit.start() - MAGIC_OFFSET
-            if last < position < end:
-                last = position
-                yield position
-
-
-def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
-    """(position, the record there) for whole records which say that they belong elsewhere.
-
-    For one that is not whole just the physical offset it says.
-    """
-    for position in _magics(source, start, end):
-        head = source.read(position, START_SIZE)
-        if len(head) < START_SIZE:
-            continue
-        total, _, physical = _LOCATED.unpack_from(head)
-        if physical < 0 or physical == source.base + position or total < MIN_SIZE:
-            continue
-        if total <= min(_MOST_RECORD, end - position):
-            try:
-                record = decode(source.read(position, total))
-            except FormatError:
-                record = None
-            if record is not None and record.crc_ok and record.body:
-                yield position, record
-                continue
-        yield position, physical
-
-
-def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
-              source: Source, position: int, record: Record | int,
-              pieces: dict[int, list[Piece]], done: set[tuple[int, int]],
-              moves: dict[tuple[int, int], int], *, known: bool) -> None:
-    """``known``: from the start of its file on records follow each other up to this one, so it lies
-    in nobody's body.
-    """
-    target = record if isinstance(record, int) else record.physical_offset
-    number = bisect_right(starts, target) - 1
-    if number < 0 or target >= regions[number].end or not (
-            known or _is_known(parts, source, position, record)):
-        return
-    region = regions[number]  # where it belongs
-    delta = target - (source.base + position)
-    page = next((size for size in PAGES if delta % size == 0), None)
-    if page is not None:
-        first = position - position % page
-        start = source.base + first + delta
-        moves[start, page] = source.base + first
-        data = source.read(first, page)
-        for source_region in regions[max(0, bisect_right(starts, start) - 1):
-                                     bisect_right(starts, start + page)]:
-            _clipped(parts, source_region, start, data, pieces, done)
-    elif not isinstance(record, int) and target + record.total_size <= region.end:
-        _clipped(parts, region, target, source.read(position, record.total_size), pieces, done)
-
-
-def _is_known(parts: Sequence[LogPart], source: Source, position: int,
-              record: Record | int) -> bool:
-    """Whether a row or an index entry leads where a frame says that it belongs.
-
-    Who sends a message may put frames into it that say any place.
-    """
-    if not isinstance(record, int) and is_indexed(parts, record):
-        return True
-    target = record if isinstance(record, int) else record.physical_offset
-    size = total_size_at(source.read(position, START_SIZE))
-    witness = parts[0].witness
-    if witness is None:
-        return False
-    places, sizes = witness.rows(target, target + 1)
-    return bool((sizes[places == target] == size).any())
-
-
-def is_indexed(parts: Sequence[LogPart], record: Record) -> bool:
-    """Whether the index has one of the record's keys for the place it says."""
-    witness = parts[0].witness
-    return witness is not None and bool(
-        key_hashes(record) & set(witness.keys(record.physical_offset,
-                                              record.physical_offset + 1)[1].tolist()))
-
-
-def _clipped(parts: Sequence[LogPart], region: Region, start: int, data: bytes,
-             pieces: dict[int, list[Piece]], done: set[tuple[int, int]]) -> None:
-    """Adds the part of the bytes that lies in the region."""
-    low, high = max(start, region.start), min(start + len(data), region.end)
-    if low >= high or (low, high) in done:
-        return
-    done.add((low, high))
-    pieces.setdefault(region.file, []).append(
-        Piece.of(low - parts[region.file].base, data[low - start:high - start]))

@@ -6,7 +6,7 @@ the body, and one turned bit above a port's sixteen leaves the port itself. What
 is not invented: an unknown port becomes 0, which says just that and which every client reads; a
 message whose compression is not known gets a filler. So does one with a number among its properties
 that is none, and not proved by other fields: a broker would cut the log off there. A store time is
-set right as `mend_time` has it, the place of a half message by that message itself, else it becomes
+set right as `times` has it, the place of a half message by that message itself, else it becomes
 0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
 as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
 A negative queue is the only one of the topic that lacks this very message, if one byte makes it so.
@@ -28,7 +28,7 @@ from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS
-from rmqctl.repair.salvage.mend_time import Times
+from rmqctl.repair.salvage.mend.times import Times
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
 from rmqctl.repair.salvage.survey.survey import Run, Survey
 from rmqctl.scan.headers import HeaderFault

@@ -1,0 +1,150 @@
+"""Whether a record, a blank or an end stands at one position of a window."""
+
+from __future__ import annotations
+
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import (
+    BLANK_SIZE,
+    HOST_BITS,
+    MAGIC_BLANK,
+    MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
+    START_SIZE,
+    VERSIONS,
+    Blank,
+    Message,
+    variant,
+)
+from rmqctl.repair.carve.window import Candidates, Checksums, Window
+from rmqctl.scan.resync import MAX_RECORD, extent
+
+HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
+LAST_RECORD = 8 << 20
+_BLANK = layout.reader(Blank)
+
+
+class Judge:
+    """Judges positions of a window's source. Shifts are as in `rmqctl.repair.carve.scan`."""
+
+    def __init__(self, window: Window, candidates: Candidates) -> None:
+        self._window, self._candidates = window, candidates
+        self._sums = Checksums(window)
+        self._searched = 0, 0, 0, False
+        """(shift, from, to, whether one stands there): see `_next_followed`."""
+
+    def record(self, position: int) -> tuple[int, int, bool] | None:
+        """(size, shift, whether the CRC is right) of the record at a position, if there is one."""
+        window = self._window
+        head = window.read(position, START_SIZE)
+        if len(head) < START_SIZE:
+            return None
+        total, magic, crc, physical, sys_flag = HEAD.unpack_from(head)
+        if magic not in VERSIONS or physical < 0 or not (
+                MIN_SIZE <= total <= min(MAX_RECORD, self._window.size - position)):
+            return None
+        if extent(window, position) != total:
+            return None
+        shape = variant(sys_flag & HOST_BITS, magic)
+        body_at = position + shape.head_size
+        head_bytes = window.read(position, shape.head_size)
+        if len(head_bytes) < shape.head_size:
+            return None
+        length = shape.head.unpack(head_bytes)[-1]
+        return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
+
+    def starts(self, position: int, shift: int) -> bool:
+        """Whether magic and physical offset say that a record with this shift starts here."""
+        head = self._window.read(position, START_SIZE)
+        if len(head) < START_SIZE:
+            return False
+        _, magic, _, physical, _ = HEAD.unpack_from(head)
+        return magic in VERSIONS and bool(physical == position + shift)
+
+    def is_blank(self, position: int) -> bool:
+        """Whether the head of an END_OF_FILE record stands here, of whatever size."""
+        head = self._window.read(position, BLANK_SIZE)
+        if len(head) < BLANK_SIZE:
+            return False
+        total, magic = _BLANK.unpack(head)
+        return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
+
+    def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
+        """Where a record with a damaged head ends, if one of its sizes leads to the next record.
+
+        Unless ``strict``, the end of the log will do as well.
+        """
+        head = self._window.read(position, START_SIZE)
+        if len(head) < START_SIZE:
+            return None
+        total, magic, _, physical, _ = HEAD.unpack_from(head)
+        # Lengths may add up by chance (a few bytes before a record, taken for a wider host), and
+        # the end of the log tells less than another record: then the head has to fit a little.
+        # A consumequeue file with one row has a place of 0, too: zeros say nothing by themselves.
+        is_own = magic in VERSIONS or (
+            physical == position + shift and (physical > 0 or total >= MIN_SIZE))
+        sizes: list[int] = [total]
+        if is_own:
+            sizes += [size for magic in VERSIONS
+                      if (size := extent(self._window, position, magic)) is not None]
+        most = min(MAX_RECORD, self._window.size - position)
+        ends = sorted(position + size for size in sizes if MIN_SIZE <= size <= most)
+        for end in ends:
+            if self.starts(end, shift):
+                return end
+        if is_own and not strict:
+            for end in ends:
+                if (end - position <= LAST_RECORD and self._is_end(end)
+                        and self._next_followed(position + 1, end, shift) >= end):
+                    return end
+        return None
+
+    def _is_end(self, position: int) -> bool:
+        """Whether a log may end here: a blank, zeros, or the end of the source."""
+        return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
+
+    def _next_followed(self, start: int, end: int, shift: int) -> int:
+        """Where from ``start`` on an intact record stands that another one or an end follows.
+
+        ``end`` or more if there is none before. What was searched is remembered, so that this
+        costs one search of the source in all.
+        """
+        log_shift, low, high, stands = self._searched
+        if log_shift != shift or not low <= start <= high:
+            low = high = start
+        elif stands:
+            return high
+        for position in self._candidates.within(high, end):
+            record = self.record(position)
+            if not (record and record[2] and record[1] == shift):
+                continue
+            if self.starts(position + record[0], shift) or self._is_end(position + record[0]):
+                self._searched = shift, low, position, True
+                return position
+        self._searched = shift, low, max(high, end), False
+        return end
+
+    def behind(self, position: int, end: int) -> int:
+        """Where the search goes on behind the last record of a chain.
+
+        No CRC covers topic and properties. Where they are no text, other bytes have been written
+        over them, and a record may start there.
+        """
+        head = self._window.read(position, START_SIZE)
+        if len(head) < START_SIZE:
+            return end
+        _, magic, _, _, sys_flag = HEAD.unpack_from(head)
+        shape = variant(sys_flag & HOST_BITS, magic)
+        head_bytes = self._window.read(position, shape.head_size)
+        if len(head_bytes) < shape.head_size:
+            return end
+        body: int = shape.head.unpack(head_bytes)[-1]
+        tail = position + shape.head_size + body + shape.topic_length.size
+        raw = self._window.read(tail, end - tail)
+        length = int.from_bytes(self._window.read(tail - shape.topic_length.size,
+                                                  shape.topic_length.size))
+        texts = raw[:length] + raw[length + PROPERTIES_LENGTH_SIZE:]
+        try:
+            texts.decode()
+        except UnicodeDecodeError:
+            return tail
+        return tail if b"\0" in texts else end

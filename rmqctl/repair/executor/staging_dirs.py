@@ -1,0 +1,127 @@
+"""The folders in which a repair stages and keeps things.
+
+Renaming works only within one mount, and a log's folder may be another disk, by a link or as one
+of several. What is staged and kept for such a target lies in a ``.rmqctl`` folder beside that
+folder: never in it, because a broker refuses to start on strange names there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+
+from rmqctl.errors import InternalError, RefusedError, StoreIOError
+from rmqctl.files.durable import (
+    STAGING,
+    failed,
+    make_folders,
+    open_file,
+    publish,
+    refuse_own_links,
+)
+from rmqctl.repair.executor.journal import FOLDER, repair_folder
+from rmqctl.repair.targets import nearest_folder
+
+STAGING_DIRS = "homes.json"
+
+
+def reachable(first: str, other: str) -> bool:
+    """Whether files can be renamed between two folders. StoreIOError.
+
+    Asked of the system itself: a bind mount has the same device number and yet is another mount.
+    A name that does not exist is "renamed": mounts are compared before names are looked up.
+    """
+    probe = f".rmqctl-probe-{os.getpid()}"
+    try:
+        os.rename(os.path.join(first, probe), os.path.join(other, probe))
+    except FileNotFoundError:
+        return os.stat(first).st_dev == os.stat(other).st_dev
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise failed(error, other, "rename in") from None
+    raise InternalError(f"a file {probe} was there")
+
+
+class StagingDirs:
+    """The folders in which one repair stages and keeps things, made as they are needed.
+
+    The first lies in the store's ``.rmqctl``, further ones on other file systems.
+    """
+
+    def __init__(self, root: str, repair_id: str) -> None:
+        self.root, self.id = root, repair_id
+        self.folders: list[str] = [repair_folder(root, repair_id)]
+        self._found: dict[str, int] = {}
+
+    def of(self, target: str, path: str) -> int:
+        """The number of the staging folder for what lies, or will lie, at the real ``path``.
+
+        RefusedError where there is none on its file system.
+        """
+        near = nearest_folder(path)
+        if near not in self._found:
+            self._found[near] = self._find(target, path, near)
+        return self._found[near]
+
+    def _find(self, target: str, path: str, near: str) -> int:
+        for number, folder in enumerate(self.folders):
+            if reachable(folder, near):
+                return number
+        top = structure_of(self.root, target)
+        beside = os.path.dirname(top)
+        if not os.path.isdir(beside) or not reachable(beside, near):
+            raise RefusedError(
+                f"{target}: {top} is a mount of its own: there is no place on it where files "
+                "could be kept out of a broker's sight")
+        staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
+        note = json.dumps([*self.folders[1:], staging_dir]).encode()
+        refuse_own_links(beside)
+        # Noted before it is made: so it is found again if this run is killed.
+        publish(os.path.join(self.folders[0], STAGING_DIRS), note, store=self.root,
+                staging=self.folders[0])
+        if os.path.lexists(staging_dir):
+            raise StoreIOError(f"{staging_dir}: is there already")
+        make_folders(staging_dir)
+        self.folders.append(staging_dir)
+        return len(self.folders) - 1
+
+
+def structure_of(root: str, target: str) -> str:
+    """The folder on whose file system a target lies: that of its last link, or of its structure."""
+    if os.path.isabs(target):
+        return os.path.dirname(target)
+    path, top = root, ""
+    for part in target.split(os.sep):
+        path = os.path.join(path, part)
+        if not top or os.path.islink(path):
+            real = os.path.realpath(path)
+            top = real if os.path.isdir(real) or not top else os.path.dirname(real)
+    return top
+
+
+def _staging_dir_name(root: str, repair_id: str) -> str:
+    """Several stores may have their logs side by side, and repairs of the same second."""
+    return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
+
+
+def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
+    """The further staging folders of a repair that was never committed.
+
+    A copy of a store has the notes of the original: whose these are is in their names.
+    """
+    folder = repair_folder(root, repair_id)
+    try:
+        path = os.path.join(folder, STAGING_DIRS)
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
+            folders = json.load(file)
+    except (StoreIOError, OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(folders, list):
+        return []
+    mark = os.path.join(STAGING, FOLDER)
+    return [folder for folder in folders if isinstance(folder, str) and os.path.isabs(folder)
+            and os.path.dirname(folder).endswith(mark)
+            and os.path.basename(folder) == _staging_dir_name(root, repair_id)]

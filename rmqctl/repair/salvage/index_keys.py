@@ -1,0 +1,128 @@
+"""The keys that the index holds of messages, by the places it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.verify.index.keys import Entries, written
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
+from rmqctl.repair.salvage.evidence import MOST_LISTED
+from rmqctl.repair.salvage.survey.survey import Region
+from rmqctl.scan.frames import Array
+from rmqctl.store.store import Store
+
+SECOND = 1000
+_BLOCK = 1 << 15
+_FAR = 1 << 20
+"""Bytes between messages whose index entries are looked for one by one."""
+
+
+class IndexedKey(NamedTuple):
+    """A key the index holds for a message: its hash and the second it was stored in (ms).
+
+    ``is_begin``: that second is the begin of its file, as for all that is older. ``exact``: it is
+    the store time itself.
+    """
+
+    key_hash: int
+    time: int
+    is_begin: bool = False
+    exact: bool = False
+
+    def agrees(self, time: int) -> bool:
+        """Whether a broker writes such an entry for a message of this time: what is older than
+        the file's begin counts from it (index.md §6).
+        """
+        return self.time <= time < self.time + SECOND or (self.is_begin and time < self.time)
+
+
+def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
+    """Keys which the index files hold for messages at these physical offsets."""
+    wanted = np.array(sorted(places), np.int64)
+    cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
+    regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
+               for near in np.split(wanted, cuts) if len(near)]
+    by_place: dict[int, list[IndexedKey]] = {}
+    for physical, key in _keys(store, regions, lambda physical: _among(physical, wanted)):
+        by_place.setdefault(physical, []).append(key)
+    return by_place
+
+
+def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
+                end: int) -> tuple[dict[int, list[IndexedKey]], int]:
+    """(keys by place, how many places before ``end`` only the index knows).
+
+    Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
+    An index is not cut with its log, so what it alone knows behind ``end`` may be long gone.
+    """
+    known = np.array(sorted(wanted), np.int64)
+    seen: list[Array] = []
+
+    def chosen(physical: Array) -> Array:
+        others = ~_among(physical, places) & (physical < end)
+        fresh = np.unique(physical[others])
+        if len(fresh):
+            seen.append(fresh)
+            others &= sum(map(len, seen)) <= MOST_LISTED
+        return others | _among(physical, known)
+
+    by_place: dict[int, list[IndexedKey]] = {}
+    for physical, key in _keys(store, regions, chosen):
+        by_place.setdefault(physical, []).append(key)
+    return by_place, len(np.unique(np.concatenate(seen))) if seen else 0
+
+
+def _among(values: Array, ascending: Array) -> Array:
+    place = np.searchsorted(ascending, values)
+    among: Array = np.zeros(len(values), bool)
+    inside = place < len(ascending)
+    among[inside] = ascending[place[inside]] == values[inside]
+    return among
+
+
+def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
+          ) -> Iterator[tuple[int, IndexedKey]]:
+    """(physical offset, key) of the entries that lead into the regions, in their order.
+
+    ``chosen``: says of physical offsets which are wanted (bool).
+    """
+    entries = Entries(store)
+    try:
+        for region in regions:
+            position = entries.seek(region.start)
+            while position < entries.total:
+                block = entries.read(position, _BLOCK)
+                if not len(block):
+                    break
+                physical = block["physical_offset"]
+                rows = np.flatnonzero((physical >= region.start) & (physical < region.end)
+                                      & written(block))
+                if chosen is not None and len(rows):
+                    rows = rows[chosen(physical[rows].astype(np.int64))]
+                files = np.searchsorted(entries.starts, position + rows, "right") - 1
+                for row, values, file in zip(rows.tolist(), block[rows].tolist(), files.tolist(),
+                                             strict=True):
+                    entry = EntryRecord(*values)
+                    yield entry.physical_offset, _key(
+                        entry, entries.files[file].header,
+                        is_first=position + row == entries.starts[file])
+                if int(physical[-1]) >= region.end:
+                    break
+                position += len(block)
+    except StoreIOError:
+        return  # the index only adds to what is known
+    finally:
+        entries.close()
+
+
+def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
+    """What an entry says; the header has the times of its first and last message (index.md §6)."""
+    if is_first:
+        return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
+    if entry.physical_offset == header.end_phy_offset:
+        return IndexedKey(entry.key_hash, header.end_timestamp, exact=True)
+    return IndexedKey(entry.key_hash, entry_time(header, entry), is_begin=not entry.time_diff)

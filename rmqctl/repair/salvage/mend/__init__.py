@@ -1,0 +1,1 @@
+"""Damaged records brought back whole, and what no broker can have written set right."""
