@@ -25,6 +25,7 @@ from rmqctl.serve.consuming.memory import BASE, Memory
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.reading import EmptyQueue, Queue
 from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
+from rmqctl.serve.sums import Sums
 
 if TYPE_CHECKING:
     from rmqctl.serve.producing.delaying import Delays
@@ -130,6 +131,7 @@ class Broker:
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Messages given out, by group and topic."""
     delivered_bytes: int = 0
+    sums: Sums = field(default_factory=Sums)
     requests: Counter[str] = field(default_factory=Counter)
     skipped: int = 0
     """Damaged messages that were passed over."""
@@ -168,6 +170,11 @@ class Broker:
     def is_writable(self) -> bool:
         """Whether messages are taken."""
         return self.writer is not None
+
+    @property
+    def received(self) -> Counter[str]:
+        """Messages that were put, by topic."""
+        return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
         """Where a client finds the broker: where it listens on all addresses, at the one that the
@@ -375,7 +382,8 @@ class Broker:
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Clients of whom nothing was heard for long are gone."""
+        """Clients of whom nothing was heard for long are gone; figures are noted."""
+        self.sums.note(self.received, self.delivered)
         gone = self.groups.expired()
         if gone:
             self.tell_in_turns(self.groups.drop(gone))

@@ -63,7 +63,7 @@ class Watch:
         """What happened since the last look."""
         brokers, now = self.server.brokers, time.monotonic()
         sent = Counter({(broker.name, topic): count for broker in brokers
-                        for topic, count in received(broker).items()})
+                        for topic, count in broker.received.items()})
         delivered = Counter({(broker.name, *key): count for broker in brokers
                              for key, count in broker.delivered.items()})
         size = sum(broker.delivered_bytes for broker in brokers)
@@ -80,11 +80,6 @@ class Watch:
         self._last, self._sent, self._delivered, self._bytes = now, sent, delivered, size
         self._damaged, self._connections = damaged, connected
         return second
-
-
-def received(broker: Broker) -> Counter[str]:
-    """Messages that were put, by topic."""
-    return Counter() if broker.writer is None else broker.writer.received
 
 
 def connections(server: Server) -> dict[str, int]:
@@ -248,7 +243,7 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
     yield from each("rmqctl_serve_requests_total", ("request",), (
         ((name,), count) for name, count in broker.requests.items()))
     yield from each("rmqctl_serve_messages_received_total", ("topic",), (
-        ((topic,), count) for topic, count in received(broker).items()))
+        ((topic,), count) for topic, count in broker.received.items()))
     yield from each("rmqctl_serve_messages_delivered_total", ("group", "topic"),
                     broker.delivered.items())
     yield "rmqctl_serve_delivered_bytes_total", label, broker.delivered_bytes

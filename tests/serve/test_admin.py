@@ -30,6 +30,7 @@ from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join
 
+SYSTEM = "rmq_sys_wheel_timer"
 TOPIC, OTHER = "TP_fraud_Topic", "TP_ship_Event2"
 GROUP, BEHIND = "CG", "CG_behind"
 CONFIG: dict[str, dict[str, Any]] = {
@@ -40,7 +41,8 @@ CONFIG: dict[str, dict[str, Any]] = {
                     "readQueueNums": 4, "topicFilterType": "SINGLE_TAG", "topicName": TOPIC,
                     "topicSysFlag": 0, "writeQueueNums": 4},
             OTHER: {"order": True, "perm": 6, "readQueueNums": 4, "topicFilterType": "MULTI_TAG",
-                    "topicName": "another", "topicSysFlag": "no number", "writeQueueNums": 5}}},
+                    "topicName": "another", "topicSysFlag": "no number", "writeQueueNums": 5},
+            SYSTEM: {"perm": 6, "readQueueNums": 1, "topicName": SYSTEM, "writeQueueNums": 1}}},
     "subscriptionGroup.json": {
         "dataVersion": {"counter": 2, "timestamp": 5}, "subscriptionGroupTable": {
             GROUP: {"groupName": GROUP, "consumeEnable": True, "retryMaxTimes": 3,
@@ -203,7 +205,8 @@ def test_topics_and_groups_are_those_of_the_configuration(client):
     assert answer(client, "GET_ALL_CONSUMER_OFFSET") == CONFIG["consumerOffset.json"]
     assert answer(client, "GET_ALL_DELAY_OFFSET") == CONFIG["delayOffset.json"]
     system = answer(client, "GET_SYSTEM_TOPIC_LIST_FROM_BROKER")["topicList"]
-    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", "broker-a"} <= set(system)
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", "broker-a",
+            SYSTEM} <= set(system)
 
 
 def test_a_configuration_that_cannot_be_read(golden_copy):
@@ -236,6 +239,9 @@ def test_runtime_figures_have_what_tools_read_without_asking(client, root):
     for name in ("putTps", "getTransferedTps", "getTransferredTps"):
         assert len([float(each) for each in table[name].split(" ")]) == 3
     assert longs["msgGetTotalTodayNow"] == records_of
+    got = answer(client, "VIEW_BROKER_STATS_DATA", statsName="GROUP_GET_NUMS",
+                 statsKey=f"{TOPIC}@rmqctl")
+    assert {each["sum"] for each in got.values()} == {records_of}
     assert longs["earliestMessageTimeStamp"] == store_time(root, 0)
     assert (table["commitLogMinOffset"], table["commitLogMaxOffset"]) == ("0", "326126")
     assert table["scheduleMessageOffset_3"] == "17,0"

@@ -170,7 +170,7 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
         "clients": ", ".join(f"{count_text(count)} {name.replace('_', ' ')}" for name, count in (
             counts.items())),
         "in": f"{rate_text(sum(second.sent.values()) / each, ' messages/s')}, "
-              f"{count_text(sum(sum(figures.received(b).values()) for b in brokers))} in all",
+              f"{count_text(sum(sum(b.received.values()) for b in brokers))} in all",
         "out": f"{rate_text(sum(second.delivered.values()) / each, ' messages/s')}, "
                f"{size_text(int(second.delivered_bytes / each))}/s, "
                f"{count_text(sum(sum(b.delivered.values()) for b in brokers))} in all",

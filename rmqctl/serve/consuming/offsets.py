@@ -8,6 +8,9 @@ from rmqctl.formats.local.message import decode
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 
+_V5 = 412
+"""From this version on clients are of 5.0."""
+
 
 def _offset(value: int) -> Response:
     return Response({"offset": str(value)})
@@ -42,11 +45,18 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """The queue offset at a time, as 5.x brokers have it."""
-    wanted = call.fields
+    """The queue offset at a time, as 5.x brokers have it. Java clients before 5.0 get the last
+    message for a time behind it, as 4.x brokers have it: Dashboard 1.x adds one to that, and shows
+    messages twice otherwise.
+    """
+    wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
-    return _offset(at_time(broker, wanted["topic"], wanted["queueId"], max(wanted["timestamp"], 0),
-                           upper=upper))
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    found = at_time(broker, topic, queue_id, max(wanted["timestamp"], 0), upper=upper)
+    if asked.language == "JAVA" and asked.version < _V5 and not wanted["boundaryType"]:
+        queue = broker.queue(topic, queue_id)
+        found -= found == queue.end > queue.first
+    return _offset(found)
 
 
 def earliest_time(broker: Broker, call: Call) -> Response:

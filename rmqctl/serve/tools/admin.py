@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmqctl.broker.settings import resolve
-from rmqctl.engine.config.topics import system_topics
+from rmqctl.engine.config.topics import is_system, system_topics
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.remoting.codes import Answer, Status
@@ -107,8 +107,10 @@ def group_config(broker: Broker, call: Call) -> Response:
 
 def broker_system_topics(broker: Broker, _call: Call) -> Response:
     """The topics that a broker has by itself."""
+    generation, cluster = broker.source.view.generation, broker.cluster.name
     return json_response({"topicList": sorted({
-        *system_topics(broker.source.view.generation, broker.cluster.name), broker.name})})
+        *system_topics(generation, cluster), broker.name,
+        *(name for name in broker.source.topics if is_system(name, generation, cluster))})})
 
 
 # Positions --------------------------------------------------------------------------------------
@@ -188,12 +190,15 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Figures of the broker since it is served. Rates are means since then: the same one stands for
-    each of the times that a broker has one for. Nothing is put and nothing waits.
+    """Figures of the broker since it is served. Rates are those of the last minute, which stand for
+    each of the times that a broker has one for. Nothing waits.
     """
-    source = broker.source
+    source, sums = broker.source, broker.sums
     seconds = max(int(time.time() - broker.started), 1)
-    mean = f"{sum(broker.delivered.values()) / seconds:.2f}"
+    put, got = sum(broker.received.values()), sum(broker.delivered.values())
+    puts = f"{sums.rate(put, lambda before: sum(before.put.values())):.2f}"
+    gets = f"{sums.rate(got, lambda before: sum(before.got.values())):.2f}"
+    (put_yesterday, got_yesterday), (put_today, got_today) = sums.mornings
     ratio = {"commitLogDiskRatio": _disk_ratio(source.store.log_folders[0]
                                                if source.store.log_folders else source.store.root),
              "consumeQueueDiskRatio": _disk_ratio(source.store.root)}
@@ -204,12 +209,13 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
         "bootTimestamp": str(int(broker.started * 1000)),
         "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
         "brokerActive": "true", "brokerVersion": str(VERSION), "brokerVersionDesc": _VERSION_NAME,
-        "putTps": none, "getFoundTps": f"{mean} {mean} {mean}", "getMissTps": none,
-        "getTotalTps": f"{mean} {mean} {mean}", "getTransferedTps": f"{mean} {mean} {mean}",
-        "getTransferredTps": f"{mean} {mean} {mean}", "putMessageAverageSize": "0.0",
-        "msgPutTotalYesterdayMorning": no, "msgPutTotalTodayMorning": no, "msgPutTotalTodayNow": no,
-        "msgGetTotalYesterdayMorning": no, "msgGetTotalTodayMorning": no,
-        "msgGetTotalTodayNow": str(sum(broker.delivered.values())),
+        "putTps": f"{puts} {puts} {puts}", "getMissTps": none, "putMessageAverageSize": "0.0",
+        **dict.fromkeys(("getFoundTps", "getTotalTps", "getTransferedTps", "getTransferredTps"),
+                        f"{gets} {gets} {gets}"),
+        "msgPutTotalYesterdayMorning": str(put_yesterday),
+        "msgPutTotalTodayMorning": str(put_today), "msgPutTotalTodayNow": str(put),
+        "msgGetTotalYesterdayMorning": str(got_yesterday),
+        "msgGetTotalTodayMorning": str(got_today), "msgGetTotalTodayNow": str(got),
         "commitLogMinOffset": str(source.store.log.min_offset), "commitLogMaxOffset": str(log_end),
         "earliestMessageTimeStamp": str(earliest),
         "dispatchBehindBytes": no, "pageCacheLockTimeMills": no,
@@ -241,10 +247,19 @@ def cold_data(_broker: Broker, _call: Call) -> Response:
                           "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
 
 
-def no_stats(_broker: Broker, call: Call) -> Response:
-    """Sums of minutes, hours and days: none are kept."""
-    raise Answer(Status.SYSTEM_ERROR, f"The stats <{call.fields['statsName']}> "
-                 f"<{call.fields['statsKey']}> not exist")
+def stats(broker: Broker, call: Call) -> Response:
+    """How many messages of a topic were put, or given to a group (``TOPIC@GROUP``), in the last
+    minute, hour and day. Answer where there were none, as of a broker, and for sums of other kinds.
+    """
+    kind, key = call.fields["statsName"], call.fields["statsKey"]
+    if kind == "TOPIC_PUT_NUMS" and key in broker.received:
+        return json_response(broker.sums.of(
+            broker.received[key], lambda before: before.put.get(key, 0)))
+    topic, _, group = key.partition("@")
+    if kind == "GROUP_GET_NUMS" and (group, topic) in broker.delivered:
+        return json_response(broker.sums.of(
+            broker.delivered[group, topic], lambda before: before.got.get((group, topic), 0)))
+    raise Answer(Status.SYSTEM_ERROR, f"The stats <{kind}> <{key}> not exist")
 
 
 # Rows -------------------------------------------------------------------------------------------
@@ -304,6 +319,6 @@ HANDLERS: Table = {
     "GET_BROKER_RUNTIME_INFO": runtime_info,
     "GET_BROKER_HA_STATUS": ha_status,
     "GET_COLD_DATA_FLOW_CTR_INFO": cold_data,
-    "VIEW_BROKER_STATS_DATA": no_stats,
+    "VIEW_BROKER_STATS_DATA": stats,
     "QUERY_CONSUME_QUEUE": queue_rows,
 }

@@ -100,9 +100,10 @@ def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
 
 
 def _rate(broker: Broker, group: str, topics: Iterable[str]) -> float:
-    """Messages per second that a group got, since the broker is served."""
-    seconds = max(now_ms() / 1000 - broker.started, 1.0)
-    return round(sum(broker.delivered[group, name] for name in topics) / seconds, 3)
+    """Messages per second that a group got in the last minute."""
+    keys = [(group, name) for name in topics]
+    return round(broker.sums.rate(sum(broker.delivered[key] for key in keys), lambda before: sum(
+        before.got.get(key, 0) for key in keys)), 3)
 
 
 def consume_stats(broker: Broker, call: Call) -> Response:

@@ -1,0 +1,70 @@
+"""What was put and given out in the last minute, hour and day, as a broker's tools ask for it
+(spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
+
+Counts are noted every 10 seconds, 10 minutes and hours; a sum is what was counted since the oldest
+of these notes, or since the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
+"""Name, seconds between two notes, and how many are kept."""
+_SLACK_S = 1.0
+"""Notes are asked for a little early or late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Messages put by topic, and given out by group and topic; ``seconds``: monotonic."""
+
+    seconds: float
+    put: Mapping[str, int]
+    got: Mapping[tuple[str, str], int]
+
+
+def _start() -> dict[str, deque[Counts]]:
+    first = Counts(time.monotonic(), {}, {})
+    return {name: deque([first], most) for name, _, most in _WINDOWS}
+
+
+@dataclass(slots=True)
+class Sums:
+    """The notes of a broker."""
+
+    notes: dict[str, deque[Counts]] = field(default_factory=_start)
+    mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """How many messages had been put and given out at the last midnight but one, and at the last
+    one; of local time, as a broker has it.
+    """
+    _day: int = field(default_factory=lambda: time.localtime().tm_yday)
+
+    def note(self, put: Mapping[str, int], got: Mapping[tuple[str, str], int]) -> None:
+        """Notes what was counted until now; to be called every 10 seconds."""
+        now, day = time.monotonic(), time.localtime().tm_yday
+        if day != self._day:
+            self._day = day
+            self.mornings = self.mornings[1], (sum(put.values()), sum(got.values()))
+        new = None
+        for name, step, _ in _WINDOWS:
+            if now - self.notes[name][-1].seconds >= step - _SLACK_S:
+                new = new or Counts(now, dict(put), dict(got))
+                self.notes[name].append(new)
+
+    def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
+        """Sums and rates of something that was counted ``count`` times until now; ``before`` finds
+        it in what was noted.
+        """
+        now = time.monotonic()
+        return {name: {"sum": count - before(notes[0]), "tps": (
+            count - before(notes[0])) / max(now - notes[0].seconds, 1.0)}
+            for name, notes in self.notes.items()}
+
+    def rate(self, count: int, before: Callable[[Counts], int]) -> float:
+        """The same by second, of the last minute."""
+        return float(self.of(count, before)["statsMinute"]["tps"])
