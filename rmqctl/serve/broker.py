@@ -162,8 +162,10 @@ class Broker:
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
+    pulls: Any = field(init=False)
+    """Answers ordinary pulls: `consuming.plain.PlainPulls`, whose module needs this one."""
     sends: Any = None
-    """Takes ordinary messages: `plain.PlainSends`, whose module needs this one."""
+    """Takes ordinary messages: `producing.plain.PlainSends`, whose module needs this one."""
     checks: Rounds | None = None
 
     @property

@@ -48,7 +48,7 @@ _MOST_ASKED = 64
 """Requests to one client that wait for its response."""
 _RECEIVED = 256 << 10
 """Bytes that are received at once."""
-_GATHERED = 64 << 10
+_GATHERED = 320 << 10
 """Bytes of answers to one client that wait for others of this turn, to be sent together."""
 _MOST_BUFFERS = 512
 """Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
@@ -345,10 +345,12 @@ class _Connection(asyncio.BufferedProtocol):
         if self._busy or self._waits:
             return
         self._busy = True
-        late, sends = time.monotonic() + _TURN_S, self._broker.sends
+        late = time.monotonic() + _TURN_S
+        pulls, sends = self._broker.pulls, self._broker.sends
         try:
             while not self._paused and (transport := self._transport) is not None:
-                if sends is None or not sends.take_all(self, self._frames):
+                if not pulls.take_all(self, self._frames, late) and (
+                        sends is None or not sends.take_all(self, self._frames)):
                     frame = self._frames.next()
                     if frame is None:
                         break
@@ -438,8 +440,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._write([head, *parts], len(head) + size)
 
     def send_bytes(self, data: bytes) -> None:
+        self.send_parts([data], len(data))
+
+    def send_parts(self, parts: list[Buffer], size: int) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._write([data], len(data))
+            self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
         """Sends at the end of this turn, or when it is enough."""

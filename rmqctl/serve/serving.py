@@ -14,6 +14,7 @@ from rmqctl.parse_values import Address
 from rmqctl.serve.access import Access
 from rmqctl.serve.broker import Broker, Cluster
 from rmqctl.serve.consuming.memory import Memory
+from rmqctl.serve.consuming.plain import PlainPulls
 from rmqctl.serve.consuming.popping import Pops
 from rmqctl.serve.consuming.positions import Positions, PositionsFile
 from rmqctl.serve.producing.writing import Writer
@@ -86,6 +87,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
                 name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
                 each.address, writer=writer, told=told)
             broker.pops = Pops(broker)
+            broker.pulls = PlainPulls(broker)
             if writer is not None:
                 _join(broker, writer)
         opened.pop_all()

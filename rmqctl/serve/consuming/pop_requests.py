@@ -84,7 +84,7 @@ def _line(call: Call) -> Line:
 def _judge(broker: Broker, call: Call) -> None:
     """Answer where nothing may be read."""
     name: str = call.fields["topic"]
-    judge(broker, call, ANY_QUEUE, Status.INVALID_PARAMETER)
+    judge(broker, call.fields, call.connection.peer, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
         raise Answer(Status.SYSTEM_ERROR,

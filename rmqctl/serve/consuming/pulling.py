@@ -39,8 +39,8 @@ _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
 def pull_message(broker: Broker, call: Call) -> Response | None:
     """The messages behind a queue offset; where there are none yet the answer may come later."""
     wanted = call.fields
-    judge(broker, call)
-    accept = _filter(broker, wanted)
+    judge(broker, wanted, call.connection.peer)
+    accept = wanted_by(broker, wanted)
     flags = wanted["sysFlag"]
     if flags & COMMIT and wanted["commitOffset"] is not None:
         broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
@@ -55,11 +55,11 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
     return response
 
 
-def judge(broker: Broker, call: Call, lowest: int = 0, illegal: int = Status.SYSTEM_ERROR) -> None:
+def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
+          illegal: int = Status.SYSTEM_ERROR) -> None:
     """The checks before anything is read, in a broker's order. ``lowest`` queue id; ``illegal``:
-    the code for others.
+    the code for others. Answer.
     """
-    wanted = call.fields
     name = wanted["topic"]
     topic = broker.source.topics.get(name)
     if topic is None or not lowest <= wanted["queueId"] < topic.read_queues:
@@ -73,10 +73,10 @@ def judge(broker: Broker, call: Call, lowest: int = 0, illegal: int = Status.SYS
     if not lowest <= wanted["queueId"] < topic.read_queues:
         raise Answer(illegal, f"queueId[{wanted['queueId']}] is illegal, "
                      f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
-                     f"consumer:[{call.connection.peer}]")
+                     f"consumer:[{peer}]")
 
 
-def _filter(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
+def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
     """The filter of the request, or the one its group subscribed with. Answer."""
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
@@ -98,24 +98,39 @@ def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, mos
     """Messages of a queue from an offset on for a group, counted as given out. Answer."""
     queue = broker.queue(topic, queue_id)
     try:
-        pulled = queue.pull(offset, most, accept,
-                            MAX_BYTES if max_bytes is None else min(max(max_bytes, 1), MAX_BYTES))
+        pulled = queue.pull(offset, most, accept, bytes_for(max_bytes))
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    count(broker, (group, topic), pulled)
+    return pulled
+
+
+def bytes_for(wanted: int | None) -> int:
+    """How many bytes of records an answer has at most."""
+    return MAX_BYTES if wanted is None else min(max(wanted, 1), MAX_BYTES)
+
+
+def count(broker: Broker, key: tuple[str, str], pulled: Pulled) -> int:
+    """Counts what a group gets of a topic as given out; its bytes."""
     broker.skipped += pulled.skipped
-    if pulled.count:
-        key = group, topic
+    size = pulled.size
+    if size:
         if key in broker.delivered or len(broker.delivered) < _MOST_GROUPS:
             broker.delivered[key] += pulled.count
-        broker.delivered_bytes += pulled.size
-    return pulled
+        broker.delivered_bytes += size
+    return size
 
 
 def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Response:
     pulled = pull(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                   wanted["queueOffset"], wanted["maxMsgNums"], accept, wanted.get("maxMsgBytes"))
+    return response_to(pulled, wanted["queueOffset"])
+
+
+def response_to(pulled: Pulled, offset: int) -> Response:
+    """The answer to a pull from that queue offset on."""
     code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
-    if pulled.status == NO_MESSAGE and wanted["queueOffset"] == 0:
+    if pulled.status == NO_MESSAGE and offset == 0:
         code = Status.PULL_NOT_FOUND
     return Response({
         "maxOffset": str(pulled.max), "minOffset": str(pulled.min),
