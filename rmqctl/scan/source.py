@@ -202,6 +202,24 @@ class FileSource(Closing):
         except OSError as error:
             raise self._failed(error, at) from None
 
+    def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None) -> bool:
+        """Fills ``buffer`` with the records of these sizes at these physical offsets (int64), one
+        behind the other, if each is whole and matches its CRC, and none runs past the physical
+        offset ``end``; whether it is so. Never without the compiled kernel, or where a limit is
+        set: others then look record by record. StoreIOError.
+        """
+        stopping.check()
+        kernel = active()
+        if kernel is None or self._limit is not None or self.head:
+            return False
+        last = self.base + self.size
+        try:
+            whole: bool = kernel.read_records(self._fd, buffer, place, size, self.base,
+                                              last if end is None else min(last, end))
+        except OSError as error:
+            raise self._failed(error, int(place[0]) - self.base) from None
+        return whole
+
     def _failed(self, error: OSError, position: int) -> StoreIOError:
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
 

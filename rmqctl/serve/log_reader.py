@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -71,14 +69,18 @@ class LogReader:
             return None
         return data if is_whole(data, physical) else None
 
-    def records(self, place: Array, size: Array) -> tuple[memoryview, list[int]]:
+    def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
         """The same of several places (int64), read and checked together: one behind the other in
-        the order in which they are asked for, and where each begins in that, with the end of the
-        last one. One that is not served takes no bytes.
+        the order in which they are asked for, and where each begins in that (int64), with the end
+        of the last one. One that is not served takes no bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))
         wanted = (place >= 0) & (size >= MIN_SIZE) & (size <= MAX_RECORD)
+        if wanted.all():
+            data = self._whole(place, size)
+            if data is not None:
+                return data, np.append(0, size.cumsum())
         if self._end is not None:
             wanted &= place + size <= self._end
         wanted[1:] &= place[1:] > np.maximum.accumulate(np.where(wanted, place, -1))[:-1]
@@ -86,7 +88,7 @@ class LogReader:
         ok &= batch.crc_ok()
         data = memoryview(batch.data.data).toreadonly()
         if len(ok) == len(place) and ok.all():
-            return data, [*batch.start.tolist(), len(data)]
+            return data, np.append(batch.start, len(data))
         found: list[memoryview | None] = [None] * len(place)
         good = np.flatnonzero(wanted)[ok]
         for number, start, length in zip(good.tolist(), batch.start[ok].tolist(),
@@ -97,7 +99,18 @@ class LogReader:
             found[number] = self.record(int(place[number]), int(size[number]))
         return _joined(found)
 
+    def _whole(self, place: Array, size: Array) -> memoryview | None:
+        """The records at once, if they are in one file and all of them are to be served."""
+        data: Array = np.empty(int(size.sum()), np.uint8)
+        try:
+            found = self._log.locate(int(place[0]))
+            if found is not None and found[0].read_records(data.data, place, size, self._end):
+                return memoryview(data.data).toreadonly()
+        except StoreIOError:
+            pass
+        return None
 
-def _joined(records: list[memoryview | None]) -> tuple[memoryview, list[int]]:
+
+def _joined(records: list[memoryview | None]) -> tuple[memoryview, Array]:
     parts = [b"" if record is None else record for record in records]
-    return memoryview(b"".join(parts)), list(accumulate(map(len, parts), initial=0))
+    return memoryview(b"".join(parts)), np.cumsum([0, *map(len, parts)], dtype=np.int64)

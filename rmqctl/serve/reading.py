@@ -247,14 +247,15 @@ class StoredQueue:
         self._queue.close()
         sizes = rows["size"].astype(np.int64)
         is_filler = sizes == FILLER.size
-        ends = np.cumsum(np.where(is_filler, 0, np.clip(sizes, 0, MAX_RECORD)))
-        most = max(int(np.searchsorted(ends, PAGE_BYTES, "right")), 1)
-        rows, sizes, is_filler = rows[:most], sizes[:most], is_filler[:most]
+        ends = np.where(is_filler, 0, sizes).clip(0, MAX_RECORD).cumsum()
+        if len(ends) and ends[-1] > PAGE_BYTES:
+            most = max(int(ends.searchsorted(PAGE_BYTES, "right")), 1)
+            rows, sizes, is_filler = rows[:most], sizes[:most], is_filler[:most]
         data, starts = self._log.records(rows["physical_offset"].astype(np.int64), sizes)
-        missing = np.diff(starts) == 0
-        damaged = np.flatnonzero(missing & ~is_filler).tolist()
-        return Page(data, starts, rows["tags_code"].tolist(), frozenset(damaged),
-                    not missing.any())
+        missing = starts[1:] == starts[:-1]
+        whole = not missing.any()
+        damaged = () if whole else np.flatnonzero(missing & ~is_filler).tolist()
+        return Page(data, starts.tolist(), rows["tags_code"].tolist(), frozenset(damaged), whole)
 
 
 class AnsweredQueue:

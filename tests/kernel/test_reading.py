@@ -11,7 +11,13 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan.source import FileSource
+from rmqctl.serve.log_reader import LogReader
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
 from tests.support.kernels import KERNELS, compiled_only, using
+from tests.support.share import every
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -51,3 +57,55 @@ def test_nothing_is_written_outside_of_the_buffer(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="before"):
             kernel.read_parts(file.fileno(), bytearray(10), np.array([0]), np.array([5]),
                               np.array([-1]), 100)
+
+
+@compiled_only
+def test_records_are_read_together_where_each_is_whole(golden: GoldenFolder, tmp_path: Path
+                                                       ) -> None:
+    """Whatever bit is turned: all of them at once just where each would be served by itself."""
+    with Store.open(golden("4.9.3/basic") / "store") as store:
+        file = store.log.files[0]
+        batch = next(iter(store.log.walk(file.base)))
+        place, size = batch.offset[:6], batch.column("total_size")[:6]
+        data = bytearray(Path(file.path).read_bytes())
+    place, size = np.delete(place, 3), np.delete(size, 3)  # one lies between the others
+    path = tmp_path / f"{file.base:020}"
+    refused, used = 0, int(place[-1] + size[-1] - file.base)
+    for bit in every(29, range(used * 8), "bits of records"):
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data[:used])
+        log = CommitLog([StoreFile(str(path), path.name, file.base, used)])
+        reader = LogReader(log, None)
+        wanted = [reader.record(*row) for row in zip(place.tolist(), size.tolist(), strict=True)]
+        out = bytearray(int(size.sum()))
+        whole = log.source(0).read_records(memoryview(out), place, size, None)
+        assert whole == (None not in wanted)
+        if whole:
+            assert out == b"".join(record or b"" for record in wanted)
+        refused += not whole
+        log.close()
+        data[bit // 8] ^= 1 << bit % 8
+    assert refused > 50
+
+
+@compiled_only
+def test_records_beyond_an_end_or_of_another_size_are_none(golden: GoldenFolder) -> None:
+    with Store.open(golden("4.9.3/basic") / "store") as store:
+        source = store.log.source(0)
+        batch = next(iter(store.log.walk(source.base)))
+        place, size = batch.offset[:4], batch.column("total_size")[:4]
+        last, total = int(place[-1] + size[-1]), int(size.sum())
+
+        def read(room: int, place: np.ndarray, size: np.ndarray, end: int | None) -> bool:
+            return source.read_records(memoryview(bytearray(room)), place, size, end)
+
+        assert read(total, place, size, last)
+        assert read(total, place, size, None)
+        assert not read(total, place, size, last - 1)
+        assert not read(total - 1, place, size, None)
+        assert not read(total + 1, place, size, None)
+        for change in (-1, 1, 1 << 40, -(1 << 62), (1 << 63) - 2000):
+            assert not read(total + 1, place, size + np.array([0, 0, 0, change]), None)
+            assert not read(total, place + np.array([0, 0, 0, change]), size, None)
+        with pytest.raises(ValueError, match="shape"):
+            read(total, place, size[:3], None)

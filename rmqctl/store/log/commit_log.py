@@ -233,9 +233,11 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
     begins: Array = np.ones(len(offset), bool)
     begins[1:] = (offset[1:] != offset[:-1] + size[:-1]) | (number[1:] != number[:-1])
     first = np.flatnonzero(begins)
-    last = np.append(first, len(offset))[1:] - 1
+    last = np.append(first[1:], len(offset)) - 1
     is_read: Array = np.zeros(len(offset), bool)
-    for file in np.unique(number[number >= 0]).tolist():
+    # They ascend: mostly all are in one file.
+    files = number[:1] if len(number) and number[0] == number[-1] else np.unique(number)
+    for file in files[files >= 0].tolist():
         runs = number[first] == file
         with suppress(StoreIOError):
             source = log.source(file)
