@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rmqctl.formats.local.message import build, decode, size_of
@@ -268,7 +269,7 @@ def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
 def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pytest.MonkeyPatch
                                                    ) -> None:
     monkeypatch.setattr(LogReader, "records", lambda _self, places, _sizes: (
-        memoryview(b""), [0] * (len(places) + 1)))
+        memoryview(b""), np.zeros(len(places) + 1, np.int64)))
     monkeypatch.setattr(reading, "FILTER_S", -1)
     with Store.open(root) as store:
         (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
