@@ -18,7 +18,7 @@ class Profile:
     log_size: int
 
 
-PROFILES = {"1k": Profile(1024, GIB), "100": Profile(100, GIB // 2)}
+PROFILES = {"1k": Profile(1024, GIB), "100": Profile(100, GIB // 2), "8k": Profile(8192, GIB // 2)}
 
 
 @dataclass(frozen=True)

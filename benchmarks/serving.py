@@ -5,18 +5,25 @@
 Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
 1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two queues
 at hand, of more it reads them again and again.
+
+How long a pull takes is measured at half the load that was reached, by one client that pulls at
+fixed times over all connections, and counts from these times, whoever was late. The machine has a
+share in that: what a bare server takes that answers as much, and computes as long for it, is
+measured after each.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
+import selectors
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +40,11 @@ MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
 MOST = 32
 CONNECTIONS = 4
-"""Of each pulling client, with a pull under way on each."""
+"""Of each client."""
+PASSES = 3
+"""Of the measurement at half load: the middle one counts."""
 PULL, SEND = 11, 310
+SUCCESS = b'"code":0,'
 SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01true\x02TAGS\x01A"
 """Properties as a Java client sends them."""
 MARKED = "123456789"
@@ -69,82 +79,109 @@ def queues_of(address: Address) -> list[Queue]:
 
 
 class Requests:
-    """One connection with a request under way; as little work as possible for each, since clients
-    run on the same cores: requests are encoded once, and of an answer only its length, its code
-    and where to go on are looked at.
+    """One connection; as little work as possible for each request, since clients run on the same
+    cores: requests are encoded once, and of an answer only its length, its code and where to go on
+    are looked at.
     """
 
     def __init__(self, address: Address) -> None:
-        self._socket = socket.create_connection((address.host, address.port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(8 << 20)
+        self.socket = socket.create_connection((address.host, address.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(16 << 20)
         self._view = memoryview(self._buffer)
         self._have = 0
 
     def send(self, requests: bytes) -> None:
-        self._socket.sendall(requests)
+        self.socket.sendall(requests)
 
-    def answer(self) -> tuple[bytes, int]:
-        """(header, bytes of the body) of the next response, which must be one of success."""
-        while self._have < HEAD_SIZE or self._have < (size := self._size(0)):
-            count = self._socket.recv_into(self._view[self._have:])
-            assert count
-            self._have += count
-        header = bytes(self._view[HEAD_SIZE:HEAD_SIZE + self._size(HEAD_SIZE // 2) - 4])
-        assert b'"code":0,' in header, header
-        if self._have > size:
-            self._view[:self._have - size] = self._buffer[size:self._have]
-        self._have -= size
-        return header, size - HEAD_SIZE - len(header)
+    def answers(self, count: int) -> list[tuple[bytes, int]]:
+        """(header, bytes of the body) of the next responses, which must be ones of success; no more
+        are under way.
+        """
+        found: list[tuple[bytes, int]] = []
+        at = 0
+        while len(found) < count:
+            at = self._take(found, at)
+        assert at == self._have
+        self._have = 0
+        return found
 
-    def _size(self, at: int) -> int:
-        """Bytes that a length stands for, with its own."""
-        return 4 + int.from_bytes(self._view[at:at + 4], "big")
+    def arrived(self) -> bool:
+        """Takes what has come of the one response that is under way; whether that was all."""
+        found: list[tuple[bytes, int]] = []
+        self._take(found, 0)
+        self._have *= not found
+        return bool(found)
+
+    def _take(self, found: list[tuple[bytes, int]], at: int) -> int:
+        count = self.socket.recv_into(self._view[self._have:])
+        assert count
+        self._have += count
+        buffer = self._buffer
+        while self._have - at >= HEAD_SIZE:
+            end = at + 4 + int.from_bytes(buffer[at:at + 4], "big")
+            if self._have < end:
+                break
+            body = at + HEAD_SIZE + int.from_bytes(buffer[at + 4:at + HEAD_SIZE], "big")
+            header = bytes(self._view[at + HEAD_SIZE:body])
+            assert SUCCESS in header, header
+            found.append((header, end - body))
+            at = end
+        return at
 
 
-def pull_all(address: Address, queues: list[Queue], seconds: float, pause: float,
-             connections: int = 1) -> Iterator[tuple[int, int, float]]:
+class Pulls:
+    """Pulls of 32 from queues, one after the other, each from where its last one led to."""
+
+    def __init__(self, queues: list[Queue]) -> None:
+        self._ends = [end for _, _, end in queues]
+        self._places = [0] * len(queues)
+        self._number = 0
+        # Of a header only the offset changes.
+        self._encoded = [write_command(Command(PULL, 0, 0, {
+            "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": MARKED,
+            "maxMsgNums": str(MOST), "sysFlag": "4", "commitOffset": "0",
+            "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+            }))[HEAD_SIZE:].split(MARKED.encode()) for topic, queue_id, _ in queues]
+
+    def next(self) -> tuple[bytes, int]:
+        """(request, queue offset) of the next one."""
+        number = self._number = (self._number + 1) % len(self._ends)
+        offset = self._places[number]
+        first, last = self._encoded[number]
+        # Where the answer will lead to, if this queue's turn is again before it comes.
+        self._places[number] = offset + MOST if offset + 2 * MOST < self._ends[number] else 0
+        return frame_head(b"%b%d%b" % (first, offset, last), 0), offset
+
+
+def pull_all(address: Address, queues: list[Queue], seconds: float, connections: int,
+             under_way: int) -> Iterator[tuple[int, int, float]]:
     """(messages, bytes, seconds) of each round, queue by queue, until the time is over: in a round
-    each connection pulls once.
+    each connection pulls so many times, and takes all answers.
     """
     opened = [Requests(address) for _ in range(connections)]
-    places = [0] * len(queues)
-    # Of a header only the offset changes.
-    encoded = [write_command(Command(PULL, 0, 0, {
-        "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": MARKED,
-        "maxMsgNums": str(MOST), "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
-        "subscription": "*", "subVersion": "0"}))[HEAD_SIZE:].split(MARKED.encode())
-        for topic, queue_id, _ in queues]
-    end, number = time.monotonic() + seconds, 0
+    pulls = Pulls(queues)
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         begun = time.perf_counter()
         asked = []
         for requests in opened:
-            number = (number + 1) % len(queues)
-            offset = places[number]
-            first, last = encoded[number]
-            header = b"%b%d%b" % (first, offset, last)
-            requests.send(frame_head(header, 0))
-            asked.append((requests, offset))
-            # Where the answer will lead to, if this queue's turn is again before it comes.
-            places[number] = offset + MOST if offset + MOST < queues[number][2] else 0
+            sent = [pulls.next() for _ in range(under_way)]
+            requests.send(b"".join([request for request, _ in sent]))
+            asked.append((requests, sent))
         messages = size = 0
-        for requests, offset in asked:
-            header, length = requests.answer()
-            at = header.index(NEXT) + len(NEXT)
-            following = int(header[at:header.index(b'"', at)])
-            messages += following - offset
-            size += length
+        for requests, sent in asked:
+            for (header, length), (_, offset) in zip(requests.answers(under_way), sent,
+                                                     strict=True):
+                at = header.index(NEXT) + len(NEXT)
+                messages += int(header[at:header.index(b'"', at)]) - offset
+                size += length
         yield messages, size, time.perf_counter() - begun
-        if pause:
-            time.sleep(pause)
 
 
 def send_all(address: Address, connections: int, seconds: float, under_way: int) -> Iterator[
         tuple[int, int, float]]:
-    """The same of sends over several connections, so many under way on each. Seconds are those of
-    all of a round.
-    """
+    """The same of sends over several connections, so many under way on each."""
     opened = [Requests(address) for _ in range(connections)]
     encoded = [write_command(Command(SEND, 0, 0, {
         "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(number), "f": "0",
@@ -156,11 +193,57 @@ def send_all(address: Address, connections: int, seconds: float, under_way: int)
         for requests, each in zip(opened, encoded, strict=True):
             requests.send(each)
         for requests in opened:
-            for _ in range(under_way):
-                requests.answer()
+            requests.answers(under_way)
         took = time.perf_counter() - begun
         messages = connections * under_way
         yield messages, messages * len(BODY), took
+
+
+def at_times(address: Address, request: Callable[[], bytes], rate: float, seconds: float,
+             connections: int) -> list[float]:
+    """Seconds from when each request should have been sent, so many a second, to its answer."""
+    free = [Requests(address) for _ in range(connections)]
+    waiting = selectors.SelectSelector()  # as others it waits, but not for whole milliseconds
+    took: list[float] = []
+    begun, sent, total = time.perf_counter(), 0, int(rate * seconds)
+    while len(took) < total:
+        while sent < total and free and begun + sent / rate <= time.perf_counter():
+            requests = free.pop()
+            requests.send(request())
+            waiting.register(requests.socket, selectors.EVENT_READ,
+                             (requests, begun + sent / rate))
+            sent += 1
+        pause = begun + sent / rate - time.perf_counter() if sent < total and free else None
+        if not waiting.get_map():
+            time.sleep(max(pause or 0, 0))
+            continue
+        for key, _ in waiting.select(None if pause is None else max(pause, 0)):
+            requests, due = key.data
+            if requests.arrived():
+                took.append(time.perf_counter() - due)
+                waiting.unregister(key.fileobj)
+                free.append(requests)
+    return took
+
+
+def bare_server(listening: socket.socket, size: int, busy: float) -> None:
+    """Answers whatever comes with ``size`` bytes, after so many seconds of computing."""
+    answer = frame_head(b"{%b}" % SUCCESS, size) + bytes(size)
+    waiting = selectors.DefaultSelector()
+    waiting.register(listening, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            connection: Any = key.fileobj
+            if connection is listening:
+                waiting.register(listening.accept()[0], selectors.EVENT_READ)
+                continue
+            if not connection.recv(1 << 16):
+                waiting.unregister(connection)
+                continue
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < busy:
+                pass
+            connection.sendall(answer)
 
 
 def _client(kind: str, results: Any, number: int, *args: Any) -> None:
@@ -199,32 +282,61 @@ def percentile(times: list[float], share: float) -> float:
     return sorted(times)[min(int(len(times) * share), len(times) - 1)] * 1000
 
 
+def half_load(address: Address, queues: list[Queue], rate: float, seconds: float,
+              connections: int) -> list[float]:
+    """(median, p99) ms of pulls, so many a second: of several passes, the middle one by p99."""
+    chosen = Pulls(queues)
+    gc.disable()
+    passes = []
+    for _ in range(PASSES):
+        took = at_times(address, lambda: chosen.next()[0], rate, seconds, connections)
+        passes.append([percentile(took, 0.5), percentile(took, 0.99)])
+    gc.enable()
+    return sorted(passes, key=lambda each: each[1])[PASSES // 2]
+
+
+def bare_half_load(size: int, busy: float, rate: float, seconds: float, connections: int
+                   ) -> list[float]:
+    """The same of a bare server that computes ``busy`` seconds for each answer of so many bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = parse_address("{}:{}".format(*listening.getsockname()))
+        server = multiprocessing.Process(target=bare_server, args=(listening, size, busy))
+        server.start()
+        found = half_load(address, [("", 0, 1 << 40)], rate, seconds, connections)
+        server.terminate()
+        server.join()
+    return found
+
+
 def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[str]:
     """Rows of the table for pulls from a bench store."""
     store, _ = prepare(profile, directory)
     warm(store)
     rows = []
+    connections = clients * CONNECTIONS
     with served(str(store)) as (address, pid):
         queues = queues_of(address)
-        for name, chosen in (("all queues", queues), ("4 queues", queues[:4]),
-                             ("2 queues", queues[:2])):
+        for name, chosen in (("all queues", queues), ("2 queues", queues[:2])):
             parts = [chosen[number::clients] for number in range(clients)]
-            full = [(address, part, 0.0, 0.0, CONNECTIONS) for part in parts]
-            together("pull", [(*each[:2], seconds / 2, *each[3:]) for each in full])
-            before = cpu_seconds(pid)
-            found = together("pull", [(*each[:2], seconds, *each[3:]) for each in full])
-            spent = cpu_seconds(pid) - before
-            messages, size = (sum(each[number] for each in found) for number in (0, 1))
-            # Half of that load: each client waits as long as its rounds took.
-            halves = [(address, part, seconds, sum(each[2]) / len(each[2]), CONNECTIONS)
-                      for part, each in zip(parts, found, strict=True)]
-            beside = together("pull", [(address, parts[0], seconds, 0.001), *halves])
-            times, load = beside[0][2], sum(each[0] for each in beside) / messages
-            rows.append(
-                f"| pull, {profile}, {name} | {messages / seconds:,.0f} "
-                f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
-                f"| {size / spent / 1e6:,.0f} | {percentile(times, 0.5):.2f} "
-                f"| {percentile(times, 0.99):.2f} ({load:.0%}) | {resident_mib(pid):.0f} |")
+            for under_way in (1, 8):
+                full = [(address, part, seconds, CONNECTIONS, under_way) for part in parts]
+                together("pull", [(*each[:2], seconds / 2, *each[3:]) for each in full])
+                before = cpu_seconds(pid)
+                found = together("pull", full)
+                spent = cpu_seconds(pid) - before
+                messages, size = (sum(each[number] for each in found) for number in (0, 1))
+                answers = messages / MOST
+                times = []
+                if under_way == 1:
+                    given = (answers / seconds / 2, seconds, connections)
+                    times += half_load(address, chosen, *given)
+                    times += bare_half_load(round(size / answers), spent / answers, *given)
+                rows.append(
+                    f"| pull, {profile}, {name}, {under_way} under way | {messages / seconds:,.0f} "
+                    f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
+                    f"| {size / spent / 1e6:,.0f} "
+                    f"{''.join(f'| {each:.2f} ' for each in times) or '| ' * 4}"
+                    f"| {resident_mib(pid):.0f} |")
     return rows
 
 
@@ -238,11 +350,11 @@ def sends(clients: int, connections: int, under_way: int, seconds: float) -> str
         spent = cpu_seconds(pid) - before
         messages, size = (sum(each[number] for each in found) for number in (0, 1))
         times = [took for each in found for took in each[2]]
-        return (f"| send, {clients * connections} connections, {under_way} under way on each "
+        return (f"| send, {under_way} under way "
                 f"| {messages / seconds:,.0f} "
                 f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
                 f"| {size / spent / 1e6:,.0f} | {percentile(times, 0.5):.2f} "
-                f"| {percentile(times, 0.99):.2f} | {empty:.0f} (empty) |")
+                f"| {percentile(times, 0.99):.2f} | | | {empty:.0f} (empty) |")
 
 
 def main() -> None:
@@ -253,12 +365,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args()
-    rows = [row for profile in ("1k", "100")
+    rows = [row for profile in ("1k", "100", "8k")
             for row in pulls(given.dir, profile, given.clients, given.seconds)]
-    rows += [sends(2, 4, under_way, given.seconds) for under_way in (1, 32)]
+    rows += [sends(2, CONNECTIONS, under_way, given.seconds) for under_way in (1, 32)]
     table = "\n".join((
-        "| work | messages/s | MB/s | messages/s of CPU | MB/s of CPU | median ms | p99 ms | MiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |", *rows))
+        ("| work | messages/s | MB/s | messages/s of CPU | MB/s of CPU | median ms | p99 ms "
+         "| bare median | bare p99 | MiB |"),
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |", *rows))
     print(table)
     if given.write_results:
         publish(MARK, [
@@ -267,12 +380,14 @@ def main() -> None:
             "clients in processes of their own, on the same cores as the server; \"of CPU\" is by "
             "the server's own seconds. Clients do as little as they can: requests are encoded "
             "once, and of an answer only its length, its code and where to go on are looked at. "
-            f"Each has {CONNECTIONS} connections, with a pull under way on each. Medians and p99 "
-            "of pulls are those of one more client, which pauses a millisecond between its pulls, "
-            "while the others pull about half as fast (in brackets: what all got, of the full "
-            "load). Senders are two with four connections each; theirs are of a round, which sends "
-            "so many messages on each connection and takes all answers. "
-            f"{machine()}"), "", table, ""])
+            f"Each has {CONNECTIONS} connections, with one or eight pulls of {MOST} under way on "
+            "each: a Java consumer has those of all its queues under way on one. Of pulls, medians "
+            "and p99 are those at half the load that was reached: one client pulls at fixed times "
+            "over all connections, and counts from these times, whoever was late; the pass in the "
+            f"middle of {PASSES}. The machine has a share in that: \"bare\" is a server of a few "
+            "lines that computes as long for each answer and sends as much, under the same load. "
+            "Those of sends are of a round at full load, which sends so many messages on each "
+            f"connection and takes all answers. {machine()}"), "", table, ""])
 
 
 if __name__ == "__main__":

@@ -16,17 +16,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.engine_write.crashing import Crasher
-from tests.support import cli, snapshot
+from tests.support import cli, snapshot, unforced
 from tests.support import golden as golden_sets
 from tests.support import retried as retried_stores
 from tests.support import tiny as tiny_stores
-from tests.support.share import RUN
+from tests.support.share import RUN, examples
 
 pytest_plugins = ["tests.plugin_run", "tests.plugin_transcripts"]
-
-# Properties are about answers, not about time: a busy machine is no failure.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
@@ -34,6 +30,11 @@ _OF_THE_SUITE = {"RMQCTL_TESTING", "RMQCTL_SEED", "RMQCTL_KERNEL", "RMQCTL_GOLDE
 
 
 def pytest_configure() -> None:
+    unforced.install()
+    # Properties are about answers, not about time: a busy machine is no failure.
+    settings.register_profile("suite", deadline=None, max_examples=examples(100),
+                              suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suite")
     # What whoever runs the tests has set for rmqctl, or wrote into a file of theirs, is not ours.
     for name in set(os.environ) - _OF_THE_SUITE:
         if name.startswith("RMQCTL_"):

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.source import PACKAGE, trees
+from tests.support.source import PACKAGE, nodes, together, trees
+
+pytestmark = together
 
 # The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py,
 # parse_values.py and phrases.py.
@@ -63,7 +65,7 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -104,7 +106,7 @@ def offenders(of: Callable[[Path], list[str]]) -> list[str]:
 def voices(tree: ast.AST) -> list[str]:
     """Where a module speaks: print, sys.stdout, sys.stderr, typer.echo."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name) and node.id == "print":
             found.append(f"line {node.lineno}: print")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -122,7 +124,7 @@ def voices(tree: ast.AST) -> list[str]:
 
 def named(tree: ast.Module, known: set[str]) -> Iterator[str]:
     """The modules of ours that this one imports: on loading, within functions, for its types."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
@@ -191,7 +193,7 @@ def test_formats_do_no_io_and_have_no_clock():
             return []
         return [f"line {line}: {name}" for name, line in imports(trees()[path])
                 if name.partition(".")[0] in banned] + [
-            f"line {node.lineno}: open" for node in ast.walk(trees()[path])
+            f"line {node.lineno}: open" for node in nodes(trees()[path])
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             and node.func.id == "open"]
 

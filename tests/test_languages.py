@@ -19,7 +19,7 @@ from rmqctl.output.language import chosen, language
 from rmqctl.phrases import Joined, Phrase, counted, some_of
 from tests.support.golden import golden_stores
 from tests.support.share import sample
-from tests.support.source import PACKAGE, trees
+from tests.support.source import PACKAGE, nodes, together, trees
 
 CATALOG = language("zh").catalog
 
@@ -37,7 +37,7 @@ def texts(call: ast.Call) -> list[object]:
 def keys_of(tree: ast.AST) -> set[str]:
     """What the phrases in a module are called in a catalog."""
     keys = set()
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes(tree) if isinstance(node, ast.Call)):
         words = [text for text in texts(call) if isinstance(text, str)]
         if named(call) == "Phrase" and words:
             keys.add(words[-1])
@@ -50,25 +50,28 @@ def names_in(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
+@together
 def test_every_phrase_is_there_in_chinese():
     keys = set().union(*map(keys_of, trees().values()),
                        (one.meaning for one in CATEGORIES.values()))
     assert sorted(keys - CATALOG.keys()) == []
 
 
+@together
 def test_no_phrase_is_made_of_a_text_that_is_not_known():
     """A template is a constant, or the catalog could not be complete."""
     wrong = [f"{path.relative_to(PACKAGE)}:{node.lineno}" for path, tree in trees().items()
-             if path.name != "phrases.py" for node in ast.walk(tree)
+             if path.name != "phrases.py" for node in nodes(tree)
              if isinstance(node, ast.Call) and named(node) == "Phrase"
              and not all(isinstance(arg, ast.Constant) for arg in node.args)
              and ast.unparse(node.args[0]) != "CATEGORIES[category].meaning"]
     assert wrong == []
 
 
+@together
 def test_no_entry_is_left_over():
     constants = {each.meaning for each in CATEGORIES.values()} | {
-        node.value for tree in trees().values() for node in ast.walk(tree)
+        node.value for tree in trees().values() for node in nodes(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     constants |= {text.replace("_", " ") for text in constants}
     counts = {f"{{count:,}} {word}{s}" for word in constants for s in ("", "s")}

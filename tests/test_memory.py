@@ -51,7 +51,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("name", sample(COMMANDS, 3, "commands whose memory is measured"))
+@pytest.mark.parametrize("name", sample(COMMANDS, 2, "commands whose memory is measured"))
 def test_memory(places: dict[str, Path], tmp_path: Path, name: str,
                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SAMPLE_S", 0.005)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.share import RUN, Run, every, sample
+from tests.support.share import RUN, Run, every, examples, sample
 
 ROOT = Path(__file__).parents[1]
 SUITE = """
@@ -106,6 +106,13 @@ def test_shares_of_following_days_take_all(as_run) -> None:
 def _every(as_run, day, step, whole):
     as_run(Run(day))
     return every(step, whole, "positions")
+
+
+def test_a_property_has_all_examples_in_an_exhaustive_run(as_run) -> None:
+    as_run(Run(4, exhaustive=True))
+    assert examples(300) == 300
+    as_run(Run(4))
+    assert examples(300) == 120
 
 
 def test_more_than_there_is_is_all(as_run) -> None:

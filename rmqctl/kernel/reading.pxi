@@ -30,54 +30,118 @@ def read_parts(int fd, uint8_t[::1] out, const int64_t[::1] start, const int64_t
                 memset(first + at + got, 0, <size_t>(count - got))
 
 
-def read_records(int fd, uint8_t[::1] out, const int64_t[::1] place, const int64_t[::1] size,
-                 int64_t base, int64_t end):
-    """Reads the records of a file that lie at these physical offsets, with these sizes.
+cdef extern from *:
+    """
+    #include <setjmp.h>
+    #include <signal.h>
+
+    static __thread sigjmp_buf *rmqctl_way_out;
+
+    static void rmqctl_on_bus(int number) {
+        if (rmqctl_way_out) siglongjmp(*rmqctl_way_out, 1);
+        signal(number, SIG_DFL);  /* a fault elsewhere, which comes again */
+    }
+
+    /* What work(of) says; 0 where it met a page of a mapping that cannot be read. */
+    static int rmqctl_guarded(int (*work)(void *), void *of) {
+        sigjmp_buf here;
+        volatile int said = 0;
+        if (!sigsetjmp(here, 0)) {
+            rmqctl_way_out = &here;
+            said = work(of);
+        }
+        rmqctl_way_out = NULL;
+        return said;
+    }
+
+    static struct sigaction rmqctl_before;
+
+    static void rmqctl_guard(int on) {
+        struct sigaction ours;
+        if (!on) {
+            sigaction(SIGBUS, &rmqctl_before, NULL);
+            return;
+        }
+        memset(&ours, 0, sizeof ours);
+        ours.sa_handler = rmqctl_on_bus;
+        ours.sa_flags = SA_NODEFER;  /* it is left by a jump */
+        sigemptyset(&ours.sa_mask);
+        sigaction(SIGBUS, &ours, &rmqctl_before);
+    }
+    """
+    int rmqctl_guarded(int (*work)(void *) noexcept nogil, void *of) noexcept nogil
+    void rmqctl_guard(int on)
+
+cdef struct Wanted:
+    int fd
+    const uint8_t *file  # its mapping; NULL where it has none
+    uint8_t *out
+    const int64_t *place
+    const int64_t *size
+    Py_ssize_t count
+    int64_t room
+    int64_t base
+    int64_t end
+
+cdef int guarded_now = 0
+"""Threads that read from a mapping."""
+
+
+def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int64_t[::1] place,
+                 const int64_t[::1] size, int64_t base, int64_t end):
+    """Reads the records that lie at these physical offsets, with these sizes, of a file ``fd`` or
+    from a mapping of it, where that is not empty.
 
     They go to ``out`` one behind the other. The file holds the log from ``base`` up to ``end``.
     Gives whether each is whole: provably a record of just that size at its place, whose body
     matches its CRC (an empty body has the CRC 0), and out is full; it has no meaning otherwise.
-    OSError with the system's number.
+    No where something cannot be read, since the file became shorter or the disk is faulty: SIGBUS
+    is caught meanwhile. What is said holds for the bytes in out, whatever becomes of the file.
     """
+    global guarded_now
+    cdef Wanted wanted
     cdef int whole
-    if size.shape[0] != place.shape[0] or base < 0:
+    if size.shape[0] != place.shape[0] or base < 0 or (
+            mapped.shape[0] and end - base > mapped.shape[0]):
         raise ValueError("records have another shape")
+    if not place.shape[0] or not out.shape[0]:
+        return place.shape[0] == out.shape[0] == 0
+    wanted = Wanted(fd, NULL, &out[0], &place[0], &size[0], place.shape[0], out.shape[0], base,
+                    end)
+    if mapped.shape[0]:
+        wanted.file = &mapped[0]
+    # The handler is the process's: it is set while any thread is at it.
+    if not guarded_now:
+        rmqctl_guard(1)
+    guarded_now += 1
     with nogil:
-        whole = records_in(fd, out, place, size, base, end)
+        whole = rmqctl_guarded(records_in, &wanted)
+    guarded_now -= 1
+    if not guarded_now:
+        rmqctl_guard(0)
     return whole == 1
 
 
-cdef int records_in(int fd, uint8_t[::1] out, const int64_t[::1] place, const int64_t[::1] size,
-                    int64_t base, int64_t end) except -1 nogil:
+cdef int records_in(void *of) noexcept nogil:
     """The same: 1 or 0."""
-    cdef int64_t room = out.shape[0], at = 0, first, got
-    cdef Py_ssize_t row = 0, run, count = place.shape[0]
+    cdef Wanted *to = <Wanted *>of
+    cdef int64_t at = 0, length, place
+    cdef Py_ssize_t row
     cdef Record record
-    while row < count:
-        # Those that lie behind each other are read at once.
-        run, first = row, at
-        while True:
-            if size[row] < MIN_SIZE or size[row] > room - at or place[row] < base or (
-                    place[row] > end or size[row] > end - place[row]):
-                return 0
-            at += size[row]
-            row += 1
-            if row == count or place[row] != place[row - 1] + size[row - 1]:
-                break
-        got = pread(fd, &out[first], <size_t>(at - first), place[run] - base)
-        if got < 0:
-            with gil:
-                PyErr_SetFromErrno(OSError)
-        if got != at - first:
+    for row in range(to.count):
+        place, length = to.place[row], to.size[row]
+        if length < MIN_SIZE or length > to.room - at or place < to.base or (
+                place > to.end or length > to.end - place):
             return 0
-        at = first
-        while run < row:
-            if not is_record(&out[0], at + size[run], at, place[run] - at, &record) or (
-                    record.total_size != size[run]):
-                return 0
-            if read_i32(&out[at + BODY_CRC_AT]) != <int64_t>(CRC_MASK & crc32(
-                    0, &out[0] + record.body_start, <uint64_t>record.body_length)):
-                return 0
-            at += size[run]
-            run += 1
-    return at == room
+        if to.file != NULL:
+            memcpy(to.out + at, to.file + (place - to.base), <size_t>length)
+        elif pread(to.fd, to.out + at, <size_t>length, place - to.base) != length:
+            return 0
+        if not is_record(to.out, at + length, at, place - at, &record) or (
+                record.total_size != length):
+            return 0
+        if read_i32(to.out + at + BODY_CRC_AT) != <int64_t>(CRC_MASK & crc32(
+                0, to.out + record.body_start, <uint64_t>record.body_length)):
+            return 0
+        at += length
+    return at == to.room

@@ -1,7 +1,8 @@
 """Where bytes come from: positioned reads of regular files, opened for reading only.
 
 Reads go through ``pread`` rather than a mapping: a file that shrinks while it is read gives a
-short read or an error, where a mapping would kill the process with SIGBUS.
+short read or an error, where a mapping would kill the process with SIGBUS. Only the kernel copies
+from one, where it guards itself against that: many small records, for a fraction of the time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
+from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
@@ -131,6 +134,7 @@ class FileSource(Closing):
     """
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
+    _mapped: mmap | None = None
     head = 0
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
@@ -202,23 +206,34 @@ class FileSource(Closing):
         except OSError as error:
             raise self._failed(error, at) from None
 
-    def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None) -> bool:
+    def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
+                     mapped: bool = True) -> bool:
         """Fills ``buffer`` with the records of these sizes at these physical offsets (int64), one
         behind the other, if each is whole and matches its CRC, and none runs past the physical
-        offset ``end``; whether it is so. Never without the compiled kernel, or where a limit is
-        set: others then look record by record. StoreIOError.
+        offset ``end``; whether it is so. Never without the compiled kernel, where a limit is set,
+        or something cannot be read: others then look record by record. ``mapped``: from a mapping.
         """
         stopping.check()
         kernel = active()
         if kernel is None or self._limit is not None or self.head:
             return False
+        if mapped and self._mapped is None:
+            with suppress(OSError, ValueError):  # it is empty, or shorter by now, or has no room
+                self._mapped = mmap(self._fd, self.size, access=ACCESS_READ)
         last = self.base + self.size
-        try:
-            whole: bool = kernel.read_records(self._fd, buffer, place, size, self.base,
-                                              last if end is None else min(last, end))
-        except OSError as error:
-            raise self._failed(error, int(place[0]) - self.base) from None
+        whole: bool = kernel.read_records(
+            self._fd, b"" if not mapped or self._mapped is None else self._mapped, buffer, place,
+            size, self.base, last if end is None else min(last, end))
         return whole
+
+    def let_go(self, start: int, end: int) -> None:
+        """The pages with ``[start, end)`` that `read_records` has touched no longer count as this
+        process's memory.
+        """
+        start = max(start, 0) // PAGESIZE * PAGESIZE
+        end = min(end, self.size)
+        if self._mapped is not None and start < end:
+            self._mapped.madvise(MADV_DONTNEED, start, end - start)
 
     def _failed(self, error: OSError, position: int) -> StoreIOError:
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
@@ -242,6 +257,8 @@ class FileSource(Closing):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+            if self._mapped is not None:
+                self._mapped.close()
 
     def __del__(self) -> None:
         self.close()

@@ -39,7 +39,8 @@ class Access:
         if secret is None:
             raise _refusal(f"No acl config for {key[:100]}")
         given = command.ext.get(SIGNATURE, "").encode("utf-8", "replace")
-        if not hmac.compare_digest(signature(command.ext, command.body, secret), given):
+        wanted = signature(command.ext, command.body, secret, command.version)
+        if not hmac.compare_digest(wanted, given):
             raise _refusal(f"Check signature failed for accessKey={key}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -26,6 +28,14 @@ FEW = 12
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
+
+_WINDOW, _MOST_WINDOWS = 16 << 20, 16
+"""Bytes of the log, and how many such parts of it are mapped at most: 256 MiB."""
+_ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
+"""The system maps 16 pages with each that is touched, and takes them back one by one. With fewer
+rows for each window that is given up, a mapping is slower than a read for each row: for so many
+rows then, there is none.
+"""
 
 
 def is_whole(data: memoryview, physical: int) -> bool:
@@ -55,6 +65,10 @@ class LogReader:
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
         self._log, self._end = log, end
+        self._windows: OrderedDict[int, None] = OrderedDict()
+        """Those that are mapped, the least used first."""
+        self._given_up = self._rows = self._unmapped = 0
+        """Windows, and rows read meanwhile; rows that will be read without a mapping."""
 
     def record(self, physical: int, size: int) -> memoryview | None:
         """The bytes of the record of ``size`` bytes at ``physical``; None where none is whole, or
@@ -102,13 +116,36 @@ class LogReader:
     def _whole(self, place: Array, size: Array) -> memoryview | None:
         """The records at once, if they are in one file and all of them are to be served."""
         data: Array = np.empty(int(size.sum()), np.uint8)
+        mapped = not self._unmapped and self._bring_near(place)
+        if not mapped:
+            self._unmapped = max(self._unmapped - len(place), 0)
         try:
             found = self._log.locate(int(place[0]))
-            if found is not None and found[0].read_records(data.data, place, size, self._end):
+            if found is not None and found[0].read_records(data.data, place, size, self._end,
+                                                           mapped):
                 return memoryview(data.data).toreadonly()
         except StoreIOError:
             pass
         return None
+
+    def _bring_near(self, place: Array) -> bool:
+        """Whether a mapping is used for these places; others are let go of for them."""
+        first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
+        if last - first >= _MOST_WINDOWS // 2:
+            return False
+        self._rows += len(place)
+        for number in range(first, last + 1):
+            self._windows[number] = None
+            self._windows.move_to_end(number)
+        while len(self._windows) > _MOST_WINDOWS:
+            number, _ = self._windows.popitem(last=False)
+            self._log.let_go(number * _WINDOW, (number + 1) * _WINDOW)
+            self._given_up += 1
+        if self._given_up >= _MOST_WINDOWS:
+            if self._rows < self._given_up * _ROWS_PER_WINDOW:
+                self._unmapped = _ROWS_UNMAPPED
+            self._given_up = self._rows = 0
+        return True
 
 
 def _joined(records: list[memoryview | None]) -> tuple[memoryview, Array]:

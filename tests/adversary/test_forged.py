@@ -89,7 +89,7 @@ def check(case: Case, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("body", "state"), sample(product(BODIES, STATES), 4, "forged"))
+@pytest.mark.parametrize(("body", "state"), sample(product(BODIES, STATES), 2, "forged"))
 def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
     """Two kinds of damage each, in an exhaustive run 25 of the 300 there are."""
     which = random.Random(RUN.number(f"{body} {state} {place}"))

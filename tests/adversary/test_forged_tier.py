@@ -121,7 +121,7 @@ def check(case: Case, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("body", "state"), sample(product(BODIES, STATES), 4, "forged tier"))
+@pytest.mark.parametrize(("body", "state"), sample(product(BODIES, STATES), 2, "forged tier"))
 def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
     which = random.Random(RUN.number(f"{body} {state} {place}"))
     for damage in which.sample(list(damages(place)), 20 if RUN.exhaustive else 1):

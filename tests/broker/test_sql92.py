@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rmqctl.broker.sql92 import MAX_DEPTH, MAX_TEXT, compile_filter
 from rmqctl.errors import UsageError
+from tests.support.share import examples
 
 ANSWERS = json.loads(Path(__file__).with_name("sql92_answers.json").read_text("utf-8"))
 
@@ -89,7 +90,7 @@ VALUES = st.one_of(st.sampled_from(["", "5", "-5", "NaN", "0x1p9", "1e999", "0x1
                    st.text(max_size=8))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(WORDS, max_size=14).map(" ".join),
        st.dictionaries(st.sampled_from("ab"), VALUES))
 def test_nothing_else_than_a_refusal_or_an_answer(text, properties):
@@ -177,7 +178,7 @@ CONDITIONS = st.recursive(
     max_leaves=8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(CONDITIONS, st.dictionaries(NAMES, st.sampled_from(["-1", "0", "1", "2", "3", "4", "x"])))
 def test_conditions_are_what_they_say(tree, properties):
     try:

@@ -16,6 +16,7 @@ from tests.checks.diffing import Brief, brief, change, counts, diff, in_log, pai
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
+from tests.support.share import sample
 from tests.support.snapshot import copy_tree
 from tests.support.tiny import Tiny
 
@@ -240,7 +241,7 @@ def spoil(root: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("chunk", [600, 5000, 2 << 20])
-@pytest.mark.parametrize("run", range(8))
+@pytest.mark.parametrize("run", sample(range(8), 3, "damage on both sides"))
 def test_any_damage_on_both_sides(chunk: int, run: int, golden: GoldenFolder, tmp_path: Path,
                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differences, "Walk", partial(Walk, chunk=chunk))

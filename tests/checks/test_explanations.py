@@ -14,7 +14,7 @@ from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
 from rmqctl.errors import UsageError
-from tests.support.source import trees
+from tests.support.source import nodes, together, trees
 
 _WORDS = {spec.name: spec for spec in REGISTRY}
 
@@ -27,7 +27,7 @@ def verbs() -> set[str]:
     """What actions are called, as far as that stands in the program as a text."""
     found = {"delete"}  # rmqctl.checks.preflight.load.DELETE
     for tree in trees().values():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if not isinstance(node, ast.Call):
                 continue
             place = _TAKES.get(getattr(node.func, "id", getattr(node.func, "attr", "")))
@@ -48,6 +48,7 @@ def test_every_finding_has_its_text() -> None:
             assert one.advice
 
 
+@together
 def test_every_action_has_its_text() -> None:
     found = verbs()
     assert len(found) > 5

@@ -225,7 +225,7 @@ def test_times_equal_the_engines(store: golden_sets.GoldenStore, golden: GoldenF
     expect = store.load_expect(golden(store.set.id))
     asked = 0
     for queue in expect.queues:
-        for answer in every(12, queue.by_time, queue.id) if not queue.is_empty else ():
+        for answer in every(30, queue.by_time, queue.id) if not queue.is_empty else ():
             words = ["query", "time", golden(store.id), "--topic", queue.topic, "--queue",
                      str(queue.queue_id), "--time", str(answer.timestamp), "-o", "json"]
             like = ["--like", "4.9.3"] if expect.engine == "4.9.3" else []

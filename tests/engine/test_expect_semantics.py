@@ -16,7 +16,7 @@ from tests.support.model import Model
 from tests.support.share import sample
 
 JUDGED = [pytest.param(each, id=each.id) for each in sample(
-    golden_sets.judged_stores(), 10, "the model", always=golden_sets.is_covering)]
+    golden_sets.judged_stores(), 30, "the model")]
 EXT_ADDRESS_BELOW = -(1 << 31)
 
 

@@ -23,6 +23,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
 from rmqctl.store.files import listing
 from rmqctl.store.index_files import open_index, select
+from tests.support.share import examples
 
 SHAPE = Shape(5, 8)
 Message = tuple[int, int, tuple[int, ...], bool]
@@ -120,7 +121,7 @@ def messages(steps: list[tuple[int, int, tuple[int, ...], bool]], when: int) -> 
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(MESSAGES, st.integers(1, 15), st.booleans(), st.sampled_from([1_700_000_000_000, 0, -9999]),
        st.sampled_from([SHAPE, Shape(1, 2), Shape(3000, 30)]), st.booleans())
 def test_keys_as_the_put_rules_have_them(steps, chunk, reopen, start, shape, five):
@@ -145,7 +146,7 @@ def test_keys_as_the_put_rules_have_them(steps, chunk, reopen, start, shape, fiv
                 one[HEADER.size:] for one in wanted.contents(counts_empty=True)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(MESSAGES, st.integers(1, 15))
 def test_a_broker_indexes_the_last_message_again(steps, chunk):
     some = messages(steps, 1_700_000_000_000)

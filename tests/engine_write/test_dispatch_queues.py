@@ -23,6 +23,7 @@ from rmqctl.formats.local import consume_queue_ext as ext_format
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.names import build_offset
 from tests.engine_write.dispatching import derived
+from tests.support.share import examples
 
 UNITS = 4
 FILE = UNITS * UNIT_SIZE
@@ -72,7 +73,7 @@ STEP = st.tuples(st.integers(0, 2), st.one_of(st.integers(-2, 3), st.just(1), st
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(STEP, max_size=60), st.lists(st.integers(0, 3), min_size=3, max_size=3),
        st.integers(1, 20))
 def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):

@@ -144,9 +144,9 @@ def test_each_third_call_of_a_short_command(tmp_path, rmqctl, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["append", "append-sync"])
-def test_some_calls_of_append(tmp_path, rmqctl, name, seed):
+def test_some_calls_of_append(tmp_path, rmqctl, name):
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD)
-    assert at_every_call(case, 14, 1 + seed % 14) > 30
+    assert at_every_call(case, 28, 1 + RUN.seed % 28) > 30
 
 
 @pytest.mark.exhaustive
@@ -160,9 +160,9 @@ def test_every_call(tmp_path, rmqctl, name, version):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["write", "append-sync"])
-def test_some_calls_of_a_recovery(tmp_path, rmqctl, name, seed):
+def test_some_calls_of_a_recovery(tmp_path, rmqctl, name):
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD, unclean=True)
-    assert at_every_call(case, 10, 1 + seed % 10) > 20
+    assert at_every_call(case, 20, 1 + RUN.seed % 20) > 20
 
 
 @pytest.mark.exhaustive

@@ -32,7 +32,7 @@ from tests.engine_write.files_support import (
     whole,
 )
 from tests.support.golden import all_sets
-from tests.support.share import sample
+from tests.support.share import examples, sample
 
 WAYS = {"channel": {}, "mapped": {"mapped": True}, "warm": {"mapped": True, "warm": True},
         "pool of one": {"transient_pool": 1}, "pool of three": {"transient_pool": 3}}
@@ -53,7 +53,7 @@ def layout_of(messages: list[bytes]) -> bytes:
     return data.ljust(-(-len(data) // FILE_SIZE) * FILE_SIZE, b"\0")
 
 
-@limits(max_examples=15)
+@limits(max_examples=examples(15))
 @given(sizes=st.lists(st.integers(1, 4000), max_size=25),
        actions=st.lists(st.sampled_from(["", "", "sync", "commit", "reopen"]), max_size=25))
 @pytest.mark.parametrize("changed", SETTINGS)

@@ -17,6 +17,7 @@ from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
 from tests.support.kernels import compiled_only, using
+from tests.support.share import examples
 
 FILE = 2048
 V4, V6 = bytes([10, 0, 0, 1]), bytes(15) + b"\x01"
@@ -104,7 +105,7 @@ GROUPS = st.lists(
               st.integers(0, 60)), min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(GROUPS, st.sampled_from(["4.9.3", "5.3.3"]), st.booleans(), st.booleans(), st.booleans())
 def test_both_ways_are_one(groups, version, crc, light, stop):
     """By column, with the kernel and without, and singly: bytes, results, refusals, counters."""

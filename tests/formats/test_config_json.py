@@ -57,6 +57,23 @@ def test_bare_integer_keys_at_any_depth(value: Any) -> None:
         assert config_json.parse(unquoted(value).encode()) == (value, [])
 
 
+@pytest.mark.long
+@given(st.text('{}[]:,"\\ 01-', max_size=12) | st.lists(st.sampled_from(
+    ["{", "}", "[", "]", ",", ":", "1:", "{2 :", ",3:", '"a"', '"b,4:"', '"{5:', "6"])
+    ).map("".join))
+def test_bare_keys_are_read_as_the_careful_reader_does(text: str) -> None:
+    """The short way, over quoted keys, and the other one: the same value or the same refusal."""
+    def outcome(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except FormatError as error:
+            return str(error)
+
+    source = config_json._Text(text.encode())
+    assert outcome(lambda: config_json._decode(source)[0]) == outcome(
+        lambda: config_json._Reader(source).read()[0])
+
+
 @pytest.mark.parametrize("name", ["4.9.3/delay-delivered/store/config/delayOffset.json",
                                   "5.3.3/tiered/store/config/tieredStoreMetadata.json",
                                   "5.3.3/tiered/store/config/tieredStoreMetadata.json.bak",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -108,6 +109,13 @@ def test_build_and_parse_are_inverse(record: Record) -> None:
     raw = message.build(record)
     assert len(raw) == record.total_size
     assert message.parse(raw) == message.decode(raw) == record
+
+
+@pytest.mark.parametrize("born", [bytes(3), bytes(16)])
+def test_an_address_of_another_width_is_refused(born: bytes) -> None:
+    record = message.decode(SMALL)
+    with pytest.raises(ValueError, match=f"addresses of {len(born)} and 4 bytes"):
+        message.build(replace(record, born_host=(born, 1)))
 
 
 @given(messages(), st.binary(max_size=20), st.binary(max_size=20))

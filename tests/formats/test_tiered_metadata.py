@@ -15,6 +15,7 @@ from rmqctl.formats.config import config_json
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, METADATA_NAME
 from tests.conftest import GoldenFolder
+from tests.support.share import examples
 
 FRAGMENT = b"""{
 \t"commitLogFileSegmentTable":{
@@ -319,7 +320,7 @@ def contents(draw: st.DrawFn) -> meta.Metadata:
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(contents())
 def test_it_comes_back(found):
     data = meta.build(found)

@@ -24,7 +24,7 @@ from tests.support import damage
 from tests.support.share import sample
 
 
-@pytest.mark.parametrize("count", sample([1, 7, 64], 1, "export on Spark"))
+@pytest.mark.parametrize("count", sample([1, 7, 20], 1, "export on Spark"))
 def test_files_are_those_of_threads(count, spark_pool, golden_copy, tmp_path):
     root = golden_copy("5.3.3/basic/store")
     damage.zero(root, f"commitlog/{65536:020d}", 20_000, 9_000)

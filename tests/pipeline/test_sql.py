@@ -118,7 +118,7 @@ QUERIES = {
 }
 
 
-@pytest.mark.parametrize("text", sample(QUERIES, 3, "queries"))
+@pytest.mark.parametrize("text", sample(QUERIES, 2, "queries"))
 def test_answers_are_those_of_the_whole_tables(text, spark, root, whole):
     from rmqctl.pipeline import sql
 
@@ -354,6 +354,7 @@ def test_a_dry_run_shows_the_pieces_and_starts_nothing(count, root, golden: Gold
                                          "--dry-run").expect(0).err
 
 
+@pytest.mark.exhaustive  # it starts Spark once more, as the fixture does: 27 s
 @pytest.mark.xdist_group("spark")
 def test_the_command(root, stored, tmp_path, rmqctl_process: Runner):
     """In a process of its own, as it starts Spark itself."""

@@ -38,7 +38,7 @@ def all_counts_say_the_same(each, golden, pool):
         assert on_pool(root, pool, count, each.commitlog_dirs) == wanted, count
 
 
-@pytest.mark.parametrize("each", sample(golden.golden_stores(), 20, "verify in ranges"),
+@pytest.mark.parametrize("each", sample(golden.golden_stores(), 10, "verify in ranges"),
                          ids=lambda one: one.id)
 def test_every_golden_store(each, golden):
     all_counts_say_the_same(each, golden, Threads(1))

@@ -27,6 +27,7 @@ from rmqctl.repair.executor.journal import history
 from tests.engine_write.files_support import failing
 from tests.support import deaths, snapshot
 from tests.support.deaths import CALLS, MODES, Left, Tell, Trap
+from tests.support.share import RUN
 
 Command = Callable[[Path], Any]
 MakeStore = Callable[[Path], Any]
@@ -158,11 +159,12 @@ def faults_of(command: Command, make_store: MakeStore, folder: Path, *,
     """The command with its n-th system call failing, for n = 1, 2, 3 … until none fails.
 
     Each n with the call failing once and with all from then on; with one of the `ERRORS` in
-    turn, or with every one. ``step`` above 1 leaves numbers out. ``undo`` False: it cannot be
-    undone; ``exact``: times too are always the same after it. How many accidents there were.
+    turn, or with every one. ``step`` above 1 leaves numbers out, each day others. ``undo`` False:
+    it cannot be undone; ``exact``: times too are always the same after it. How many accidents
+    there were.
     """
     trial = Trial(command, make_store, folder, undo=undo, exact=exact)
-    number, count = 1, 0
+    number, count = 1 + RUN.seed % step, 0
     while True:
         fired = False
         for for_ever in (False, True):
@@ -200,8 +202,8 @@ def kills_of(command: Command, make_store: MakeStore, folder: Path, *,
              power: bool = False) -> int:
     """The command killed by SIGKILL at its n-th changing system call, in a child process.
 
-    At every call, or at ``most`` of them evenly spread. In turn
-    before the call, after half of its bytes, and after it. With ``power`` the store is also
+    At every call, or at ``most`` of them evenly spread, each day others. In turn before the call,
+    after half of its bytes, and after it. With ``power`` the store is also
     what a power failure leaves of it. How many kills there were.
     """
     trial = Trial(command, make_store, folder, undo=undo, exact=exact)
@@ -209,7 +211,7 @@ def kills_of(command: Command, make_store: MakeStore, folder: Path, *,
     calls = in_child(trial, 0, "before")[1]
     points: Iterable[int] = range(1, calls + 1)
     if most is not None and calls > most:
-        points = sorted({1 + number * (calls - 1) // (most - 1) for number in range(most)})
+        points = sorted({1 + (number * calls // most + RUN.seed) % calls for number in range(most)})
     count = 0
     for number in points:
         mode = MODES[number % 3]

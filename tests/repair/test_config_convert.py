@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rmqctl.formats.config import config_json
 from tests.conftest import GoldenFolder
 from tests.support.cli import run
+from tests.support.share import sample
 from tests.support.snapshot import assert_unchanged
 
 rocksdict = pytest.importorskip("rocksdict")
@@ -37,8 +39,8 @@ def convert(store: Path, to: str, *more: str) -> Any:
     return run("config", "convert", store, "--to", to, *more, "-o", "json").expect(0).json()
 
 
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("name", ["rocksdb-config-v1-kill", "rocksdb-config-v2", "rocksdb-import"])
+@pytest.mark.parametrize(("name", "to"), sample(product(
+    ["rocksdb-config-v1-kill", "rocksdb-config-v2", "rocksdb-import"], FORMS), 4, "forms"))
 def test_each_form_into_each_other(name: str, to: str, golden_copy: GoldenFolder) -> None:
     store = golden_copy(f"5.3.3/{name}/store")
     before, known = content(store), versions(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.adversary.test_lost import SIZES, filled
 from tests.adversary.writer import Header, Writer
 from tests.support import snapshot
 from tests.support.cli import run
+from tests.support.share import sample
 
 JSON = ("-o", "json")
 CONFIG = ("--only", "config")
@@ -49,8 +51,7 @@ def hurt(path: Path, how: str) -> None:
         path.write_bytes(change(path.read_bytes()))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize(("name", "how"), sample(product(FILES, DAMAGE), 6, "backups"))
 def test_the_backup_is_taken(tmp_path: Path, name: str, how: str) -> None:
     store = store_of(tmp_path)
     path = store / "config" / name

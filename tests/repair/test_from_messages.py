@@ -114,7 +114,7 @@ FORMS = [of_lines, of_base64, of_carving, of_parquet, of_one_file, of_records,
 
 @pytest.mark.parametrize(("name", "form", "kind"), sample(
     [(name, form, kind) for name in STORES for form in FORMS for kind in KINDS
-     if (name, kind) not in FINDS_LESS], 14,
+     if (name, kind) not in FINDS_LESS], 5,
     "recover from messages",
     always=lambda case: case[0] == "5.3.3/basic/store" and case[2] is zeroed_pages))
 def test_the_log_is_the_engines_again(name: str, form: Callable[[Path, Path], Path],

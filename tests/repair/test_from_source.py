@@ -105,7 +105,7 @@ KINDS = [flipped, zeroed_pages, first_file_gone, middle_file_gone, last_files_go
 @pytest.mark.parametrize(("name", "kind"), sample(
     [(name, kind) for name in STORES for kind in KINDS
      # A folder with a file that is too short is none of the log, unless it is named.
-     if (name, kind) != ("5.3.3/multipath/store", torn_tail)], 12, "recover from",
+     if (name, kind) != ("5.3.3/multipath/store", torn_tail)], 5, "recover from",
     always=lambda case: case[0] == "5.3.3/basic/store"))
 def test_the_log_is_the_engines_again(name: str, kind: Callable[[Path], None],
                                       golden: GoldenFolder, golden_copy: GoldenFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.repair.test_from_source import (
 )
 from tests.support import damage
 from tests.support.cli import run
+from tests.support.share import sample
 
 PAGE = 4096
 
@@ -47,8 +49,9 @@ def pages(root: Path, at: int) -> None:
         damage.write(root, name, at, data)
 
 
-@pytest.mark.parametrize("gone", [(), ("consumequeue",), ("index",), ("consumequeue", "index")])
-@pytest.mark.parametrize("swap", [files, first_pages, last_pages])
+@pytest.mark.parametrize(("swap", "gone"), sample(product(
+    [files, first_pages, last_pages],
+    [(), ("consumequeue",), ("index",), ("consumequeue", "index")]), 6, "swapped"))
 def test_what_was_swapped_comes_back(swap: Callable[[Path], None], gone: tuple[str, ...],
                                      tmp_path: Path) -> None:
     """A record that says another place of this log was not bent, but moved."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "rmqctl"
+from tests.support.source import PACKAGE, together, trees
+
 ANY = {"unlink", "rmtree", "rmdir", "removedirs", "ftruncate", "O_TRUNC"}
 OF_A_MODULE = {"remove", "truncate"}
 """Names that other things than files have too."""
@@ -94,7 +95,7 @@ ALLOWED = {
 }
 
 
-def destroyers(source: str) -> Iterator[tuple[str, str]]:
+def destroyers(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """(function, what it uses) for everything that takes away, and for files opened with "w"."""
     def walk(node: ast.AST, where: str) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
@@ -111,7 +112,7 @@ def destroyers(source: str) -> Iterator[tuple[str, str]]:
                 yield where, "open for writing"
             yield from walk(child, inner)
 
-    yield from walk(ast.parse(source), "")
+    yield from walk(tree, "")
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -131,11 +132,13 @@ def _opens_anew(call: ast.Call) -> bool:
                and one.value.strip("bt+") == "w" for one in given)
 
 
-def found() -> set[tuple[str, str, str]]:
-    return {(str(path.relative_to(PACKAGE)), where, what) for path in sorted(PACKAGE.rglob("*.py"))
-            for where, what in destroyers(path.read_text())}
+@cache
+def found() -> frozenset[tuple[str, str, str]]:
+    return frozenset((str(path.relative_to(PACKAGE)), where, what) for path, tree in trees().items()
+                     for where, what in destroyers(tree))
 
 
+@together
 @pytest.mark.long
 def test_whatever_takes_away_is_known():
     strays = found() - ALLOWED.keys()
@@ -143,6 +146,7 @@ def test_whatever_takes_away_is_known():
         f"{file}: {where} uses {what}" for file, where, what in sorted(strays))
 
 
+@together
 @pytest.mark.long
 def test_the_list_has_nothing_that_is_not_there():
     assert not ALLOWED.keys() - found()
@@ -157,8 +161,9 @@ def test_the_list_has_nothing_that_is_not_there():
     ("p.write_bytes(b'')", "open for writing"), ("os.open('x', os.O_TRUNC)", "O_TRUNC"),
 ])
 def test_the_check_can_fail(source, what):
-    assert what in {one for _, one in destroyers(source)}
+    assert what in {one for _, one in destroyers(ast.parse(source))}
 
 
 def test_the_check_knows_what_is_harmless():
-    assert not list(destroyers("x.remove(1)\nopen('x')\nopen('x', 'xb')\nopen('x', 'r+b')"))
+    assert not list(destroyers(ast.parse(
+        "x.remove(1)\nopen('x')\nopen('x', 'xb')\nopen('x', 'r+b')")))

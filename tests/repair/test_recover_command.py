@@ -44,7 +44,7 @@ def assert_is_data(actions: list[dict[str, object]]) -> None:
             assert all(number is None or isinstance(number, int) for number in numbers), one
 
 
-@pytest.mark.parametrize("each", sample(DAMAGED, 14, "recover"), ids=lambda one: one.id)
+@pytest.mark.parametrize("each", sample(DAMAGED, 8, "recover"), ids=lambda one: one.id)
 def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
                                         each: GoldenSet) -> None:
     root = golden_copy(f"{each.id}/before")

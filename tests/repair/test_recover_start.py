@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,9 @@ def recovered(run: Run, root: Path) -> dict:
     return {**done, "files": sorted(here)}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("where", ["commitlog", "queue"])
-@pytest.mark.parametrize("name", [".DS_Store", "00000000000000000000.bak", "zzz.tmp"])
-@pytest.mark.parametrize("content", sample([b"", b"something"], 1, "a stray file"))
+@pytest.mark.parametrize(("version", "where", "name", "content"), sample(product(
+    VERSIONS, ["commitlog", "queue"], [".DS_Store", "00000000000000000000.bak", "zzz.tmp"],
+    [b"", b"something"]), 5, "stray files"))
 def test_a_stray_file_goes_aside(rmqctl: Run, golden_copy: Folder, version: str, where: str,
                                  name: str, content: bytes) -> None:
     root = golden_copy(f"{version}/basic/store")

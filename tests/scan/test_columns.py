@@ -28,8 +28,8 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.objects import message_object
 from tests.conftest import GoldenFolder
 from tests.support import damage
-from tests.support.golden import GoldenStore, golden_stores, is_covering
-from tests.support.share import sample
+from tests.support.golden import GoldenStore, golden_stores
+from tests.support.share import examples, sample
 
 BASE = 1 << 33
 NAMES = list(MESSAGE_TYPES)
@@ -107,7 +107,7 @@ def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list
     return rows
 
 
-@pytest.mark.parametrize("store", sample(golden_stores(), 8, "columns", always=is_covering),
+@pytest.mark.parametrize("store", sample(golden_stores(), 14, "columns"),
                          ids=lambda each: each.id)
 def test_columns_of_golden_logs_are_the_message_objects(
         store: GoldenStore, golden: GoldenFolder) -> None:
@@ -173,7 +173,7 @@ def log_of(specs: list[dict[str, Any]]) -> bytes:
 
 
 @pytest.mark.long
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(RECORD, min_size=1, max_size=8), st.integers(0, 40),
        st.sampled_from([200, 1 << 20]))
 def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: int) -> None:
@@ -183,7 +183,7 @@ def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: i
 
 
 @pytest.mark.long
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(RECORD, min_size=1, max_size=8), st.lists(st.sampled_from(NAMES), unique=True),
        st.data())
 def test_any_projection_of_any_rows(specs: list[dict[str, Any]], names: list[str],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rmqctl.formats.local import index_file, properties
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.scan import text
+from tests.support.share import examples
 
 ALPHABET = "ab=é€\U0001f600 "
 RAW = st.lists(st.sampled_from(
@@ -21,7 +22,7 @@ def texts(raws: Sequence[bytes]) -> text.Texts:
     return text.Texts(np.frombuffer(b"".join(raws), np.uint8), np.cumsum(length) - length, length)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(RAW, max_size=8))
 def test_properties_are_found_as_a_broker_reads_them(raws: list[str]) -> None:
     found = text.Properties(texts([raw.encode() for raw in raws]))
@@ -32,7 +33,7 @@ def test_properties_are_found_as_a_broker_reads_them(raws: list[str]) -> None:
         assert list(zip(row.tolist(), values.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.text(alphabet=ALPHABET, max_size=40), max_size=10))
 def test_hashes(words: list[str]) -> None:
     hashed, units = text.hashes(*laid_out(words, ""))
@@ -71,7 +72,7 @@ def laid_out(words: list[str], between: str = " x ") -> tuple[np.ndarray, np.nda
     return (np.frombuffer(data, np.uint8), np.array(start, np.int64), np.array(length, np.int64))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.text(alphabet=ALPHABET, max_size=70), max_size=10))
 def test_hashes_of_texts_where_they_lie(words: list[str]) -> None:
     found, units = text.hashes(*laid_out(words))
@@ -83,7 +84,7 @@ TOPICS = st.sampled_from(["a", "b", "ab", "Aa", "BB", "AaAa", "BBBB", "AaBB", "�
                           "y" * 65, "w" * 300, "z\x00", "z", ""])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.lists(TOPICS, max_size=8), max_size=4))
 def test_texts_are_numbered_where_they_lie(batches: list[list[str]]) -> None:
     known = text.Dictionary()

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import UsageError
+from rmqctl.remoting.codes import CODE_OF
+from rmqctl.remoting.command import Command, write_command
 from rmqctl.remoting.signing import signature
 from rmqctl.serve.access import Access, read_keys
 from rmqctl.serve.serving import Settings
@@ -22,7 +24,11 @@ def test_the_signature_is_the_one_of_java() -> None:
     # openssl dgst -sha1 -hmac 12345678 -binary | base64, of "RocketMQ" "7" "Topic" and the body
     ext = {"topic": "Topic", "queueId": "7", "AccessKey": "RocketMQ", "Signature": "old",
            "_UNIQUE_KEY_QUERY": "true"}
-    assert signature(ext, b"body", "12345678") == b"hxM11I4rUey+RUw+Hj87dE0S1h0="
+    older = b"hxM11I4rUey+RUw+Hj87dE0S1h0="
+    assert signature(ext, b"body", "12345678") == older
+    assert signature(ext, b"body", "12345678", 399) == older
+    # the same of "RocketMQ" "true" "7" "Topic", as from 4.9.4 on
+    assert signature(ext, b"body", "12345678", 400) == b"uPyWCMnDGnov3J5a3GcWaskIlaY="
 
 
 def test_only_who_signs_is_answered(golden: GoldenFolder) -> None:
@@ -53,6 +59,22 @@ def test_what_is_changed_on_the_way_is_refused(golden: GoldenFolder) -> None:
                        (b"", made, {}), (b"x", made, {}), (b"", made, {"queueId": "1"}),
                        (b"", made, {"more": "1"}), (b"", made[:-1], {}), (b"", "é", {}))]
     assert answers == [0, 1, 1, 1, 1, 1]
+
+
+def test_clients_sign_what_their_version_signs(golden: GoldenFolder) -> None:
+    store = golden("5.3.3/basic") / "store"
+    ext = {"topic": "a", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1",
+           "_UNIQUE_KEY_QUERY": "true", "AccessKey": KEYS[0]}
+    with serving(store, settings=Settings(access=Access(dict([KEYS])))) as served, (
+            served.client()) as client:
+        remarks = {}
+        for said in (399, 400):
+            for signed in (399, 400):
+                made = signature(ext, b"", KEYS[1], signed).decode()
+                client.socket.sendall(write_command(Command(
+                    CODE_OF["QUERY_MESSAGE"], 1, 0, {**ext, "Signature": made}, version=said)))
+                remarks[said, signed] = "signature" in client.receive().remark
+    assert remarks == {(399, 399): False, (399, 400): True, (400, 399): True, (400, 400): False}
 
 
 def test_key_files(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
 from tests.serve.test_groups import join
+from tests.support.share import examples
 
 SYSTEM = "rmq_sys_wheel_timer"
 TOPIC, OTHER = "TP_fraud_Topic", "TP_ship_Event2"
@@ -469,7 +470,7 @@ def test_queues_are_shared_out(served, client):
     assert client.ask("QUERY_ASSIGNMENT", b"[").code == 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 40), st.integers(1, 12), st.sampled_from(["AVG", "AVG_BY_CIRCLE"]))
 def test_shares_are_those_that_clients_work_out(queue_count, client_count, strategy):
     queues = list(range(queue_count))

@@ -53,8 +53,8 @@ def installed(folder: Path, command: list[str]) -> Path:
 def cpp(golden_base: Path) -> list[str]:
     """The command that runs the C++ client."""
     folder = golden_base.parent / "cpp-client"
-    installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder),
-                        "rocketmq==0.4.4"])
+    installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile",
+                       "--target", str(folder),  "rocketmq==0.4.4"])
     return [sys.executable, str(SCRIPTS / "cpp.py")]
 
 

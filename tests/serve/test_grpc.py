@@ -43,6 +43,13 @@ from tests.serve.stubs import NONE, OK, Stub
 from tests.serve.test_pull import expected
 
 BAD_HANDLE, FORBIDDEN = 40013, 40300
+WAITS: dict[str, tuple[Any, list[float]]] = {
+    "STEPS": ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [200, 3500]}}, [0.2, 3.5]),
+    "DOUBLE": ({"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 500}}, [0.5, 7200, 2]),
+    "NEGATIVE": ({"type": "EXPONENTIAL", "exponentialRetryPolicy": {"max": -1}}, [5, 7200, 2]),
+    "NONE": ("often", [1, 5]), "EMPTY": ({"customizedRetryPolicy": {"next": []}}, [1, 5]),
+    "HUGE": ({"customizedRetryPolicy": {"next": [1, 1 << 70]}}, [1, 5])}
+"""Retry policies of groups, and the first seconds of their clients; initial, longest, factor."""
 Wanted = dict[int, list[bytes]]
 
 
@@ -90,7 +97,10 @@ def written(tmp_path: Path) -> Iterator[Running]:
     group = {"groupName": "ORDERED", "consumeMessageOrderly": True, "retryMaxTimes": 1}
     (tmp_path / "store" / "config" / "subscriptionGroup.json").write_text(json.dumps(
         {"subscriptionGroupTable": {"ORDERED": group, "TWICE": {
-            "groupName": "TWICE", "retryMaxTimes": 1}}}))
+            "groupName": "TWICE", "retryMaxTimes": 1}, "OFF": {
+            "groupName": "OFF", "consumeEnable": False}, **{
+                name: {"groupName": name, "groupRetryPolicy": policy}
+                for name, (policy, _) in WAITS.items()}}}))
     with serving(tmp_path / "store", settings=Settings(writable=True), grpc=True) as running:
         yield running
 
@@ -168,8 +178,7 @@ def test_what_is_not_acked_comes_again(stub: Stub, served: Running) -> None:
     assert again.system_properties.message_id == first.system_properties.message_id
     assert again.system_properties.delivery_attempt == attempt + 1
     assert stub.ack(first) == BAD_HANDLE
-    assert stub.ack(again) == OK
-    assert stub.ack(again) == BAD_HANDLE
+    assert stub.ack(again) == stub.ack(again) == stub.ack(first) == OK
     assert position(served, stub, queue_id) == 1
 
 
@@ -194,7 +203,8 @@ def test_a_position_that_others_set_counts(stub: Stub, served: Running, root: Pa
             remoting.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="G", topic=stub.topic["name"],
                          queueId=queue_id, commitOffset=len(each) - 1)
     assert drained(stub) == {queue_id: each[-1:] for queue_id, each in wanted.items()}
-    assert stub.ack(messages[3]) == BAD_HANDLE
+    with pytest.raises(AssertionError, match="receipt handle"):
+        stub.hide(messages[3], 1)
 
 
 @pytest.mark.parametrize("handle", [
@@ -418,6 +428,29 @@ def test_a_client_says_what_it_is(stub: Stub, served: Running) -> None:
         assert answer.status.code == 40015
 
 
+@pytest.mark.parametrize("group", WAITS)
+def test_a_group_waits_between_attempts_as_its_configuration_says(written: Running, group: str
+                                                                  ) -> None:
+    with Stub(written, "T", group) as stub, stub.consuming() as (answer, _):
+        policy = answer.settings.backoff_policy
+        if policy.HasField("exponential_backoff"):
+            found = policy.exponential_backoff
+            seconds = [*map(_seconds, (found.initial, found.max)), found.multiplier]
+        else:
+            seconds = list(map(_seconds, policy.customized_backoff.next))[:2]
+        assert seconds == WAITS[group][1]
+
+
+def _seconds(span: Any) -> float:
+    return float(span.seconds + span.nanos / 1e9)
+
+
+def test_a_group_that_may_not_consume_gets_nothing(written: Running) -> None:
+    with Stub(written, "T", "OFF") as stub:
+        stub.send()
+        assert stub.receive() == (FORBIDDEN, [])
+
+
 def test_a_client_that_is_not_heard_of_is_gone(stub: Stub, served: Running,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = served.server.proxy
@@ -474,7 +507,9 @@ def test_what_is_sent_is_received(written: Running) -> None:
 
 
 @pytest.mark.parametrize(("change", "code"), [
-    ({"body": bytes((4 << 20) + 1)}, 41301),
+    ({"body": bytes((4 << 20) + 1)}, 41301), ({"body": b""}, 41302),
+    ({"user_properties": {"a": "x" * 32_767}}, 43101),
+    ({"user_properties": {"a": "x" * 65_536}}, 43101),
     ({"user_properties": {"KEYS": "x"}}, 40007),
     ({"user_properties": {"a": "x\x02UNIQ_KEY\x01y"}}, 40007),
     ({"system_properties": {}}, 40009),

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.xdist_group("clients")
 def python(golden_base: Path) -> list[str]:
     """The command that runs the client for Python."""
     folder = golden_base.parent / "grpc-python-client"
-    installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder),
-                       "rocketmq-python-client==5.1.2"])
+    installed(folder, [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile",
+                       "--target", str(folder), "rocketmq-python-client==5.1.2"])
     return ["env", f"PYTHONPATH={folder}", sys.executable, str(SCRIPTS / "grpc_python.py")]
 
 

@@ -75,7 +75,7 @@ def pages_of(store: Store, *conditions: Condition) -> Callable[[], Iterator[Page
     return lambda: Selector(store, wanted, view_of(store, "disk"), lambda _problem: None).pages()
 
 
-@pytest.mark.parametrize("each", sample(golden_stores(), 16, "json"),
+@pytest.mark.parametrize("each", sample(golden_stores(), 8, "json"),
                          ids=lambda each: each.id)
 def test_golden_stores(each: GoldenStore, golden: Callable[[str], Path]) -> None:
     with Store.open(str(golden(each.id)), each.commitlog_dirs) as store:

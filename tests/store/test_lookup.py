@@ -27,8 +27,10 @@ from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import sample
 
-JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+JUDGED = [pytest.param(each, id=each.id) for each in sample(
+    golden_sets.judged_stores(), 16, "lookups")]  # all of them: tests/engine
 
 
 def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:

@@ -29,6 +29,7 @@ from rmqctl.store.payloads.decoders import MOST_BYTES, decoder
 from rmqctl.store.payloads.decoding import Decoded, Decoding
 from rmqctl.store.payloads.values import MISSING, at, plain
 from rmqctl.store.query.conditions import Condition
+from tests.support.share import examples
 
 GZIP_BOMB = gzip.compress(bytes(MOST_BYTES + 1))
 
@@ -315,7 +316,7 @@ def test_values_in_several_places_are_counted_in_each(monkeypatch: pytest.Monkey
         plain(laughs)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(
     st.characters()) | st.binary(), lambda inner: st.lists(inner) | st.dictionaries(
     st.text(), inner)))

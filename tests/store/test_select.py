@@ -43,7 +43,7 @@ def objects(store: Store, selection: Selection | None = None, view: str = "disk"
     return [row for page in selector.pages() for row in Projection().rows(page)]
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", sample(STORES, 40, "stored records"))
 def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.GoldenStore,
                                                          golden: GoldenFolder) -> None:
     root = golden(store.id)

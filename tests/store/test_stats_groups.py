@@ -192,7 +192,7 @@ def test_what_is_sent_is_small(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("by", ["topic", "queue", "tag", "key", "minute", "hour", "size", "none"])
-@pytest.mark.parametrize("partitions", [1, 2, 7, 64])
+@pytest.mark.parametrize("partitions", sample([1, 2, 7, 64], 2, "pools of figures"))
 def test_a_pool_gives_the_same(by: str, partitions: int, golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/basic/store")) as store:
         plain = collect(store, Query(by))
@@ -202,7 +202,7 @@ def test_a_pool_gives_the_same(by: str, partitions: int, golden: GoldenFolder) -
     assert total(other) == total(plain)
 
 
-@pytest.mark.parametrize("size", [97, 1000, 100_000])
+@pytest.mark.parametrize("size", sample([97, 1000, 100_000], 1, "sizes past damage"))
 def test_a_pool_gives_the_same_past_damage(size: int, golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     names = sorted(path.name for path in (root / "commitlog").iterdir())

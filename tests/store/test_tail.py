@@ -24,6 +24,7 @@ from rmqctl.store.query.select import Selection, Selector
 from tests.conftest import GoldenFolder
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import sample
 from tests.support.writer import Part, Writer, parts_of
 
 STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
@@ -44,7 +45,7 @@ def last(store: Store, count: int, selection: Selection | None = None,
 # -- the last messages ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", sample(STORES, 30, "tails"))
 def test_the_last_of_every_store(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows smaller than the messages: many of them, over many files."""

@@ -33,6 +33,7 @@ from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support.golden import GoldenStore, golden_stores
+from tests.support.share import examples
 
 Rows = list[dict[str, Any]]
 QUEUE, INDEX = list(QUEUE_TYPES), list(INDEX_TYPES)
@@ -142,7 +143,7 @@ def in_ranges(read: Callable[[int, int], Iterator[pa.RecordBatch]], cuts: list[i
     return [one for first, last in pairwise([0, *sorted(cuts), end]) for one in read(first, last)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(UNIT, max_size=30), st.binary(max_size=19),
        st.lists(st.integers(0, 31), max_size=4), st.integers(1, 7),
        st.lists(st.sampled_from(QUEUE), unique=True))

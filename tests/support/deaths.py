@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support import unforced
+
 CALLS = ("open", "pwrite", "pwritev", "write", "fsync", "fdatasync", "rename", "link", "ftruncate",
          "mkdir", "unlink", "rmdir")
 MODES = ("before", "torn", "after")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_REAL = {name: getattr(os, name) for name in CALLS}
+_REAL = {name: getattr(os, name) for name in CALLS} | dict.fromkeys(unforced.CALLS, unforced.forced)
 Tell = Callable[[int], Any]
 
 

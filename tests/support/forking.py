@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support import unforced
+
 _LOADED = ("rmqctl.cli", "rmqctl.output", "rmqctl.store.store", "rmqctl.store.info",
            "rmqctl.checks.verify.verify", "rmqctl.engine.engine", "rmqctl.repair.recover")
 _TICK = 0.002
@@ -111,6 +113,7 @@ def _wait(child: int, timeout: float) -> int | None:
 def _serve() -> None:
     import importlib
 
+    unforced.install()
     for name in _LOADED:
         importlib.import_module(name)
     for text in sys.stdin:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,3 @@ def tier(tmp_path: Path) -> Small:
 def root(golden_copy: GoldenFolder) -> Path:
     """The engine's store with its tier, to be changed."""
     return golden_copy(recovering.GOLDEN)
-
-
-@pytest.fixture
-def unforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is forced to disk, and when, is tested elsewhere; here it would only take time."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)

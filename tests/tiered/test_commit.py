@@ -34,9 +34,6 @@ COUNT = 48
 KEY = ("T1", 0)
 
 
-pytestmark = pytest.mark.usefixtures("unforced")
-
-
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory) -> Path:
     """A folder with ``store`` and what was uploaded of it, in ``store/tier``."""

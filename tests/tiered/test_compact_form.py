@@ -18,6 +18,7 @@ from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, ex
 from rmqctl.tiered.index.keys import Keys, key_set
 from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import failing
+from tests.support.share import examples
 from tests.tiered.index_model import Model, OldModel, arrays
 
 LIVE, DONE = "5.3.3/tiered/store-live", "5.3.3/tiered/store"
@@ -218,7 +219,7 @@ def test_any_bytes_give_a_form_or_an_error(seed) -> None:
 
 # -- shapes ---------------------------------------------------------------------------------------
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(1, 300), st.integers(9, 400), st.data())
 def test_a_file_tells_its_shape(slots, most, data) -> None:
     draw = random.Random(data.draw(st.integers(0, 1 << 32)))

@@ -41,9 +41,6 @@ from tests.tiered.dispatching import (
 COUNT = 120
 
 
-pytestmark = pytest.mark.usefixtures("unforced")
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Path:
     return local_store(cli.run, tmp_path_factory.mktemp("first") / "store", COUNT)

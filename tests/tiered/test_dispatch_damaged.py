@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import cli
+from tests.support.share import sample
 from tests.tiered.dispatching import (
     BROKER,
     METADATA,
@@ -21,9 +22,6 @@ from tests.tiered.dispatching import (
 )
 
 MEANT = (0, 1, 3, 5, 6)
-
-
-pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def files_of(store: Path) -> list[Path]:
                   for path in (store / top).rglob("*") if path.is_file() and path.name != "lock")
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", sample(range(24), 10, "damaged tiers of dispatch"))
 def test_a_damaged_tier(fed, tmp_path, seed, number):
     dice = random.Random(seed + number)
     store = shutil.copytree(fed, tmp_path / "store")

@@ -39,8 +39,6 @@ from tests.tiered.dispatching import (
     wanted_items,
 )
 
-pytestmark = pytest.mark.usefixtures("unforced")
-
 
 @pytest.fixture
 def store(tmp_path) -> Path:

@@ -16,6 +16,7 @@ from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, keys_of_all
 from tests.support.model import java_hash
+from tests.support.share import examples
 
 LOST = "polygenelubricants"
 """A text with the hash -2^31."""
@@ -145,7 +146,7 @@ MESSAGES = st.lists(st.fixed_dictionaries(
     {}, optional={"UNIQ_KEY": TEXTS, "KEYS": TEXTS, "TAGS": st.just("t")}), min_size=1, max_size=12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(MESSAGES)
 def test_any_messages(properties) -> None:
     assert found(properties) == expected(properties)

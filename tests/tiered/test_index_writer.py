@@ -16,6 +16,7 @@ from rmqctl.tiered.index import open_file
 from rmqctl.tiered.index.keys import Keys
 from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
+from tests.support.share import examples
 from tests.tiered.index_model import Clock, Feed, arrays
 from tests.tiered.test_index_keys import batch_of
 
@@ -421,7 +422,7 @@ def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
     all_ways_lead(tmp_path, fmt.Shape(16, 1000))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 40), st.integers(2, 60),
        st.lists(st.lists(st.lists(st.integers(0, (1 << 31) - 1), max_size=4), max_size=20),
                 max_size=5))

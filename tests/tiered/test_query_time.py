@@ -14,6 +14,7 @@ from rmqctl.tiered.read import by_time
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
+from tests.support.share import examples
 from tests.tiered.made import T0, TOPIC, Queue, write_metadata
 
 
@@ -145,7 +146,7 @@ def test_damage_is_passed_over(tmp_path: Path, rmqctl: Runner) -> None:
         assert result.json()["queue_offset"] == 17
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps=st.lists(st.integers(0, 40), min_size=1, max_size=40), when=st.integers(-3, 45),
        per_segment=st.integers(1, 9))
 def test_against_a_list(steps: list[int], when: int, per_segment: int,

@@ -203,8 +203,9 @@ def test_a_time_that_a_pause_gives_stays(copy):
     assert content(copy) == before
 
 
-@pytest.mark.parametrize("number", [0, 7, 14])
-@pytest.mark.parametrize("time", [0, -(1 << 63), 6597069766656])
+@pytest.mark.parametrize(("number", "time"), sample(
+    [(number, time) for number in (0, 7, 14) for time in (0, -(1 << 63), 6597069766656)], 3,
+    "times without items"))
 def test_a_wrong_store_time_without_any_item(copy, number, time):
     """In the middle it becomes its neighbour's; at the ends it may be a clock's. A second plan is
     empty in any case.

@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 import struct
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,8 @@ def test_default_size(root):
         recovering.name_of(0)]
 
 
-@pytest.mark.parametrize("base", [0, 500, 1000, 1500, 2000])
-@pytest.mark.parametrize("metadata", [True, False])
+@pytest.mark.parametrize(("base", "metadata"), sample(
+    product([0, 500, 1000, 1500, 2000], [True, False]), 5, "a lost file of a tier"))
 def test_one_file_lost(root, engine, base, metadata):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", base)).unlink()
     if not metadata:

@@ -17,6 +17,7 @@ from rmqctl.tiered.files import remote_reader, remote_writer
 from rmqctl.tiered.files.opening import open_reader, open_writer
 from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, close_source
 from rmqctl.tiered.files.writer import PosixWriter, TierWriter
+from tests.support.share import examples
 
 _numbers = itertools.count()
 KINDS = ("folder", "memory", "file", "rewriting")
@@ -118,7 +119,7 @@ _operations = st.lists(max_size=25, elements=st.one_of(
 ))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(operations=_operations)
 def test_any_operations_against_a_model(roots, operations):
     root = roots()

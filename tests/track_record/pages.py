@@ -109,18 +109,26 @@ def with_answers(new: str, old: str) -> str:
 
 def table(root: Path) -> str:
     """The tables of docs/track-record.md, from the stores in ``root``."""
-    columns = ["issue", "store", "`rmqctl verify`"]
-    columns += ["a broker's start"] * (("preflight",) in KNOWN)
-    columns += ["`rmqctl recover`"] * (("recover",) in KNOWN)
+    columns = _columns()
     lines = []
     for title, cases in stores.GROUPS.items():
         lines += ["", f"### {title}", "", _row(columns), "|" + "---|" * len(columns)]
-        for case in cases:
-            page_of = f"../tests/transcripts/track-record/{case.name}.md"
-            cells = [case.link, f"[{case.title}]({page_of})", found(case, root),
-                     started(case, root), recovered(case, root)]
-            lines.append(_row(cells[:len(columns)]))
+        lines += [line(case, root) for case in cases]
     return "\n".join([*lines[1:], ""])
+
+
+def _columns() -> list[str]:
+    columns = ["issue", "store", "`rmqctl verify`"]
+    columns += ["a broker's start"] * (("preflight",) in KNOWN)
+    return columns + ["`rmqctl recover`"] * (("recover",) in KNOWN)
+
+
+def line(case: Case, root: Path) -> str:
+    """The row of a store of ``root``."""
+    page_of = f"../tests/transcripts/track-record/{case.name}.md"
+    cells = [case.link, f"[{case.title}]({page_of})", found(case, root), started(case, root),
+             recovered(case, root)]
+    return _row(cells[:len(_columns())])
 
 
 def _row(cells: list[str]) -> str:

@@ -58,8 +58,9 @@ def test_verify_finds_what_is_named_and_nothing_else(made, rmqctl, name):
     assert found["ok"] == (not case.finds)
 
 
-@pytest.mark.parametrize(("name", "version"), [
-    (case.name, version) for case in stores.ALL.values() for version in case.versions])
+@pytest.mark.parametrize(("name", "version"), sample([
+    (case.name, version) for case in stores.ALL.values() for version in case.versions], 36,
+    "starts"))
 def test_preflight_knows_who_does_not_start(made, rmqctl, name, version):
     case = stores.ALL[name]
     root = made(name)
@@ -349,7 +350,13 @@ def test_answers_are_kept_when_a_page_is_written_anew():
     assert pages.with_answers(pages.page(case), pages.page(case)) == pages.page(case)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("name", sample(NAMES, 8, "rows of the table"))
+def test_the_row_of_a_store_is_current(made, name):
+    case = stores.ALL[name]
+    assert pages.line(case, made(name, name).parent) in pages.TABLE.read_text().splitlines()
+
+
+@pytest.mark.exhaustive
 def test_the_table_is_current(made):
     text = pages.TABLE.read_text()
     for case in stores.ALL.values():

@@ -1,8 +1,9 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
-Strict JSON goes through the standard decoder. The dialect's one liberty, map keys that are bare
-integers, and everything that needs a place in the file, goes through `_Reader`: one pass, an
-explicit stack, bounded depth. What is odd but does not hide the value is told, not fatal.
+Strict JSON goes through the standard decoder, and so does the dialect's one liberty, map keys that
+are bare integers, once they are quoted. Everything that needs a place in the file goes through
+`_Reader`: one pass, an explicit stack, bounded depth. What is odd but does not hide the value is
+told, not fatal.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _STRING = re.compile(
     r'"((?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+)"')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
+_BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
+"""Quoted within a text they end it, and behind its end stands a digit or "-": that is no JSON."""
 _WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "false": False, "null": None}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -268,6 +271,11 @@ def _decode(source: _Text) -> tuple[Any, int]:
     if not _SURROGATE_ESCAPE.search(text) and not _deep(text):
         with contextlib.suppress(ValueError):
             return _STRICT.raw_decode(text, _behind_space(text, source.start))
+        quoted = _BARE_KEYS.sub(r'\1"\2"', text)
+        with contextlib.suppress(ValueError):
+            value, end = _STRICT.raw_decode(quoted, _behind_space(quoted, source.start))
+            if _behind_space(quoted, end) == len(quoted):
+                return value, len(text)
     return _Reader(source).read()
 
 

@@ -322,22 +322,22 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
 
 
 def build(record: Record) -> bytes:
-    """The bytes of a record; ``total_size`` is taken as given (``size_of`` computes it)."""
-    raw: bytes = Message.build({
-        "total_size": record.total_size, "magic": record.magic, "body_crc": record.body_crc,
-        "queue_id": record.queue_id, "flag": record.flag, "queue_offset": record.queue_offset,
-        "physical_offset": record.physical_offset, "sys_flag": record.sys_flag,
-        "born_timestamp": record.born_timestamp,
-        "born_host": {"address": record.born_host[0], "port": record.born_host[1]},
-        "store_timestamp": record.store_timestamp,
-        "store_host": {"address": record.store_host[0], "port": record.store_host[1]},
-        "reconsume_times": record.reconsume_times,
-        "prepared_transaction_offset": record.prepared_transaction_offset,
-        "body_length": len(record.body), "body": record.body,
-        "topic_length": len(record.topic), "topic": record.topic,
-        "properties_length": len(record.properties), "properties": record.properties,
-    })
-    return raw
+    """The bytes of a record; ``total_size`` is taken as given (`size_of` computes it).
+
+    ValueError for an address that is not as wide as ``sys_flag`` says.
+    """
+    shape = variant(record.sys_flag & HOST_BITS, record.magic)
+    born, store = record.born_host, record.store_host
+    if (len(born[0]), len(store[0])) != (16 if shape.born_v6 else 4, 16 if shape.store_v6 else 4):
+        raise ValueError(f"addresses of {len(born[0])} and {len(store[0])} bytes, sys_flag is "
+                         f"{record.sys_flag:#x}")
+    head = shape.head.pack(
+        record.total_size, record.magic, record.body_crc, record.queue_id, record.flag,
+        record.queue_offset, record.physical_offset, record.sys_flag, record.born_timestamp,
+        *born, record.store_timestamp, *store, record.reconsume_times,
+        record.prepared_transaction_offset, len(record.body))
+    return b"".join((head, record.body, shape.topic_length.pack(len(record.topic)), record.topic,
+                     _PROPERTIES_LENGTH.pack(len(record.properties)), record.properties))
 
 
 def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -> int:

@@ -354,6 +354,12 @@ class Popped:
             raise Answer(Status.NO_MESSAGE, "the receipt handle is not, or no longer, valid")
         return queue, flight
 
+    def has_landed(self, receipt: Receipt) -> bool:
+        """Whether a message was given out, and need not come again."""
+        queue = self.queues.get(receipt.queue)
+        return queue is not None and receipt.offset < queue.next and (
+            receipt.offset not in queue.flights)
+
     def ack(self, receipt: Receipt) -> None:
         """The message need not come again. Answer."""
         queue, flight = self.find(receipt)

@@ -38,7 +38,7 @@ from rmqctl.serve.grpc.protocol import (
     status,
 )
 from rmqctl.serve.grpc.routes import readable
-from rmqctl.serve.grpc.sessions import is_fifo, most_attempts, name_of
+from rmqctl.serve.grpc.sessions import group_settings, is_fifo, most_attempts, name_of
 from rmqctl.serve.reading import Accept
 from rmqctl.store.objects import java_text
 
@@ -62,6 +62,8 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
+    if group_settings(endpoint.brokers, group).get("consume_enable") is False:
+        raise Refused(Code.FORBIDDEN, f"subscription group no permission, {group}")
     wish = _wish(endpoint, caller, request, group, topic)
     seconds = _poll_s(caller, request)
     line = Line(group, topic, ANY_QUEUE, _FILTERS[request.filter_expression.type],
@@ -258,7 +260,8 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     for each in request.entries:
         try:
             popped, receipt = _popped(endpoint, request, each.receipt_handle)
-            popped.ack(receipt)
+            if not popped.has_landed(receipt):  # who acks again may not have heard it was
+                popped.ack(receipt)
             said = status(Code.OK)
         except (Refused, Answer) as refused:
             said = status(*judged(refused))

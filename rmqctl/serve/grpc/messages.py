@@ -82,6 +82,8 @@ def body_of(message: Any) -> bytes:
     languages could not read it. Refused.
     """
     body: bytes = message.body
+    if not body:
+        raise Refused(Code.MESSAGE_BODY_EMPTY, "message body cannot be empty")
     if message.system_properties.body_encoding == _GZIP:
         codec = zlib.decompressobj(wbits=47)  # gzip or zlib
         try:

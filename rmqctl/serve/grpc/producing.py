@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import Any
 
+from rmqctl.engine.put.admission import MAX_PROPERTIES
 from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
@@ -52,7 +53,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     if any(each.topic != messages[0].topic for each in messages):
         raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
     if any(each.ByteSize() - len(each.body) > _MOST_PROPERTIES for each in messages):
-        raise Refused(Code.BAD_REQUEST, "the properties of a message are too large")
+        raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
+                      "the properties of a message are too large")
     known = found(endpoint.brokers, name)
     writable = [(broker, topic) for broker, topic in known
                 if broker.writer is not None and topic.perm & WRITE]
@@ -108,12 +110,16 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
     known = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
         known |= _delivered_at(broker, milliseconds(system.delivery_timestamp))
+    text = props.build(known)
+    if len(text.encode()) > MAX_PROPERTIES:
+        raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"the properties have more than "
+                      f"{MAX_PROPERTIES} bytes")
     born = milliseconds(system.born_timestamp) if system.HasField("born_timestamp") else now_ms()
     return body_of(message), {
         "producerGroup": topic, "topic": topic, "defaultTopic": _DEFAULT_TOPIC,
         "defaultTopicQueueNums": _DEFAULT_QUEUES, "queueId": queue_id,
         "sysFlag": TRANSACTION_PREPARED if system.message_type == TRANSACTION else 0,
-        "bornTimestamp": born, "flag": 0, "properties": props.build(known), "reconsumeTimes": 0}
+        "bornTimestamp": born, "flag": 0, "properties": text, "reconsumeTimes": 0}
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:

@@ -39,6 +39,10 @@ _MOST_UNSENT = 1 << 20
 """Bytes of what waits to be sent to a client, roughly; the first always may."""
 _BATCH, _POLL_MS = 32, 20_000
 _PRODUCER_ATTEMPTS = 3
+_LONGEST_WAIT_MS = 12 * 3_600_000
+"""Of a message that failed: no client may hide one for longer."""
+_MOST_WAITS = 64
+_EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 
 
 def name_of(resource: Any, code: Code, what: str) -> str:
@@ -215,6 +219,31 @@ def most_attempts(brokers: Iterable[Broker], group: str) -> int:
     return (most if isinstance(most, int) and most >= 0 else MOST_TIMES) + 1
 
 
+def backoff(group: dict[str, Any]) -> dict[str, Any]:
+    """How long a client waits between attempts: as its group's ``groupRetryPolicy`` says, or, where
+    that says nothing that can be, as all groups do that have none.
+    """
+    given = group.get("group_retry_policy")
+    policy = given if isinstance(given, dict) else {}
+    if policy.get("type") == "EXPONENTIAL":
+        chosen = policy.get("exponentialRetryPolicy")
+        wanted = _EXPONENTIAL | (chosen if isinstance(chosen, dict) else {})
+        if not all(_is_wait(wanted[name]) for name in _EXPONENTIAL):
+            wanted = _EXPONENTIAL
+        return {"exponential_backoff": {"initial": span(wanted["initial"]), "max": span(
+            wanted["max"]), "multiplier": wanted["multiplier"]}}
+    chosen = policy.get("customizedRetryPolicy")
+    waits = chosen.get("next") if isinstance(chosen, dict) else None
+    if not isinstance(waits, list) or not 0 < len(waits) <= _MOST_WAITS or (
+            not all(map(_is_wait, waits))):
+        waits = list(DEFAULT_LEVELS.values())
+    return {"customized_backoff": {"next": [span(each) for each in waits]}}
+
+
+def _is_wait(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LONGEST_WAIT_MS
+
+
 def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
     """A client's settings with what a server says to them."""
     settings = MESSAGES["Settings"]()
@@ -236,8 +265,7 @@ def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
     consumer.long_polling_timeout.CopyFrom(MESSAGES["Settings"](
         request_timeout=span(_POLL_MS)).request_timeout)
     policy.CopyFrom(MESSAGES["RetryPolicy"](
-        max_attempts=most_attempts(brokers, group),
-        customized_backoff={"next": [span(each) for each in DEFAULT_LEVELS.values()]}))
+        max_attempts=most_attempts(brokers, group), **backoff(group_settings(brokers, group))))
     return settings
 
 

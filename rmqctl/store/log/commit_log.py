@@ -74,6 +74,11 @@ class CommitLog:
         self._open[number] = source
         return source
 
+    def let_go(self, start: int, end: int) -> None:
+        """What is mapped of physical ``[start, end)`` no longer counts as this process's memory."""
+        for source in self._open.values():
+            source.let_go(start - source.base, end - source.base)
+
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
         """(source, position in it) of a physical offset; None in holes and outside."""
         number = bisect_right(self._bases, physical) - 1

@@ -19,7 +19,7 @@ from tests.support.share import RUN
 
 STORES = 700
 """The first of those of docs/campaign.md."""
-PARTS, SHARE, LONG = 10, 3, 50
+PARTS, SHARE, LONG = 10, 2, 50
 
 
 def campaign(golden: GoldenFolder, folder: Path, seeds: Iterable[int]) -> None:

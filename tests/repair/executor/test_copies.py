@@ -25,7 +25,7 @@ from tests.repair.executor.test_faults import applied
 from tests.repair.executor.test_undo import interrupt
 from tests.support import snapshot
 from tests.support.deaths import MODES
-from tests.support.share import RUN
+from tests.support.share import every
 
 # -- killed, then copied ----------------------------------------------------------------------
 
@@ -68,8 +68,7 @@ def test_killed_and_copied(folder: Path, command: str, name: str) -> None:
     before = trial.old_bytes if command == "apply" else trial.new_bytes
     trial.fresh()
     calls = in_child(trial, 0, "before")[1]
-    first = RUN.number(f"{command} {name}") % 24
-    for number in range(1 + first, calls + 1, 1 if RUN.exhaustive else 24):
+    for number in every(48, range(1, calls + 1), f"{command} {name}"):
         for action, wanted in ((run, trial.new_bytes), (undo_all, before)):
             trial.fresh()
             in_child(trial, number, MODES[number % 3])

@@ -26,17 +26,17 @@ def applied(folder):
 
 @pytest.mark.long
 def test_apply(folder):
-    assert faults_of(samples.repair, samples.make, folder, step=7) > 45
+    assert faults_of(samples.repair, samples.make, folder, step=14) > 18
 
 
 @pytest.mark.long
 def test_apply_without_hard_links(folder):
-    assert faults_of(no_links, samples.make, folder, step=11) > 28
+    assert faults_of(no_links, samples.make, folder, step=22) > 11
 
 
 @pytest.mark.long
 def test_undo(folder):
-    assert faults_of(undo_all, applied, folder, step=7, undo=False, exact=True) > 28
+    assert faults_of(undo_all, applied, folder, step=14, undo=False, exact=True) > 11
 
 
 @pytest.mark.exhaustive

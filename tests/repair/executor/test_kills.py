@@ -11,27 +11,27 @@ from tests.repair.executor.test_faults import applied, no_links
 
 @pytest.mark.long
 def test_apply(folder):
-    assert kills_of(samples.repair, samples.make, folder, most=36) == 36
+    assert kills_of(samples.repair, samples.make, folder, most=18) == 18
 
 
 @pytest.mark.long
 def test_apply_without_hard_links(folder):
-    assert kills_of(no_links, samples.make, folder, most=16) == 16
+    assert kills_of(no_links, samples.make, folder, most=8) == 8
 
 
 @pytest.mark.long
 def test_undo(folder):
-    assert kills_of(undo_all, applied, folder, most=24, undo=False, exact=True) == 24
+    assert kills_of(undo_all, applied, folder, most=12, undo=False, exact=True) == 12
 
 
 @pytest.mark.long
 def test_apply_and_the_power_fails(folder):
-    assert kills_of(samples.repair, samples.make, folder, most=25, power=True) == 25
+    assert kills_of(samples.repair, samples.make, folder, most=12, power=True) == 12
 
 
 @pytest.mark.long
 def test_undo_and_the_power_fails(folder):
-    assert kills_of(undo_all, applied, folder, most=25, undo=False, power=True) == 25
+    assert kills_of(undo_all, applied, folder, most=12, undo=False, power=True) == 12
 
 
 @pytest.mark.exhaustive

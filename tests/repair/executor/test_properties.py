@@ -17,6 +17,7 @@ from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch
 from rmqctl.scan.overlay import Piece
 from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.executor.conftest import MEMORY
+from tests.support.share import examples
 
 NAMES = st.sampled_from(["a", "b", "c"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda parts: "/".join(["index", *parts]))
@@ -80,7 +81,7 @@ def contents(steps, folder: Path):
     return tuple(out)
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @given(TREES, STEPS, STEPS)
 def test_undo_brings_everything_back(tree, first, second):
     base = Path(tempfile.mkdtemp(prefix="rmqctl-test-",
