@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 import shutil
 from itertools import product
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.adversary.hostile import (
     build,
     damages,
 )
-from tests.adversary.writer import Layout, Writer
+from tests.adversary.writer import Header, Layout, Writer, field_places, record
 from tests.support.cli import run
 from tests.support.share import RUN, sample
 
@@ -95,6 +96,38 @@ def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
     which = random.Random(RUN.number(f"{body} {state} {place}"))
     for damage in which.sample(list(damages(place)), 25 if RUN.exhaustive else 2):
         check(Case(body, place, damage, state), tmp_path / damage.replace(":", "."))
+
+
+@pytest.mark.parametrize("body", sorted(BODIES))
+def test_lengths_that_leave_no_room_for_the_blank(body: str, tmp_path: Path) -> None:
+    """A message with a byte more would end 7 bytes before the file does: it never was so long."""
+    for damage in ("flip:properties_length:0", "flip:total_size:0"):
+        check(Case(body, "file-end", damage, "queue-gone"), tmp_path / damage.replace(":", "."))
+
+
+@pytest.mark.parametrize("left", [1, 7])
+def test_too_few_bytes_for_a_blank(left: int, tmp_path: Path) -> None:
+    """A whole message that no engine puts there stays, and so does what lies behind it."""
+    writer = Writer(Layout(log_file_size=FILE_SIZE, with_queues=False, with_index=False))
+    fixed = writer.put("orders", b"").size
+    last = writer.put("orders", bytes(writer.room() - fixed - 8))
+    behind = writer.put("orders", b"in the next file")
+    properties = last.raw[field_places(last.raw)["properties_length"][0] + 2:]
+    longer = record("orders", last.body + b"+" * (8 - left), properties, 0, 1, last.physical,
+                    Header(), last.time)
+    assert last.physical + len(longer) == FILE_SIZE - left
+    writer.write(tmp_path)
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    content = log.read_bytes()
+    log.write_bytes(content[:last.physical] + longer + b"\x07" * left)
+    applied = run("recover", tmp_path, "--apply", "--yes").expect(0, 1)
+    assert f"physical offset {FILE_SIZE - left} are too few for the blank" in re.sub(
+        r"\s+", " ", applied.out + applied.err)
+    assert log.read_bytes()[last.physical:] == longer + b"\x07" * left
+    found = {row["physical_offset"]: len(body_of(row)) for row in run(
+        "read", tmp_path, "-o", "jsonl", "--body", "base64").jsonl()}
+    assert found[last.physical] == len(last.body) + 8 - left
+    assert behind.physical in found
 
 
 @pytest.mark.parametrize("state", sample(STATES, 3, "forged and random damage"))

@@ -18,6 +18,7 @@ from typing import Literal
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
+from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.copies import Copied, Copier
@@ -413,6 +414,12 @@ class _Job:
             missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
                 span.items, piece = [], Piece(0, part.size, filler.blank(part.size))
+            elif span.mode == "blank" and span.end - span.start < BLANK_SIZE:
+                self.notes.append(
+                    f"{plural(span.end - span.start, 'byte')} at physical offset {span.start} are "
+                    "too few for the blank that ends a file, and stay as they are: a broker's "
+                    "recovery ends the log there")
+                continue
             elif span.mode == "zero" or (span.mode == "tail" and not span.items):
                 if not region.dirty:
                     continue

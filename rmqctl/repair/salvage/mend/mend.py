@@ -21,6 +21,7 @@ from typing import Any
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import (
+    BLANK_SIZE,
     MIN_SIZE,
     START_SIZE,
     VERSIONS,
@@ -229,10 +230,11 @@ class _Round:
     def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
         """The size of the record at ``start``, if it is whole or could be mended; else 0."""
         position = start - source.base
-        room = min(region.end, source.base + source.size) - start
+        part = self._parts[region.file]
+        # A message leaves room for the blank behind it: one beyond that was never put.
+        room = min(region.end, part.end - BLANK_SIZE) - start
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
-        head = source.read(position, min(room, 1 << 16))
-        size = self._parts[region.file].size
+        head = source.read(position, max(0, min(room, 1 << 16)))
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
         if start in self._refused:
@@ -248,7 +250,7 @@ class _Round:
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
-            if not self._supported(record, rows, is_foreign_place(said, start, size),
+            if not self._supported(record, rows, is_foreign_place(said, start, part.size),
                                    moved=self._parts[0].base <= said < self._parts[-1].end):
                 continue
             self._confirmed[start] = len(candidate)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
+    BLANK_SIZE,
     MAGIC_OFFSET,
     MAGIC_PATTERN,
     MIN_SIZE,
@@ -123,7 +124,8 @@ def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Seque
         for source_region in regions[max(0, bisect_right(starts, start) - 1):
                                      bisect_right(starts, start + page)]:
             _clipped(parts, source_region, start, data, pieces, done)
-    elif not isinstance(record, int) and target + record.total_size <= region.end:
+    elif not isinstance(record, int) and target + record.total_size <= min(
+            region.end, parts[region.file].end - BLANK_SIZE):
         _clipped(parts, region, target, source.read(position, record.total_size), pieces, done)
 
 
