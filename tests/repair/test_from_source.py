@@ -158,6 +158,12 @@ def test_a_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Pat
     campaign(golden, tmp_path, seed, 5)
 
 
+def test_all_that_is_left_of_ours_is_a_message_with_a_turned_bit(golden: GoldenFolder,
+                                                                 tmp_path: Path) -> None:
+    """The index still knows the keys of the messages that are gone: the replica is of this log."""
+    campaign(golden, tmp_path, 2753645205, 4)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(10))
 def test_a_long_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path, seed: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import numpy as np
@@ -47,6 +47,9 @@ _MOST_ASKED = 100
 _KEYS_OF_BATCH = 64
 _TORN = 8
 """More than consumequeues and index can weigh."""
+_OF_ONE = frozenset(field.name for field in fields(Record)) - {
+    "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
+"""Fields that two brokers' messages at one physical offset do not all share: hosts, both times."""
 
 
 @dataclass(slots=True)
@@ -57,7 +60,8 @@ class Comparison:
     of the source where ours has nothing. ``conflicts``: intact ones of the source (and blanks)
     where ours has other intact ones; ``topics`` are (place, topic) of the first of them, and
     ``fields`` by place what differs where the sizes are equal, ``verdicts`` by how much better
-    our consumequeues and index know theirs. ``disproved``: places where they say that ours is
+    our consumequeues and index know theirs; ``hit`` are those where one message was damaged on one
+    side. ``disproved``: places where they say that ours is
     the wrong one. ``end``: of the source's log, when the comparison began. ``fillers``: (place,
     end) of what an earlier repair put into ours, and the source does not have. ``bare``: ours
     has no intact message
@@ -72,6 +76,7 @@ class Comparison:
     topics: list[tuple[int, str]] = field(default_factory=list)
     fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[int, int] = field(default_factory=dict)
+    hit: set[int] = field(default_factory=set)
     disproved: set[int] = field(default_factory=set)
     fillers: list[Array] = field(default_factory=list)
     bare: bool = False
@@ -169,7 +174,10 @@ class _Pass(PhysicalPass):
             ours = decode(batch.bytes_at(int(rows[one])))
             theirs = decode(their_batch.bytes_at(int(other[one])))
             place = ours.physical_offset
-            self._found.fields[place] = tuple(differences_of(ours, theirs))
+            differing = differences_of(ours, theirs)
+            self._found.fields[place] = tuple(differing)
+            if _OF_ONE.isdisjoint(differing):
+                self._found.hit.add(place)
             raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
             self._found.verdicts[place] = (
                 self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
@@ -378,7 +386,9 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
         found.conflicts.put(blank)
     found.settle()
     found.bare = not survey.messages
-    if not any(one.messages for one in found.equal.items) and (found.conflicts.items or not any(
+    others = sum(one.messages for one in found.conflicts.items) - sum(
+        next(found.conflicts.within(place, place + 1), None) is not None for place in found.hit)
+    if not any(one.messages for one in found.equal.items) and (others or not any(
             one.keys and not one.against for one in gone)):
         raise RefusedError(
             f"{source.name}: no message of it is the same as one of ours at the same physical "

@@ -4,7 +4,8 @@ Where such a page begins and ends just at records, as old and new ones lie there
 damage: every record is at its place, every CRC right. But rows and index know the messages that
 were written over it. So records count as contradicted that follow each other, few of them, between
 others to which rows and index lead, and of which this is true: nothing leads to any of them, and
-rows of two queues, or rows and the index, say something else.
+rows of two queues, or rows and the index, say something else, or the same queue offset is that of
+another intact record, to which its row leads, and a row leads into this one's bytes.
 
 That the structures are wrong and the log is right would take the same damage in two of them. A log
 that came from elsewhere parts from its rows up to its end; index entries of an earlier life, which
@@ -115,17 +116,20 @@ class Known(Leads):
         return self._leads(record) and not self.has_other_keys(record)
 
     def by_two(self, records: Sequence[Record]) -> bool:
-        """Whether rows of two queues speak against records, or rows and the index."""
+        """Whether rows of two queues speak against records, or rows and the index, or a row that
+        leads into one and another record that has its queue offset.
+        """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}
         return len(queues) > 1 or (any(map(self.has_other_keys, records)) and (
-            bool(queues) or any(map(self._is_hit, records))))
+            bool(queues) or any(map(self._is_hit, records)))) or any(
+            self._is_hit(record) and self._is_elsewhere(record) and self._has_twin(record)
+            for record in records)
 
     def _is_hit(self, record: Record) -> bool:
         """Whether a row leads into it, or to its place with another size."""
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
-
 
     def agrees_before(self, source: Source, first: Record) -> bool:
         """Whether a log file begins with this record, and rows and log agree before the file."""
