@@ -50,6 +50,14 @@ def test_every_command_and_option_is_in_the_reference(reference, spec):
         assert parameter.names[0] in reference
 
 
+@pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: spec.title)
+def test_usage_has_each_bracket_once(reference, spec):
+    usage = next(line for line in reference.splitlines()
+                 if line.startswith(f"rmqctl {spec.title} [OPTIONS]"))
+    assert usage.count("[") == usage.count("]")
+    assert "...." not in usage
+
+
 def test_the_readme_has_the_exit_codes():
     text = (ROOT / "README.md").read_text()
     for code in ExitCode:

@@ -8,13 +8,14 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import typer
 
 from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
 from rmqctl.errors import UsageError, require
@@ -26,6 +27,8 @@ _STDIN = 0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FAST_PORT = 2
 _STARTS = ("stored", "earliest", "latest")
+_SMALLEST = 1 << 10
+_LIMITS = "What clients may take"
 
 
 def _seconds(text: str | int) -> int:
@@ -35,10 +38,51 @@ def _seconds(text: str | int) -> int:
     return parse_duration(text)
 
 
+def _limit(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="SIZE", parser=parse_size, rich_help_panel=_LIMITS, help=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions(OptionGroup):
+    """What clients may take, of each connection and together. Without one: what `Limits` has."""
+
+    connections: Annotated[int, typer.Option(
+        "--max-connections", metavar="N", min=1, rich_help_panel=_LIMITS,
+        help="More are turned away.")] = 1000
+    frame: Annotated[int | None, _limit(
+        "--max-frame", "Of a request; a connection that sends a larger one is closed  "
+        "[default: 16MiB]")] = None
+    unsent: Annotated[int | None, _limit(
+        "--max-unsent", "Answers that a client has not taken, beside the one under way: till it "
+        "takes them, nothing more is read from it  [default: 1MiB]")] = None
+    held: Annotated[int | None, _limit(
+        "--max-unfinished", "Requests of all connections of which a part is missing yet; a "
+        "connection that would bring more is closed  [default: 256MiB]")] = None
+    idle: Annotated[int | None, typer.Option(
+        "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
+        help="A connection that sends nothing, or takes nothing of what waits for it, for so long "
+        "is closed (10s, or seconds)  [default: 2m]")] = None
+    retry_memory: Annotated[int | None, _limit(
+        "--retry-memory", "Messages that consumers send back, for each store  [default: 64MiB]",
+        )] = None
+
+    def checked(self) -> dict[str, Any]:
+        """What was given, as `Limits` has it. UsageError."""
+        for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent)):
+            if value is not None and value < _SMALLEST:
+                raise UsageError(f"{name} {value}: no client could work with less than "
+                                 f"{_SMALLEST} bytes")
+        if self.idle is not None and self.idle < 1000:
+            raise UsageError("--max-silence: at least a second")
+        found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
+                 "held": self.held, "idle": None if self.idle is None else self.idle / 1000}
+        return {name: value for name, value in found.items() if value is not None}
+
+
 def command(
     *,
     roots: Annotated[list[str] | None, typer.Argument(
-        metavar="[STORE]...", envvar=STORE_VARIABLE, autocompletion=complete_folders,
+        metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
         show_default=False, help="Store roots; a pattern such as '/backup/*/store' names all that "
         "match. None with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
@@ -64,11 +108,6 @@ def command(
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="End when standard input, a pipe, is closed: so nothing is left "
         "of it when the program that started it is gone.")] = False,
-    max_connections: Annotated[int, typer.Option(
-        "--max-connections", min=1, help="More are turned away.")] = 1000,
-    retry_memory: Annotated[int, typer.Option(
-        "--retry-memory", metavar="SIZE", parser=parse_size, help="Memory for messages that "
-        "consumers send back, for each store.")] = 64 << 20,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Take messages, too: the store is locked and written as by a broker; "
         "positions and topics go into its config.")] = False,
@@ -89,6 +128,7 @@ def command(
     uvloop: Annotated[bool, typer.Option(
         "--uvloop", help="Wait for clients by libuv, with a little less work for each request; "
         "needs the extra `uvloop`.")] = False,
+    limits: LimitOptions,
     layout: LayoutOptions,
     out: Out,
 ) -> None:
@@ -120,6 +160,7 @@ def command(
         raise UsageError("which STORE? (or --temp, to serve an empty one)")
     if topic and not (temp or writable):
         raise UsageError("--topic makes topics, and only --writable or --temp takes any")
+    allowed = Limits(**limits.checked())
     if end_with_stdin:
         _require_pipe()
     if grpc is not None:
@@ -132,9 +173,11 @@ def command(
         for each in stores:
             for text in each.warnings():
                 out.warn(text)
-        settings = Settings(view, _start(start), start == "stored", offsets, retry_memory,
+        settings = Settings(view, _start(start), start == "stored", offsets,
                             writable=writable or temp, flush=flush,
                             access=read_keys(key_file or []))
+        if limits.retry_memory is not None:
+            settings = replace(settings, retry_memory=limits.retry_memory)
 
         bound = bind(listen, len(stores))
         wanted = [Wanted(each.root, each.open, address)
@@ -149,14 +192,14 @@ def command(
                 shown.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the end "
                            "of the log have no rows, and are not served; `rmqctl recover` makes "
                            "them")
-        server = Server(brokers, Limits(connections=max_connections), save, shown.warn,
+        server = Server(brokers, allowed, save, shown.warn,
                         None if idle_exit is None else idle_exit / 1000)
         if len(brokers) == 1 and listen.port > _FAST_PORT:
             server.fast = replace(listen, port=listen.port - _FAST_PORT)
         if grpc is not None:
             from rmqctl.serve.grpc.server import Proxy
 
-            server.proxy = Proxy(brokers, grpc, max_connections)
+            server.proxy = Proxy(brokers, grpc, limits.connections)
         for address in (listen, grpc):
             if address is not None and address.host not in _LOOPBACK:
                 shown.warn(f"{address}: whoever reaches this address can read " + (

@@ -126,7 +126,7 @@ class Server:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
-                (_EXPIRE_S, self._expire), (1.0, self.each_second))]
+                (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
             tasks.append(asyncio.create_task(self._save_beside()))
             ready()
             if self.once_idle is not None:

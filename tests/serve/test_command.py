@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,11 +21,19 @@ from rmqctl.remoting.client import Client
 from tests.conftest import GoldenFolder, Runner
 
 
-def _started(*args: str, limit: str = "unlimited") -> subprocess.Popen[str]:
-    """The command, with files of at most ``limit`` blocks of 512 or 1024 bytes."""
+@contextmanager
+def _started(*args: str, limit: str = "unlimited") -> Iterator[subprocess.Popen[str]]:
+    """The command, with files of at most ``limit`` blocks of 512 or 1024 bytes; it is gone behind
+    the block, however that ends.
+    """
     command = [sys.executable, "-m", "rmqctl", "serve", *args, "--listen", "127.0.0.1:0"]
-    return subprocess.Popen(["sh", "-c", f'trap "" XFSZ; ulimit -f {limit}; exec "$@"', "sh",
-                             *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(["sh", "-c", f'trap "" XFSZ; ulimit -f {limit}; exec "$@"', "sh",
+                           *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                          ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_ready_then_events_then_a_clean_end(golden: GoldenFolder, tmp_path: Path) -> None:
@@ -49,6 +62,44 @@ def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 0
         assert out.splitlines()[0].startswith("ready 127.0.0.1:")
+
+
+def test_limits_of_a_connection_are_options() -> None:
+    with _started("--temp", "--max-frame", "2KiB", "--max-silence", "1",
+                  "--max-connections", "2", "--max-unfinished", "1KiB") as process:
+        assert process.stdout is not None
+        address = parse_address(process.stdout.readline().split()[1])
+
+        def answered(size: int) -> bool:
+            with Client(address) as client:
+                try:
+                    return client.ask("GET_BROKER_CONFIG", b"b" * size).code == 0
+                except (EOFError, ConnectionError):
+                    return False
+
+        assert answered(1500)
+        assert not answered(2100)
+        with Client(address) as kept, Client(address) as silent:
+            for _ in range(8):  # which is longer than the other one may stay silent
+                assert kept.ask("GET_BROKER_CONFIG").code == 0
+                time.sleep(0.5)
+            with pytest.raises((EOFError, ConnectionError)):
+                silent.ask("GET_BROKER_CONFIG")
+        with socket.create_connection((address.host, address.port), 10) as unfinished:
+            unfinished.sendall(struct.pack(">ii", 2000, 10) + bytes(1100))
+            assert unfinished.recv(1) == b""
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("--max-frame", "100"), ("--max-unsent", "0"), ("--max-silence", "10ms"),
+    ("--max-connections", "0")])
+def test_limits_with_which_nothing_could_work_are_refused(option: str, value: str) -> None:
+    with _started("--temp", option, value) as process:
+        assert process.wait(20) == 2
+        assert process.stderr is not None
+        assert option in process.stderr.read()
 
 
 def test_another_event_loop_serves_as_well() -> None:

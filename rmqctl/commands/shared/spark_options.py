@@ -36,7 +36,7 @@ Stores = Annotated[list[str] | None, typer.Argument(
     "RMQCTL_STORE.")]
 
 MoreStores = Annotated[list[str] | None, typer.Argument(
-    metavar="[STORE]...", autocompletion=complete_folders, show_default=False,
+    metavar="STORE", autocompletion=complete_folders, show_default=False,
     help="More stores; a pattern such as '/backup/*/store' names all that match.")]
 
 StoresAndQuery = Annotated[list[str], typer.Argument(
