@@ -3,8 +3,9 @@
     python -m benchmarks.serving --dir DIR [--clients 2] [--seconds 4] [--write-results]
 
 Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
-1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two queues
-at hand, of more it reads them again and again.
+1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two smaller
+queues at hand, of more it reads them again and again. A client that others wrote does the same in
+the last rows.
 
 How long a pull takes is measured at half the load that was reached, by one client that pulls at
 fixed times over all connections, and counts from these times, whoever was late. The machine has a
@@ -28,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import serving_cpp
 from benchmarks.process import ROOT
 from benchmarks.results import machine, publish
 from benchmarks.run import prepare, warm
@@ -35,10 +37,13 @@ from rmqctl.parse_values import Address, parse_address
 from rmqctl.remoting.client import Client
 from rmqctl.remoting.command import Command, write_command
 from rmqctl.remoting.frame import HEAD_SIZE, frame_head
+from rmqctl.serve.reading import KEPT
 
 MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
 MOST = 32
+FOR_A_ROW = 256
+"""Bytes that the server takes for a message that it keeps, beside its record, at most."""
 CONNECTIONS = 4
 """Of each client."""
 PASSES = 3
@@ -76,6 +81,12 @@ def queues_of(address: Address) -> list[Queue]:
                                      queueId=queue_id).ext["offset"])
                 found += [(topic, queue_id, end)] * (end > 2 * MOST)
     return sorted(found, key=lambda queue: -queue[2])
+
+
+def kept_of(queues: list[Queue], record: float) -> list[Queue]:
+    """The two longest queues that are kept together, with records of so many bytes."""
+    most = KEPT / (record + FOR_A_ROW) / 2
+    return [queue for queue in queues if queue[2] <= most][:2]
 
 
 class Requests:
@@ -310,13 +321,14 @@ def bare_half_load(size: int, busy: float, rate: float, seconds: float, connecti
 
 def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[str]:
     """Rows of the table for pulls from a bench store."""
-    store, _ = prepare(profile, directory)
+    store, facts = prepare(profile, directory)
     warm(store)
     rows = []
     connections = clients * CONNECTIONS
     with served(str(store)) as (address, pid):
         queues = queues_of(address)
-        for name, chosen in (("all queues", queues), ("2 queues", queues[:2])):
+        kept = kept_of(queues, facts["log_bytes"] / facts["records"])
+        for name, chosen in ((f"all {len(queues)} queues", queues), ("2 kept queues", kept)):
             parts = [chosen[number::clients] for number in range(clients)]
             for under_way in (1, 8):
                 full = [(address, part, seconds, CONNECTIONS, under_way) for part in parts]
@@ -357,6 +369,25 @@ def sends(clients: int, connections: int, under_way: int, seconds: float) -> str
                 f"| {percentile(times, 0.99):.2f} | | | {empty:.0f} (empty) |")
 
 
+def others(directory: Path, seconds: float) -> Iterator[str]:
+    """Rows for the C++ client, where it is to be had."""
+    folder = serving_cpp.installed(directory / "cpp-client")
+    store, _ = prepare("1k", directory)
+    topic = "TopicTest"  # make_store has it
+    for mode, args in (("push", (str(store), "--from", "earliest")),
+                       ("pull", (str(store), "--from", "earliest")),
+                       ("send", ("--temp", "--topic", topic))):
+        with served(*args) as (address, pid):
+            before = cpu_seconds(pid)
+            found = folder and serving_cpp.run(folder, str(address), topic, mode, seconds)
+            if not found:
+                continue
+            spent = cpu_seconds(pid) - before
+            messages, took = found[0], found[2]
+            yield (f"| the C++ client, {mode}, 1k | {messages / took:,.0f} | | "
+                   f"{messages / spent:,.0f} | | | | | | {resident_mib(pid):.0f} |")
+
+
 def main() -> None:
     """Measures, prints the table, and writes it into RESULTS.md where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -368,6 +399,7 @@ def main() -> None:
     rows = [row for profile in ("1k", "100", "8k")
             for row in pulls(given.dir, profile, given.clients, given.seconds)]
     rows += [sends(2, CONNECTIONS, under_way, given.seconds) for under_way in (1, 32)]
+    rows += others(given.dir, given.seconds)
     table = "\n".join((
         ("| work | messages/s | MB/s | messages/s of CPU | MB/s of CPU | median ms | p99 ms "
          "| bare median | bare p99 | MiB |"),
@@ -387,7 +419,10 @@ def main() -> None:
             f"middle of {PASSES}. The machine has a share in that: \"bare\" is a server of a few "
             "lines that computes as long for each answer and sends as much, under the same load. "
             "Those of sends are of a round at full load, which sends so many messages on each "
-            f"connection and takes all answers. {machine()}"), "", table, ""])
+            "connection and takes all answers. The last rows are the C++ client of others "
+            f"({serving_cpp.PACKAGE}, one process, by its Python module): it takes or sends one "
+            "message after the other, and is what limits them. "
+            f"{machine()}"), "", table, ""])
 
 
 if __name__ == "__main__":
