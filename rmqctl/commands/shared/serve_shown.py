@@ -151,6 +151,9 @@ class Shown:
                 seconds=time.monotonic() - self._started, **self._ends))
 
 
+_COUNTED = {"connections": "connected", "turned_away": "turned away"}
+
+
 def _cut(name: str) -> str:
     return name.encode("utf-16-le", "surrogatepass")[:2 * _LONGEST].decode("utf-16-le", "replace")
 
@@ -167,9 +170,8 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
     damaged = sum(broker.skipped for broker in brokers)
     counts = figures.connections(server)
     page.pairs({
-        "clients": ", ".join(
-            f"{count_text(count)} {'connected' if name == 'connections' else name.replace('_', ' ')}"
-            for name, count in counts.items()),
+        "clients": ", ".join(f"{count_text(count)} {_COUNTED.get(name, name)}"
+                             for name, count in counts.items()),
         "in": f"{rate_text(sum(second.sent.values()) / each, ' messages/s')}, "
               f"{count_text(sum(sum(b.received.values()) for b in brokers))} in all",
         "out": f"{rate_text(sum(second.delivered.values()) / each, ' messages/s')}, "
