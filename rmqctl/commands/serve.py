@@ -68,7 +68,8 @@ class LimitOptions(OptionGroup):
 
     def checked(self) -> dict[str, Any]:
         """What was given, as `Limits` has it. UsageError."""
-        for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent)):
+        for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
+                            ("--max-unfinished", self.held)):
             if value is not None and value < _SMALLEST:
                 raise UsageError(f"{name} {value}: no client could work with less than "
                                  f"{_SMALLEST} bytes")

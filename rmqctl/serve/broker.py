@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from rmqctl.engine.config.topics import DEFAULT_TOPIC
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
@@ -24,7 +25,7 @@ from rmqctl.serve.consuming.groups import Group, Groups, QueueLocks
 from rmqctl.serve.consuming.memory import BASE, Memory
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.reading import EmptyQueue, Queue
-from rmqctl.serve.source import INHERIT, READ, WRITE, Source, Topic
+from rmqctl.serve.source import READ, WRITE, Source, Topic
 from rmqctl.serve.sums import Sums
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
 """So long those who wait look, before it is the others' turn."""
-_DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 8
-"""What producers ask for when a topic is not there; others are made after it."""
 Mode = tuple[str, int]
 """``PULL`` or ``POP``, and how many clients' queues a client shares."""
 ANY_QUEUE = -1
@@ -204,8 +203,10 @@ class Broker:
             group = name.removeprefix(RETRY_PREFIX)
             if group in self.source.groups or group in self.groups.consumers:
                 found = Topic(name, 0, 0, READ)
-        if found is None and name == _DEFAULT_TOPIC and self.is_writable:
-            found = Topic(name, _DEFAULT_QUEUES, _DEFAULT_QUEUES, READ | WRITE | INHERIT)
+        if self.writer is not None and (found is not None or name == DEFAULT_TOPIC):
+            own = self.writer.topics.own(name)
+            if own is not None and self.writer.topics.get(name) is None:
+                found = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
         return None if found is None else self._served(found)
 
     def _served(self, topic: Topic) -> Topic:
@@ -358,7 +359,12 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def tell_members(self, group: Group, but: object = None) -> None:
-        """Members of a group are told that others came or went, so that they share queues anew."""
+        """Members of a group are told that others came or went, so that they share queues anew;
+        where the group's settings do not forbid it.
+        """
+        if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
+                False):
+            return
         for peer in {id(member.peer): member.peer for member in group.members.values()}.values():
             if peer is not but:
                 peer.send(Command(NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group.name},
@@ -386,10 +392,7 @@ class Broker:
     def expire(self) -> None:
         """Clients of whom nothing was heard for long are gone; figures are noted."""
         self.sums.note(self.received, self.delivered)
-        gone = self.groups.expired()
-        if gone:
-            self.tell_in_turns(self.groups.drop(gone))
-            self.groups.drop_producers(gone)
+        self.tell_in_turns(self.groups.drop_silent())
         self.locks.expire()
 
     def knows_group(self, group: str) -> bool:

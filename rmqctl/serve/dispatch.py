@@ -9,6 +9,7 @@ from rmqctl.serve import naming
 from rmqctl.serve.broker import Broker, Call, Connection, Handler, Response
 from rmqctl.serve.consuming import clients, messages, offsets, pop_requests, pulling, returning
 from rmqctl.serve.producing import recalling, replying, sending
+from rmqctl.serve.producing.properties import REGION
 from rmqctl.serve.tools import admin, assigning, changing, progress, relay
 
 _ROOMS = (pulling, offsets, clients, returning, messages, pop_requests, naming, admin, assigning,
@@ -48,12 +49,17 @@ def _answered(broker: Broker, connection: Connection, command: Command, is_known
             return _unsupported(command.code)
         return handler(broker, Call(connection, command, request.read(command.ext)))
     except Answer as refused:
-        return Response(code=refused.status, remark=refused.remark)
+        return Response(_always(name), (), refused.status, refused.remark)
     except RmqctlError as error:
-        return Response(code=Status.SYSTEM_ERROR, remark=str(error))
+        return Response(_always(name), (), Status.SYSTEM_ERROR, str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours must not take the other clients with it
         broker.failed(name, error)
         return Response(code=Status.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def _always(name: str) -> dict[str, str] | None:
+    """What stands in the header of each answer, of errors, too."""
+    return dict(REGION) if name.startswith("SEND_") else None
 
 
 def _unsupported(code: int) -> Response:

@@ -26,7 +26,9 @@ from rmqctl.store.store import Store
 
 LMQ_FILE = "lmqConsumerOffset.json"
 _MOST_COUNTED = 1_000_000
-READ, WRITE, INHERIT = 4, 2, 1
+MOST_QUEUES = 1 << 16
+"""Of a topic: more are neither served nor taken."""
+READ, WRITE = 4, 2
 """Bits of a topic's permission."""
 
 
@@ -221,7 +223,7 @@ class Source:
         on_disk = 0 if known is None else max((queue_id + 1 for topic, queue_id in (
             *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
         self.topics[name] = Topic(
-            name, max(_count(config.get("readQueueNums")), on_disk),
+            name, max(_count(config.get("readQueueNums")), _count(on_disk)),
             _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),
             bool(config.get("order")), config.get("topicSysFlag") or 0)
         self._add_group(self.groups, name)
@@ -270,7 +272,7 @@ class Source:
 
 
 def _count(value: object) -> int:
-    return min(max(value, 0), 1 << 16) if isinstance(value, int) else 1
+    return min(max(value, 0), MOST_QUEUES) if isinstance(value, int) else 1
 
 
 def _names(folder: str) -> list[str]:

@@ -27,7 +27,7 @@ TABLE = "topicConfigTable"
 CLIENT_QUEUES = 4
 """``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
 DEFAULT_QUEUES = 8
-_BEAN_QUEUES = 16
+BEAN_QUEUES = 16
 """What a broker takes where a configuration does not say how many queues there are."""
 _MAX_QUEUES = (1 << 31) - 1
 
@@ -50,6 +50,10 @@ _SYSTEM = frozenset({DEFAULT_TOPIC, SCHEDULE_TOPIC, "BenchmarkTest", _HALF, "RMQ
                      _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED})
 _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
+_REVIVE_PREFIX, _REVIVE_QUEUES = f"{_SYSTEM_PREFIX}REVIVE_LOG_", 8
+_OWN_QUEUES = {DEFAULT_TOPIC: DEFAULT_QUEUES, SCHEDULE_TOPIC: 18, "BenchmarkTest": 1024}
+"""Queues of the topics that a broker has by itself; a cluster's has `BEAN_QUEUES`, others one."""
+FILTER_TYPES = "SINGLE_TAG", "MULTI_TAG"
 _NO_SENDING = frozenset({SCHEDULE_TOPIC})
 _NO_SENDING_SINCE_5 = _NO_SENDING | {_HALF, _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED}
 _ENUMS = {
@@ -161,11 +165,11 @@ class Topics(ConfigTable):
         known = self.get(topic)
         if known is None:
             return None
-        queues = max(_number(known, "readQueueNums", _BEAN_QUEUES),
-                     _number(known, "writeQueueNums", _BEAN_QUEUES))
+        queues = max(number(known, "readQueueNums", BEAN_QUEUES),
+                     number(known, "writeQueueNums", BEAN_QUEUES))
         if not 0 <= queue_id < queues:
             return f"topic {topic} has {queues} queues, there is no queue {queue_id}"
-        if not _number(known, "perm", READ_WRITE) & WRITE:
+        if not number(known, "perm", READ_WRITE) & WRITE:
             return f"topic {topic} is not writable (perm {known['perm']})"
         return None
 
@@ -173,7 +177,8 @@ class Topics(ConfigTable):
 
     def plan(self, name: str, read_queues: int | None = None, write_queues: int | None = None,
              perm: int | None = None, attributes: Mapping[str, str] | None = None,
-             order: bool | None = None) -> Change:
+             order: bool | None = None, filter_type: str | None = None,
+             sys_flag: int | None = None) -> Change:
         """What `create` would do, with nothing written.
 
         What is not given stays as the topic has it; a new one gets 8 queues, perm 6, no order.
@@ -192,12 +197,16 @@ class Topics(ConfigTable):
         for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
             if count is not None and not 1 <= count <= _MAX_QUEUES:
                 raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
-            after[field] = count if count is not None else after.get(field, _BEAN_QUEUES)
+            after[field] = count if count is not None else after.get(field, BEAN_QUEUES)
         if perm is not None and not 1 <= perm <= MAX_PERM:
             raise UsageError(f"perm is 2 (write), 4 (read) or 6 (both), not {perm}")
         after["perm"] = perm if perm is not None else after.get("perm", READ_WRITE)
-        if order is not None:
-            after["order"] = order
+        if filter_type is not None and filter_type not in FILTER_TYPES:
+            raise UsageError(f"topicFilterType is {' or '.join(FILTER_TYPES)}, not {filter_type!r}")
+        for field, value in (("order", order), ("topicFilterType", filter_type),
+                             ("topicSysFlag", sys_flag)):
+            if value is not None:
+                after[field] = value
         if attributes:
             if generation < 5:
                 raise UsageError("topics have attributes from 5.0.0 on; this store is for "
@@ -213,30 +222,36 @@ class Topics(ConfigTable):
 
     def create(self, name: str, read_queues: int | None = None, write_queues: int | None = None,
                perm: int | None = None, attributes: Mapping[str, str] | None = None,
-               order: bool | None = None) -> Config:
+               order: bool | None = None, filter_type: str | None = None,
+               sys_flag: int | None = None) -> Config:
         """Adds a topic or changes one, and publishes the file; see `plan`.
 
         A topic that is as wanted already is left alone, and so is the file.
         """
         self.load()
-        change = self.plan(name, read_queues, write_queues, perm, attributes, order)
+        change = self.plan(name, read_queues, write_queues, perm, attributes, order, filter_type,
+                           sys_flag)
         if change.action != "none":
             self.put({name: change.after})
         return dict(change.after)
 
-    def creation_problem(self, name: str) -> str | None:
-        """Why a broker would not make this topic when a message comes for it."""
+    def creation_problem(self, name: str, model: str = DEFAULT_TOPIC) -> str | None:
+        """Why a broker would not make this topic when a message comes for it; ``model``: the topic
+        after which its producer wants it made.
+        """
         problem = name_problem(name)
         if problem is None and takes_no_messages(name, self.settings.profile.generation):
             return f"sending to topic {name} is forbidden"
-        if problem is None and self.get(name) is None and self._made_by_sending(name) is None:
-            return (f"topic {name} does not exist, and the topic {DEFAULT_TOPIC} lets none "
-                    "be made")
+        if problem is None and self.get(name) is None and self.own(name) is None and (
+                self._made_by_sending(name, model, CLIENT_QUEUES) is None):
+            return f"topic {name} does not exist, and the topic {model} lets none be made"
         return problem
 
-    def auto_create(self, name: str) -> Config:
-        """The topic, made as a broker makes it when a message comes for it (TBW102's perm, the
-        producer's 4 queues). RefusedError where a broker would not.
+    def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
+                    sys_flag: int = 0) -> Config:
+        """The topic, made as a broker makes it when a message comes for it: after the topic
+        ``model``, with as many ``queues`` as the producer asks for, if that has as many.
+        RefusedError where a broker would not.
 
         System topics are given as they are, not written: a broker has them by itself.
         """
@@ -244,26 +259,37 @@ class Topics(ConfigTable):
         if known is None:
             self.load()
             known = self.get(name)
-        problem = self.creation_problem(name)
+        problem = self.creation_problem(name, model)
         if problem is not None:
             raise RefusedError(problem)
+        known = known or self.own(name)
         if known is not None:
             return known
-        config = self._made_by_sending(name)
+        config = self._made_by_sending(name, model, queues)
         assert config is not None
+        config["topicSysFlag"] = sys_flag
         if not is_system(name, self.settings.profile.generation, self.settings.cluster):
             self.put({name: config})
         return config
 
-    def _made_by_sending(self, name: str) -> Config | None:
-        model = self.get(DEFAULT_TOPIC) or {
-            **self.bean(DEFAULT_TOPIC, DEFAULT_QUEUES),
-            "perm": READ_WRITE | INHERIT}
-        perm = _number(model, "perm", READ_WRITE)
+    def own(self, name: str) -> Config | None:
+        """A topic that a broker has by itself, as it has it; None for another one."""
+        cluster = self.settings.cluster
+        if name.startswith(_REVIVE_PREFIX):
+            return self.bean(name, _REVIVE_QUEUES)
+        if name not in system_topics(self.settings.profile.generation, cluster):
+            return None
+        is_model = name in (DEFAULT_TOPIC, cluster)
+        return {**self.bean(name, BEAN_QUEUES if name == cluster else _OWN_QUEUES.get(name, 1)),
+                "perm": READ_WRITE | INHERIT if is_model else READ_WRITE}
+
+    def _made_by_sending(self, name: str, model: str, queues: int) -> Config | None:
+        after = self.get(model) or self.own(model) or {}
+        perm = number(after, "perm", READ_WRITE)
         if perm & INHERIT:
-            queues = min(CLIENT_QUEUES, _number(model, "writeQueueNums", _BEAN_QUEUES))
+            queues = min(queues, number(after, "writeQueueNums", BEAN_QUEUES))
             return {**self.bean(name, max(queues, 0)), "perm": perm & ~INHERIT,
-                    "topicFilterType": model.get("topicFilterType", "SINGLE_TAG")}
+                    "topicFilterType": after.get("topicFilterType", "SINGLE_TAG")}
         return self.bean(name, 1) if name.startswith(RETRY_PREFIX) else None
 
     def bean(self, name: str, queues: int) -> Config:
@@ -279,6 +305,7 @@ def _attributes(config: Config | None) -> dict[str, str]:
     return dict(attributes) if isinstance(attributes, dict) else {}
 
 
-def _number(config: Config, key: str, default: int) -> int:
+def number(config: Config, key: str, default: int) -> int:
+    """A number of a topic's configuration; the default where it has none."""
     value = config.get(key, default)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -21,12 +21,16 @@ _MOST_SUBSCRIPTIONS = 10_000
 _MOST_TEXT = 64 << 20
 """Bytes of all subscriptions of a broker."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGEST_BODY = 1 << 20
 _LONGEST_NAME = 1024
 """Characters of a client's, a group's or a topic's name that are kept; brokers allow 255."""
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """The JSON object in a request's body. Answer where it is none."""
+    """The JSON object in a request's body. Answer where it is none, or takes too long to read."""
+    if len(call.command.body) > _LARGEST_BODY:
+        raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body)} bytes, and "
+                     f"{_LARGEST_BODY} are read of such a request")
     try:
         value = call.command.json()
     except FrameError as error:
@@ -107,12 +111,11 @@ def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
 
 def unregister(broker: Broker, call: Call) -> Response:
     """A client takes leave of a group."""
-    client_id = {call.fields["clientID"]}
+    client_id = call.fields["clientID"]
     if call.fields["consumerGroup"]:
         for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
-            broker.locks.give_back(group.name, call.fields["clientID"])
-            broker.told(event="left", broker=broker.name, group=group.name,
-                        client=call.fields["clientID"])
+            broker.locks.give_back(group.name, client_id)
+            broker.told(event="left", broker=broker.name, group=group.name, client=client_id)
             broker.tell_members(group)
     if call.fields["producerGroup"]:
         broker.groups.drop_producers(client_id, call.connection, call.fields["producerGroup"])

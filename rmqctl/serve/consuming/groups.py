@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -121,15 +122,12 @@ class Groups:
         for producers in self.producers.values():
             yield from producers.values()
 
-    def drop(self, gone: set[str] | None = None, peer: Peer | None = None,
-             group: str | None = None) -> list[Group]:
-        """Takes members away: of a connection, or with these client ids, of one group or all. The
-        groups that lost one.
+    def drop(self, client_id: str | None = None, peer: Peer | None = None,
+             group: str | None = None, heard_by: float = math.inf) -> list[Group]:
+        """Takes members away: of a connection, with a client id, of one group or all, of whom
+        nothing was heard since. The groups that lost one.
         """
-        def is_gone(member: Member) -> bool:
-            return (peer is None or member.peer is peer) and (
-                gone is None or member.client_id in gone)
-
+        is_gone = _selected(client_id, peer, heard_by)
         touched = []
         for name, each in list(self.consumers.items()):
             left = {key: member for key, member in each.members.items() if not is_gone(member)}
@@ -140,21 +138,30 @@ class Groups:
                     del self.consumers[name]
         return touched
 
-    def drop_producers(self, gone: set[str] | None = None, peer: Peer | None = None,
-                       group: str | None = None) -> None:
+    def drop_producers(self, client_id: str | None = None, peer: Peer | None = None,
+                       group: str | None = None, heard_by: float = math.inf) -> None:
+        """The same of producers."""
+        is_gone = _selected(client_id, peer, heard_by)
         for name, members in list(self.producers.items()):
             if group not in (None, name):
                 continue
             for key, member in list(members.items()):
-                if (peer is None or member.peer is peer) and (gone is None or key in gone):
+                if is_gone(member):
                     del members[key]
             if not members:
                 del self.producers[name]
 
-    def expired(self, now: float | None = None) -> set[str]:
-        """Client ids of whom nothing was heard for `EXPIRY_S`."""
-        now = time.monotonic() if now is None else now
-        return {member.client_id for member in self.members() if now - member.seen > EXPIRY_S}
+    def drop_silent(self) -> list[Group]:
+        """Takes away of whom nothing was heard for `EXPIRY_S`. The groups that lost one."""
+        heard_by = time.monotonic() - EXPIRY_S
+        self.drop_producers(heard_by=heard_by)
+        return self.drop(heard_by=heard_by)
+
+
+def _selected(client_id: str | None, peer: Peer | None, heard_by: float
+              ) -> Callable[[Member], bool]:
+    return lambda member: (peer is None or member.peer is peer) and (
+        client_id is None or member.client_id == client_id) and member.seen < heard_by
 
 
 @dataclass(slots=True)

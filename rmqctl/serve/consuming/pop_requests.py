@@ -21,7 +21,14 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, Table
 from rmqctl.serve.consuming.clients import body_of, objects
 from rmqctl.serve.consuming.lines import Line
-from rmqctl.serve.consuming.popping import Given, Popped, Receipt, Wish, attempt_of
+from rmqctl.serve.consuming.popping import (
+    MOST_ATTEMPTS,
+    Given,
+    Popped,
+    Receipt,
+    Wish,
+    attempt_of,
+)
 from rmqctl.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
 from rmqctl.serve.consuming.subscriptions import ALL, TAG, Subscription
 
@@ -225,7 +232,7 @@ def _mark(name: str) -> str:
 
 def _record(given: Given) -> Buffer:
     """The message as it is stored, but for the number of times that it was given out."""
-    times = given.flight.attempt - 1
+    times = min(given.flight.attempt - 1, MOST_ATTEMPTS)
     name, _ = given.receipt.queue
     if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
         return given.record

@@ -35,6 +35,8 @@ RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
 """A message is kept for its client by so much at a time while that is there, at most so long."""
 TURN_S = 0.02
 """So long queues are looked through, before it is the others' turn."""
+MOST_ATTEMPTS = (1 << 31) - 1
+"""That clients can be told."""
 _SOON_S = 1.0
 _STALE = 16
 _LONGEST_ATTEMPT = 255
@@ -110,6 +112,11 @@ def attempt_of(text: str | None) -> str:
     return text if text and len(text) <= _LONGEST_ATTEMPT else ""
 
 
+def _queues(count: int, wanted: int) -> range:
+    """Of the ids of so many queues all, or the one wanted."""
+    return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
+
+
 class Popped:
     """What one group has been given of one topic of a broker."""
 
@@ -131,8 +138,8 @@ class Popped:
         return [(name, queue_id) for name in self.names
                 if name == self.topic or name in known
                 for topic in (self.broker.topic(name),) if topic is not None
-                for queue_id in range(topic.read_queues)
-                if name != self.topic or wanted in (ANY_QUEUE, queue_id)]
+                for queue_id in _queues(topic.read_queues, wanted if name == self.topic
+                                        else ANY_QUEUE)]
 
     # -- giving out ---------------------------------------------------------------------------
 

@@ -39,9 +39,19 @@ class Positions:
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a group stands; a negative position is none, as to a broker."""
         key = group, topic
         found = self.committed.get(key, {}).get(queue_id)
-        return self.stored.get(key, {}).get(queue_id) if found is None else found
+        if found is None:
+            found = self.stored.get(key, {}).get(queue_id)
+        return None if found is None or found < 0 else found
+
+    def forget(self, group: str) -> None:
+        """A group has no position any more."""
+        self.stored = {key: queues for key, queues in self.stored.items() if key[0] != group}
+        for key in [key for key in self.committed if key[0] == group]:
+            self._count -= len(self.committed.pop(key)) + sum(map(len, key)) // _NAMES
+        self.changes += 1
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Notes a position; False where there are too many already."""

@@ -18,6 +18,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.consuming.groups import BROADCASTING
 from rmqctl.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.serve.reading import Accept, Pulled
 from rmqctl.serve.source import READ
@@ -60,16 +61,16 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
     """The checks before anything is read, in a broker's order. ``lowest`` queue id; ``illegal``:
     the code for others. Answer.
     """
+    settings = broker.source.groups.get(wanted["consumerGroup"], {})
+    if settings.get("consume_enable") is False:
+        raise Answer(Status.NO_PERMISSION,
+                     f"subscription group no permission, {wanted['consumerGroup']}")
     name = wanted["topic"]
     topic = broker.source.topics.get(name)
     if topic is None or not lowest <= wanted["queueId"] < topic.read_queues:
         topic = broker.require_topic(name)  # which has queues in memory, too
     if not topic.perm & READ:
         raise Answer(Status.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
-    settings = broker.source.groups.get(wanted["consumerGroup"], {})
-    if settings.get("consume_enable") is False:
-        raise Answer(Status.NO_PERMISSION,
-                     f"subscription group no permission, {wanted['consumerGroup']}")
     if not lowest <= wanted["queueId"] < topic.read_queues:
         raise Answer(illegal, f"queueId[{wanted['queueId']}] is illegal, "
                      f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
@@ -85,6 +86,10 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
     group = broker.groups.consumers.get(wanted["consumerGroup"])
     if group is None:
         raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+    if group.model == BROADCASTING and broker.source.groups.get(group.name, {}).get(
+            "consume_broadcast_enable") is False:
+        raise Answer(Status.NO_PERMISSION, f"the consumer group[{group.name}] can not consume by "
+                     "broadcast way")
     found = group.subscriptions.get(name)
     if found is None:
         raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")

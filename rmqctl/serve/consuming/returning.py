@@ -6,6 +6,7 @@ A server that writes nothing keeps them in memory.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion
@@ -22,11 +23,14 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.memory import EACH
 from rmqctl.serve.producing.writing import Writer
-from rmqctl.serve.source import READ, WRITE
+from rmqctl.serve.source import MOST_QUEUES, READ, WRITE
 from rmqctl.store.objects import java_text
 
 MOST_TIMES = 16
 _FIRST_LEVEL = 3
+_SAYS_TIMES = 121
+"""From this version on (3.4.9) brokers believe clients how often they want a message again."""
+_HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
@@ -36,6 +40,9 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if not broker.knows_group(group):
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"subscription group not exist, {group}")
+    queues = broker.source.groups.get(group, {}).get("retry_queue_nums", 1)
+    if queues < 1:
+        return Response({})
     raw = broker.raw_at(wanted["offset"])
     if raw is None:
         raise Answer(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
@@ -43,8 +50,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if broker.writer is None and not broker.memory.has_room(record):
         raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
                      "messages that are sent back")
-    given_up = level < 0 or record.reconsume_times >= most_times(
-        broker, group, wanted["maxReconsumeTimes"])
+    given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
     level = level or _FIRST_LEVEL + record.reconsume_times
     if broker.writer is None:
         returned = _returned(record, VERSIONS[NEWEST], None)
@@ -55,7 +61,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
                      f"bytes, and a message takes {MAX_PROPERTIES}")
     topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
     if broker.writer is not None:
-        _put(broker.writer, call, returned, topic)
+        _put(broker.writer, call, returned, topic, 1 if given_up else queues)
         return None
     tags = tags_code(props.parse(java_text(returned.properties)).get(props.TAGS))
     if given_up:
@@ -67,26 +73,31 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     return Response({})
 
 
-def most_times(broker: Broker, group: str, asked: int | None) -> int:
-    """How often a group gets a message again before it is a dead letter; ``asked``: as a client
-    wants it.
+def most_times(broker: Broker, group: str, call: Call) -> int:
+    """How often a group gets a message again before it is a dead letter: as a client wants it, if
+    it is one that brokers believe.
     """
-    if asked is not None:
+    asked: int | None = call.fields["maxReconsumeTimes"]
+    if asked is not None and call.command.version >= _SAYS_TIMES:
         return asked
     times = broker.source.groups.get(group, {}).get("retry_max_times")
     return times if isinstance(times, int) else MOST_TIMES
 
 
-def make_topic(writer: Writer, topic: str) -> None:
-    """A retry or dead-letter topic, if it is not there. RefusedError, StoreIOError."""
+def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
+    """A retry or dead-letter topic, made with so many queues if it is not there; how many of them
+    it has. RefusedError, StoreIOError.
+    """
     if writer.topics.get(topic) is None:
-        writer.source.learn(topic, writer.topics.create(topic, 1, 1, READ | WRITE))
+        queues = min(queues, MOST_QUEUES)
+        writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
+    return min(queues, max(writer.source.topics[topic].write_queues, 1))
 
 
-def _put(writer: Writer, call: Call, record: Record, topic: str) -> None:
-    """Puts it into the store: into the topic, or into the schedule."""
-    make_topic(writer, topic)
-    message = Outgoing(topic, record.body, java_text(record.properties), 0, record.flag,
+def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
+    """Puts it into the store: into any of so many queues of the topic, or into the schedule."""
+    queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
+    message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
                        record.sys_flag, record.born_timestamp, record.born_host,
                        store_host=record.store_host if writer.settings.profile.generation < 5
                        else None, reconsume_times=record.reconsume_times)
@@ -122,7 +133,9 @@ def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Reco
     if is_blank(known.get(props.ORIGIN_MESSAGE_ID)):
         known.put(props.ORIGIN_MESSAGE_ID, record.message_id)
     made = known.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
-    return replace(record, properties=made, reconsume_times=record.reconsume_times + 1)
+    # Counted as Java does, whose numbers begin again below zero.
+    times = (record.reconsume_times + 1 + _HALF) % (2 * _HALF) - _HALF
+    return replace(record, properties=made, reconsume_times=times)
 
 
 HANDLERS: Table = {"CONSUMER_SEND_MSG_BACK": send_back}

@@ -17,6 +17,7 @@ from rmqctl.remoting.codes import Answer
 from rmqctl.serve.broker import ANY_QUEUE, Broker, Buffer
 from rmqctl.serve.consuming.lines import Line
 from rmqctl.serve.consuming.popping import (
+    MOST_ATTEMPTS,
     RENEWED_S,
     TURN_S,
     Given,
@@ -97,7 +98,7 @@ def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -
     system = message.system_properties
     system.queue_id, system.queue_offset = given.receipt.queue[1], given.receipt.offset
     system.receipt_handle = _handle(broker.pops.of(group, topic), given.receipt)
-    system.delivery_attempt = given.flight.attempt
+    system.delivery_attempt = min(given.flight.attempt, MOST_ATTEMPTS)
     system.invisible_duration.seconds = int(wish.invisible)
     return message
 

@@ -12,6 +12,7 @@ from typing import Any
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import decode, host_text
 from rmqctl.serve.broker import Buffer
+from rmqctl.serve.consuming.popping import MOST_ATTEMPTS
 from rmqctl.serve.grpc.protocol import MESSAGES, Code, Refused, milliseconds, span
 from rmqctl.store.objects import java_text, plain_body
 
@@ -53,7 +54,7 @@ def to_client(record: Buffer, topic: str) -> Any:
         "born_host": known.get(_BORN_HOST) or host_text(*found.born_host).rpartition(":")[0],
         "store_host": host_text(*found.store_host),
         "queue_id": found.queue_id, "queue_offset": found.queue_offset,
-        "delivery_attempt": found.reconsume_times + 1}
+        "delivery_attempt": min(found.reconsume_times + 1, MOST_ATTEMPTS)}
     for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
                         ("trace_context", _TRACE_CONTEXT)):
         if name in known:

@@ -7,6 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from rmqctl.broker.settings import Host, packed
+from rmqctl.engine.config.table import Config
+from rmqctl.engine.config.topics import (
+    BEAN_QUEUES,
+    WRITE,
+    name_problem,
+    number,
+    takes_no_messages,
+)
 from rmqctl.engine.put.message import (
     TIMER_ILLEGAL,
     BatchItem,
@@ -32,6 +40,7 @@ from rmqctl.serve.producing.properties import REGION
 from rmqctl.serve.producing.timing import recall_handle, timed
 from rmqctl.serve.producing.transactions import is_half
 from rmqctl.serve.producing.writing import Writer
+from rmqctl.serve.source import MOST_QUEUES
 
 _CODES = {
     "PUT_OK": Status.SUCCESS, "FLUSH_DISK_TIMEOUT": Status.FLUSH_DISK_TIMEOUT,
@@ -39,6 +48,8 @@ _CODES = {
     "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
     TIMER_ILLEGAL: Status.MESSAGE_ILLEGAL,
     "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
+_OF_A_UNIT, _FOR_UNITS = 1, 2
+"""topicSysFlag of a topic that a unit's producer made, and of a retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 """Of a message in a batch, what lies before its body."""
@@ -63,7 +74,7 @@ def send_message(broker: Broker, call: Call) -> None:
     else:
         put_into = queue_id
         if topic.startswith(props.RETRY_PREFIX):
-            topic, given = _retried(broker, writer, wanted, given)
+            topic, given = _retried(broker, writer, call, given)
             put_into = queue_id if topic == wanted["topic"] else 0
         transactions = None
         if is_half(given) and not (_is_old_retry(wanted, given) and (
@@ -111,14 +122,13 @@ def _transaction_id(properties: str) -> dict[str, str]:
     return {"transactionId": properties[at + len(_KEY):end if end >= 0 else None]}
 
 
-def _retried(broker: Broker, writer: Writer, wanted: dict[str, Any], given: str
-             ) -> tuple[str, str]:
+def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
     """(topic, properties) of a message that a consumer sends into its retry topic by itself, as it
     does where it could not send it back: after too many times it is a dead letter.
     """
-    topic, times = wanted["topic"], wanted["reconsumeTimes"] or 0
+    topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)
-    most = most_times(broker, group, wanted["maxReconsumeTimes"])
+    most = most_times(broker, group, call)
     if group not in writer.groups.table and len(broker.new_groups) < broker.groups.most:
         broker.new_groups.add(group)
     if writer.settings.profile.generation < 5:
@@ -144,28 +154,45 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     topic, queue_id = wanted["topic"], wanted["queueId"]
     if writer.allows(topic, queue_id):
         return writer, queue_id
-    _make_topic(writer, topic)
-    if queue_id < 0:
-        known = writer.topics.get(topic) or {}
-        queue_id = random.randrange(max(int(known.get("writeQueueNums", 1)), 1))  # noqa: S311
-    problem = writer.topics.allows(topic, queue_id)
+    generation = writer.settings.profile.generation
+    illegal = Status.INVALID_PARAMETER if generation >= 5 else Status.SYSTEM_ERROR
+    problem = name_problem(topic)
     if problem is not None:
-        raise Answer(Status.SYSTEM_ERROR, problem)
+        raise Answer(illegal, problem)
+    if takes_no_messages(topic, generation):
+        raise Answer(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+    config = _topic(writer, wanted)
+    queues, perm = number(config, "writeQueueNums", BEAN_QUEUES), number(config, "perm", WRITE)
+    most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MOST_QUEUES)
+    if queue_id < 0 < most:
+        queue_id = random.randrange(min(max(queues, 1), most))  # noqa: S311
+    if not 0 <= queue_id < most:
+        raise Answer(illegal, f"request queueId[{queue_id}] is illegal, topic {topic} has {most} "
+                     "queues")
+    if not perm & WRITE:
+        raise Answer(Status.NO_PERMISSION, f"topic {topic} is not writable (perm {perm})")
     return writer, queue_id
 
 
-def _make_topic(writer: Writer, topic: str) -> None:
-    """The topic, made where a broker would. Answer."""
-    if writer.topics.get(topic) is not None:
-        return
+def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
+    """The configuration of the topic, which is made where a broker would. Answer."""
+    topic = wanted["topic"]
+    known = writer.topics.get(topic)
+    if known is None and topic in writer.source.topics:
+        known = writer.topics.own(topic)
+    if known is not None:
+        return known
+    sys_flag = 0 if not wanted["unitMode"] else (
+        _FOR_UNITS if topic.startswith(props.RETRY_PREFIX) else _OF_A_UNIT)
     try:
-        made = writer.topics.auto_create(topic)
+        made = writer.topics.auto_create(topic, wanted["defaultTopic"],
+                                         wanted["defaultTopicQueueNums"], sys_flag)
     except RefusedError as error:
-        code = Status.SYSTEM_ERROR if "characters" in str(error) else Status.TOPIC_NOT_EXIST
-        raise Answer(code, str(error)) from None
+        raise Answer(Status.TOPIC_NOT_EXIST, str(error)) from None
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(topic, made)
+    return made
 
 
 def put_answer(result: PutResult, queue_id: int) -> Response:
@@ -229,10 +256,13 @@ def create_topic(broker: Broker, call: Call) -> Response:
     writer, wanted = broker.writer, call.fields
     assert writer is not None
     try:
+        if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
+            raise Answer(Status.SYSTEM_ERROR, f"of a topic {MOST_QUEUES} queues are served")
         made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
                                     _attributes(writer, wanted["attributes"]),
-                                    order=wanted["order"])
+                                    wanted["order"], wanted["topicFilterType"],
+                                    wanted["topicSysFlag"])
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(wanted["topic"], made)

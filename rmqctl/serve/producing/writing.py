@@ -33,7 +33,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.serve.log_reader import LogReader
 from rmqctl.serve.producing.properties import Properties
 from rmqctl.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, Queue
-from rmqctl.serve.source import Source
+from rmqctl.serve.source import MOST_QUEUES, Source
 
 _MANY_ROWS = 50_000
 _SETTLE_S = 2.0
@@ -159,7 +159,8 @@ class Writer:
             self._allowed_of, self._allowed = topics.table, set()
         if (topic, queue_id) in self._allowed:
             return True
-        if topics.get(topic) is None or topics.allows(topic, queue_id) is not None:
+        if topics.get(topic) is None or queue_id >= MOST_QUEUES or (
+                topics.allows(topic, queue_id) is not None):
             return False
         if len(self._allowed) < _MANY_ROWS:
             self._allowed.add((topic, queue_id))

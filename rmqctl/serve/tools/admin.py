@@ -269,6 +269,8 @@ def queue_rows(broker: Broker, call: Call) -> Response:
     """Rows of a plain consumequeue, as they lie there."""
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]
+    if broker.writer is not None:
+        broker.writer.settle_now()
     known = broker.topic(name) is not None and queue_id >= 0
     queue = broker.source.store.queue(name, queue_id) if known else None
     if queue is None or not queue.exists:

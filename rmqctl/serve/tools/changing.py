@@ -44,9 +44,14 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
 
 
 def delete_group(broker: Broker, call: Call) -> Response:
-    """Forgets what was set for a group of consumers; its positions and messages stay."""
+    """Forgets what was set for a group of consumers, and where asked to, its positions; its
+    messages stay.
+    """
     writer, name = broker.writer, call.fields["groupName"]
     assert writer is not None
+    if call.fields["removeOffset"] or call.fields["cleanOffset"]:
+        broker.positions.forget(name)
+        writer.source.offsets = broker.positions.stored
     if writer.groups.get(name) is not None:
         writer.groups.remove(name)
         writer.source.refresh(force=True)
