@@ -37,7 +37,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_warning(f"rmqctl is installed without its compiled kernel: {exc}")
             return
         if version == "editable":
-            shutil.copy(made, ROOT / KERNEL)
+            install(made, ROOT / KERNEL)
         else:
             build_data["force_include"][str(made)] = str(KERNEL / made.name)
         build_data.update(pure_python=False, infer_tag=True)
@@ -45,6 +45,13 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
         if hasattr(self, "scratch"):
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def install(made: Path, folder: Path) -> None:
+    """Puts the module there in one step: what runs goes on with the one it has."""
+    beside = folder / f".{made.name}.new"
+    shutil.copy(made, beside)
+    os.replace(beside, folder / made.name)
 
 
 def compile_kernel(scratch: Path, flags: tuple[str, ...] = ()) -> Path:
@@ -71,6 +78,6 @@ def compile_kernel(scratch: Path, flags: tuple[str, ...] = ()) -> Path:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         if sys.argv[1:2] == ["--sanitize"]:
-            shutil.copy(compile_kernel(Path(folder), SANITIZE), sys.argv[2])
+            install(compile_kernel(Path(folder), SANITIZE), Path(sys.argv[2]))
         else:
-            shutil.copy(compile_kernel(Path(folder)), ROOT / KERNEL)
+            install(compile_kernel(Path(folder)), ROOT / KERNEL)

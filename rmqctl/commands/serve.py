@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import sys
@@ -27,6 +28,7 @@ _STDIN = 0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FAST_PORT = 2
 _STARTS = ("stored", "earliest", "latest")
+_NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _SMALLEST = 1 << 10
 _LIMITS = "What clients may take"
 
@@ -151,7 +153,8 @@ def command(
     from rmqctl.serve.access import read_keys
     from rmqctl.serve.producing.opening import temporary_store
     from rmqctl.serve.server import Limits, Server, bind
-    from rmqctl.serve.serving import Settings, Wanted, open_brokers
+    from rmqctl.serve.serving import CLUSTER, Settings, Wanted, open_brokers
+    from rmqctl.store.broker_conf import NO_CONF
 
     if from_stored_offsets and start != "stored":
         raise UsageError("--from-stored-offsets and --from contradict each other")
@@ -174,14 +177,18 @@ def command(
         for each in stores:
             for text in each.warnings():
                 out.warn(text)
+        conf = layout.broker_conf or NO_CONF
         settings = Settings(view, _start(start), start == "stored", offsets,
+                            cluster=conf.values.get("cluster", CLUSTER),
                             writable=writable or temp, flush=flush,
                             access=read_keys(key_file or []))
         if limits.retry_memory is not None:
             settings = replace(settings, retry_memory=limits.retry_memory)
 
         bound = bind(listen, len(stores))
-        wanted = [Wanted(each.root, each.open, address)
+        # One file is one broker's: of several stores none is more likely to be that one's.
+        name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
+        wanted = [Wanted(each.root, each.open, address, name)
                   for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
         brokers, save = open_brokers(wanted, settings, shown.tell)

@@ -28,6 +28,7 @@ _TABLE = """
 15 UPDATE_CONSUMER_OFFSET consumerGroup! topic! queueId:int! commitOffset:long!
 17 ~UPDATE_AND_CREATE_TOPIC topic! defaultTopic readQueueNums:int! writeQueueNums:int! perm:int! \
    topicFilterType topicSysFlag:int order:bool attributes
+18 ~UPDATE_AND_CREATE_TOPIC_LIST
 21 GET_ALL_TOPIC_CONFIG
 25 ~UPDATE_BROKER_CONFIG
 26 GET_BROKER_CONFIG

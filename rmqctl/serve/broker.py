@@ -395,6 +395,10 @@ class Broker:
         self.tell_in_turns(self.groups.drop_silent())
         self.locks.expire()
 
+    def takes_group(self, group: str) -> bool:
+        """Whether consumers of the group may come."""
+        return self.writer is None or self.writer.makes_groups or group in self.source.groups
+
     def knows_group(self, group: str) -> bool:
         return group in self.source.groups or group in self.groups.consumers
 

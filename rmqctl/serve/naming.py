@@ -19,7 +19,6 @@ def route(broker: Broker, call: Call) -> Response:
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
-    order: list[str] = []
     for each in broker.cluster.brokers.values():
         topic = each.topic(name)
         if topic is None:
@@ -28,15 +27,10 @@ def route(broker: Broker, call: Call) -> Response:
         queues.append({"brokerName": each.name, "perm": topic.perm,
                        "readQueueNums": topic.read_queues, "topicSysFlag": topic.sys_flag,
                        "writeQueueNums": topic.write_queues})
-        if topic.order:
-            order.append(f"{each.name}:{topic.write_queues}")
     if not brokers:
         raise Answer(Status.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: "
                      f"{name}\nSee http://rocketmq.apache.org/docs/faq/ for further details.")
-    value: dict[str, Any] = {"brokerDatas": brokers, "filterServerTable": {}, "queueDatas": queues}
-    if order:
-        value["orderTopicConf"] = ";".join(order)
-    return json_response(value)
+    return json_response({"brokerDatas": brokers, "filterServerTable": {}, "queueDatas": queues})
 
 
 def _broker(broker: Broker, call: Call) -> dict[str, Any]:

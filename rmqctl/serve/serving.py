@@ -35,6 +35,8 @@ class Wanted:
     root: str
     open: Callable[[], Store]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
+    name: str | None = None
+    """The broker's; None for one by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
     cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()
-    names = [_name(number) for number in range(len(wanted))]
+    names = [each.name or _name(number) for number, each in enumerate(wanted)]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(each.root)}"
             for name, each in zip(names, wanted, strict=True)]

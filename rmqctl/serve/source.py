@@ -69,14 +69,19 @@ class Source:
 
     def __post_init__(self) -> None:
         self.store = self.open_store()
+        self.groups: dict[str, dict[str, Any]] = {}
         self._seen = self._stamp()
         self._read(positions=True)
 
-    def _read(self, *, positions: bool) -> None:
+    def _read(self, *, positions: bool, topics: bool = True) -> None:
         self._config.clear()
         self._log_bounds: tuple[int, int] | None = None
         self.view: View = view_of(self.store, self.kind)
         self.log = LogReader(self.store.log, self.view.log_end)
+        if not topics:
+            for group in self.groups_that_stand:
+                self.groups.setdefault(group, {})
+            return
         self.topics = self._topics()
         if positions:
             self.groups_that_stand = {row["group"] for row in self.rows("consumerOffset.json")
@@ -88,9 +93,9 @@ class Source:
 
     # -- change -------------------------------------------------------------------------------
 
-    def refresh(self, *, force: bool = False) -> bool:
+    def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
         """Looks whether the store changed; True where it is another picture now. With ``force`` it
-        is opened anew in any case.
+        is opened anew in any case; without ``topics`` these and groups are those that are known.
         """
         stamp = self._stamp()
         if stamp == self._seen and not force and not self._again:
@@ -100,7 +105,7 @@ class Source:
         try:
             self.store = self.open_store()
             try:
-                self._read(positions=not self.is_own)
+                self._read(positions=not self.is_own, topics=topics)
             except BaseException:
                 self.store.close()
                 raise

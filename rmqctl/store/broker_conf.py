@@ -57,6 +57,12 @@ class BrokerConf:
     """messageIndexEnable."""
     message_index_safe: bool | None = None
     """messageIndexSafe: the index is counted in where a recovery starts."""
+    name: str | None = None
+    """brokerName."""
+    makes_topics: bool | None = None
+    """autoCreateTopicEnable: a topic is made when a message comes for it."""
+    makes_groups: bool | None = None
+    """autoCreateSubscriptionGroup: the same of groups, when a consumer comes."""
     tier: dict[str, Any] = field(default_factory=dict, hash=False)
     """What decides about a tier, by the names of the options of commands on tiers."""
     tier_path: str | None = None
@@ -161,7 +167,8 @@ class _Reading:
             self._flag("rocksdbCQDoubleWriteEnable"), self._text("configManagerVersion"),
             self._flag("enableDLegerCommitLog"), self._text("dLegerSelfId"),
             self._folders("storePathDLedgerCommitLog"), self._flag("messageIndexEnable"),
-            self._flag("messageIndexSafe"),
+            self._flag("messageIndexSafe"), self._text("brokerName"),
+            self._flag("autoCreateTopicEnable"), self._flag("autoCreateSubscriptionGroup"),
             {name: value for key, (name, read) in _TIER_SETTINGS.items()
              if (value := read(self, key)) is not None},
             self._text("tieredStoreFilePath") or self._text("tieredStoreFilepath"),
@@ -254,7 +261,8 @@ _KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | {
     "tieredStoreFilePath", "tieredStoreFilepath",
     "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
     "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",
-    "storePathDLedgerCommitLog", "messageIndexSafe"}
+    "storePathDLedgerCommitLog", "messageIndexSafe", "autoCreateTopicEnable",
+    "autoCreateSubscriptionGroup"}
 
 
 def _same(path: str, other: str) -> bool:

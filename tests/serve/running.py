@@ -18,7 +18,7 @@ from rmqctl.remoting.client import Client
 from rmqctl.serve.broker import Broker
 from rmqctl.serve.server import Limits, Server, bind
 from rmqctl.serve.serving import Settings, Wanted, open_brokers
-from rmqctl.store.store import Store
+from rmqctl.store.store import Sizes, Store
 
 HERE = Address("127.0.0.1", 0)
 
@@ -70,13 +70,13 @@ def until(holds: Callable[[], bool], seconds: float = 8) -> None:
 @contextmanager
 def serving(*roots: Path, settings: Settings | None = None, limits: Limits | None = None,
             then: Sequence[Callable[[Broker], None]] = (), grpc: bool = False,
-            listen: Address = HERE) -> Iterator[Running]:
+            listen: Address = HERE, sizes: Sizes | None = None) -> Iterator[Running]:
     """Serves stores until the block ends; with ``grpc`` to clients of RocketMQ 5, too."""
     events: list[dict[str, Any]] = []
     failures: list[Exception] = []
 
     def opener(root: Path) -> Callable[[], Store]:
-        return lambda: Store.open(root)
+        return lambda: Store.open(root, sizes=sizes)
 
     bound = bind(listen, len(roots))
     brokers, save = open_brokers([Wanted(str(root), opener(root), address)

@@ -64,6 +64,21 @@ def test_it_ends_by_itself_when_nobody_is_there(golden: GoldenFolder) -> None:
         assert out.splitlines()[0].startswith("ready 127.0.0.1:")
 
 
+def test_a_broker_has_the_name_that_its_own_configuration_says(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    for name, shown in (("b-1.x", "b-1.x"), ("b 1", "broker-a")):
+        conf.write_text(f"brokerName={name}\nbrokerClusterName=C1\n")
+        with _started("--temp", "--broker-conf", str(conf)) as process:
+            assert process.stdout is not None
+            address = parse_address(process.stdout.readline().split()[1])
+            assert process.stdout.readline().split()[0] == shown
+            with Client(address) as client:
+                table = client.ask("GET_BROKER_CLUSTER_INFO").json()
+            assert table["clusterAddrTable"] == {"C1": [shown]}
+            process.terminate()
+            assert process.wait(20) == 0
+
+
 def test_limits_of_a_connection_are_options() -> None:
     with _started("--temp", "--max-frame", "2KiB", "--max-silence", "1",
                   "--max-connections", "2", "--max-unfinished", "1KiB") as process:

@@ -16,6 +16,8 @@ from rmqctl.remoting.command import Command, write_command
 from rmqctl.serve.consuming import groups
 from rmqctl.serve.serving import Settings
 from rmqctl.serve.source import MOST_QUEUES
+from rmqctl.store.broker_conf import read_conf
+from rmqctl.store.store import Sizes
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, empty_store, serving, until
 from tests.serve.test_groups import join, members
@@ -23,7 +25,7 @@ from tests.serve.test_pop import only, pop
 from tests.serve.test_writable import pulled, sent
 
 WRITABLE = Settings(writable=True)
-FORBIDDEN, NO_TOPIC, NOT_FOUND = 16, 17, 22
+FORBIDDEN, NO_TOPIC, NOT_FOUND, NO_GROUP = 16, 17, 22, 26
 MOST = (1 << 31) - 1
 
 
@@ -155,9 +157,54 @@ def test_refused_sends_have_the_codes_of_a_broker(client: Client, version: str, 
         answer = sent(client, topic, b"x")
         assert answer.code == code, (topic, answer.remark)
         assert (answer.ext["MSG_REGION"], answer.ext["TRACE_ON"]) == ("DefaultRegion", "true")
-    assert client.ask("UPDATE_AND_CREATE_TOPIC", topic="closed", readQueueNums=1, writeQueueNums=1,
-                      perm=4, defaultTopic="TBW102", topicFilterType="SINGLE_TAG").code == 0
-    assert sent(client, "closed", b"x").code == FORBIDDEN
+
+
+def test_a_topic_that_is_not_to_be_written_to_says_so_in_its_route_alone(client: Client) -> None:
+    assert client.ask("UPDATE_AND_CREATE_TOPIC", topic="closed", readQueueNums=2, writeQueueNums=2,
+                      perm=4, defaultTopic="TBW102", topicFilterType="SINGLE_TAG",
+                      order="true").code == 0
+    route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic="closed").json()
+    assert route["queueDatas"][0]["perm"] == 4
+    assert "orderTopicConf" not in route
+    assert sent(client, "closed", b"x", queue=1).code == 0
+
+
+def test_several_topics_are_made_at_once(client: Client, version: str) -> None:
+    value = [{"topicName": name, "readQueueNums": 2, "writeQueueNums": 3, "perm": 6, "order": False,
+              "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0,
+              "attributes": {"+message.type": "FIFO"}} for name in ("A", "B")]
+    assert client.ask("UPDATE_AND_CREATE_TOPIC_LIST", {"topicConfigList": value}).code == 0
+    table = client.ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
+    for name in ("A", "B"):
+        assert (table[name]["readQueueNums"], table[name]["writeQueueNums"]) == (2, 3)
+        assert (version == "4.9.3") or table[name]["attributes"] == {"message.type": "FIFO"}
+    for wrong in ([{"topicName": "C"}], [{"topicName": "TBW102", **value[0]}][:1] * 1001):
+        assert client.ask("UPDATE_AND_CREATE_TOPIC_LIST", {"topicConfigList": wrong}).code == 1
+    assert client.ask("GET_ROUTEINFO_BY_TOPIC", topic="C").code == NO_TOPIC
+
+
+def test_what_the_brokers_own_configuration_switches_off(tmp_path: Path, version: str) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("autoCreateTopicEnable=false\nautoCreateSubscriptionGroup=false\n"
+                    "maxMessageSize=1000\nbrokerName=b1\n")
+    root = empty_store(tmp_path / "store", version)
+    read = read_conf(str(conf))
+    with serving(root, settings=WRITABLE, sizes=Sizes(conf=read)) as served, (
+            served.client()) as client:
+        assert sent(client, "UNKNOWN", b"x").code == NO_TOPIC
+        assert client.ask("GET_ROUTEINFO_BY_TOPIC", topic="TBW102").code == NO_TOPIC
+        assert sent(client, "found", b"x", c="DefaultCluster").code == 0
+        assert sent(client, "found", bytes(2000)).code == 13
+        join(client, "one", "found")
+        assert members(client) == []
+        assert client.pull("found", 0, 0, group="CG").code == NO_GROUP
+        set_group(client, "CG")
+        join(client, "one", "found")
+        assert members(client) == ["one"]
+        assert client.pull("found", 0, 0, group="CG").code == 0
+        said = client.ask("GET_BROKER_CONFIG").body.decode().splitlines()
+        assert {"autoCreateTopicEnable=false", "autoCreateSubscriptionGroup=false",
+                "maxMessageSize=1000"} <= set(said)
 
 
 def test_a_store_that_is_only_read_says_the_region_too(golden: GoldenFolder) -> None:

@@ -110,10 +110,10 @@ def test_what_is_sent_can_be_pulled_at_once(served: Running, root: Path, rmqctl:
         assert client.ask("GET_ROUTEINFO_BY_TOPIC", topic="orders").json()["queueDatas"][0][
             "perm"] == 6
         refused = sent(client, "orders", b"x", queue=9)
-        assert refused.code == (29 if served.brokers[0].writer.settings.profile.generation >= 5
-                                else 1)
-        assert refused.ext == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-        assert sent(client, "no way", b"x").code in (1, 17)
+        writer = served.brokers[0].writer
+        assert writer is not None
+        assert refused.code == (29 if writer.settings.profile.generation >= 5 else 1)
+        assert sent(client, "no way", b"x").code == refused.code
         assert sent(client, "orders", bytes(5 << 20)).code == 13
     served.do(lambda: None)
 

@@ -145,6 +145,8 @@ class Topics(ConfigTable):
     """The topics of a store. Whoever changes them must hold the store's lock."""
 
     file, table_name = NAME, TABLE
+    makes = True
+    """Whether topics are made when a message comes for them (autoCreateTopicEnable)."""
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -277,7 +279,8 @@ class Topics(ConfigTable):
         cluster = self.settings.cluster
         if name.startswith(_REVIVE_PREFIX):
             return self.bean(name, _REVIVE_QUEUES)
-        if name not in system_topics(self.settings.profile.generation, cluster):
+        if name not in system_topics(self.settings.profile.generation, cluster) or (
+                name == DEFAULT_TOPIC and not self.makes):
             return None
         is_model = name in (DEFAULT_TOPIC, cluster)
         return {**self.bean(name, BEAN_QUEUES if name == cluster else _OWN_QUEUES.get(name, 1)),
@@ -286,7 +289,7 @@ class Topics(ConfigTable):
     def _made_by_sending(self, name: str, model: str, queues: int) -> Config | None:
         after = self.get(model) or self.own(model) or {}
         perm = number(after, "perm", READ_WRITE)
-        if perm & INHERIT:
+        if perm & INHERIT and (self.makes or model != DEFAULT_TOPIC):
             queues = min(queues, number(after, "writeQueueNums", BEAN_QUEUES))
             return {**self.bean(name, max(queues, 0)), "perm": perm & ~INHERIT,
                     "topicFilterType": after.get("topicFilterType", "SINGLE_TAG")}

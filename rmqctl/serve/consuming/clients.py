@@ -74,7 +74,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         name = _name(each.get("groupName"))
         group = groups.consumers.get(name) or Group(name)
         known = group.members.get(client_id)
-        if not name or (known is None and room <= 0):
+        if not name or (known is None and room <= 0) or not broker.takes_group(name):
             continue
         room -= known is None
         groups.consumers[name] = group

@@ -61,6 +61,9 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
     """The checks before anything is read, in a broker's order. ``lowest`` queue id; ``illegal``:
     the code for others. Answer.
     """
+    if not broker.takes_group(wanted["consumerGroup"]):
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+                     f"subscription group [{wanted['consumerGroup']}] does not exist")
     settings = broker.source.groups.get(wanted["consumerGroup"], {})
     if settings.get("consume_enable") is False:
         raise Answer(Status.NO_PERMISSION,

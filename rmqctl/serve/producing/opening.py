@@ -51,19 +51,25 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
-        root, folders = store.root, store.log_folders
-        settings = resolve(store, {"flush": flush}).settings
+        root, folders, sizes = store.root, store.log_folders, store.sizes
+        settings = resolve(store, {
+            **sizes.conf.values, "flush": flush, "commitlog_file_size": sizes.commitlog_file,
+            "consumequeue_file_size": sizes.consumequeue_file, "index_slots": sizes.index_slots,
+            "index_max": sizes.index_max}).settings
     settings = replace(settings, store_host=packed(address), cluster=cluster)
     engine = Engine.open(root, settings, commitlog_dirs=[
         os.path.relpath(folder, root) for folder in folders])
     try:
         engine.reput()
         source = Source(open_store, "disk", pages, is_own=True)
-        return Writer(engine, Topics(root, settings, now_ms),
-                      SubscriptionGroups(root, settings, now_ms), source)
+        topics = Topics(root, settings, now_ms)
+        topics.makes = sizes.conf.makes_topics is not False
+        writer = Writer(engine, topics, SubscriptionGroups(root, settings, now_ms), source)
+        writer.makes_groups = sizes.conf.makes_groups is not False
     except BaseException:
         engine.close()
         raise
+    return writer
 
 
 def keep_json(source: Source, name: str, value: dict[str, object]) -> None:

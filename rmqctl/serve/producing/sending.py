@@ -10,7 +10,6 @@ from rmqctl.broker.settings import Host, packed
 from rmqctl.engine.config.table import Config
 from rmqctl.engine.config.topics import (
     BEAN_QUEUES,
-    WRITE,
     name_problem,
     number,
     takes_no_messages,
@@ -33,8 +32,9 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from rmqctl.parse_values import parse_address
-from rmqctl.remoting.codes import Answer, Status
+from rmqctl.remoting.codes import CODE_OF, REQUESTS, Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
+from rmqctl.serve.consuming.clients import body_of, objects
 from rmqctl.serve.consuming.returning import make_topic, most_times
 from rmqctl.serve.producing.properties import REGION
 from rmqctl.serve.producing.timing import recall_handle, timed
@@ -48,6 +48,9 @@ _CODES = {
     "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
     TIMER_ILLEGAL: Status.MESSAGE_ILLEGAL,
     "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
+_MOST_TOPICS = 1000
+_TOPIC_FIELDS = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag",
+                 "order")
 _OF_A_UNIT, _FOR_UNITS = 1, 2
 """topicSysFlag of a topic that a unit's producer made, and of a retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
@@ -146,7 +149,9 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Who puts a message that may be sent, and into which queue of its topic. Answer."""
+    """Who puts a message that may be sent, and into which queue of its topic. That a topic is not
+    to be written to is said by its route alone, as by brokers. Answer.
+    """
     writer = broker.writer
     assert writer is not None
     if writer.is_busy:
@@ -162,15 +167,13 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     if takes_no_messages(topic, generation):
         raise Answer(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
     config = _topic(writer, wanted)
-    queues, perm = number(config, "writeQueueNums", BEAN_QUEUES), number(config, "perm", WRITE)
+    queues = number(config, "writeQueueNums", BEAN_QUEUES)
     most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MOST_QUEUES)
     if queue_id < 0 < most:
         queue_id = random.randrange(min(max(queues, 1), most))  # noqa: S311
     if not 0 <= queue_id < most:
         raise Answer(illegal, f"request queueId[{queue_id}] is illegal, topic {topic} has {most} "
                      "queues")
-    if not perm & WRITE:
-        raise Answer(Status.NO_PERMISSION, f"topic {topic} is not writable (perm {perm})")
     return writer, queue_id
 
 
@@ -253,7 +256,31 @@ def end_transaction(broker: Broker, call: Call) -> None:
 
 def create_topic(broker: Broker, call: Call) -> Response:
     """Makes or changes a topic."""
-    writer, wanted = broker.writer, call.fields
+    _create(broker, call.fields)
+    return Response()
+
+
+def create_topics(broker: Broker, call: Call) -> Response:
+    """Makes or changes several."""
+    wanted = objects(body_of(call).get("topicConfigList"))
+    if len(wanted) > _MOST_TOPICS:
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics at once")
+    for each in wanted:
+        attributes = each.get("attributes")
+        pairs = attributes.items() if isinstance(attributes, dict) else ()
+        _create(broker, REQUESTS[CODE_OF["UPDATE_AND_CREATE_TOPIC"]].read({
+            "topic": str(each.get("topicName", "")),
+            "attributes": ",".join(f"{name}={value}" for name, value in pairs),
+            **{name: _field(each[name]) for name in _TOPIC_FIELDS if name in each}}))
+    return Response()
+
+
+def _field(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _create(broker: Broker, wanted: dict[str, Any]) -> None:
+    writer = broker.writer
     assert writer is not None
     try:
         if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
@@ -266,7 +293,6 @@ def create_topic(broker: Broker, call: Call) -> Response:
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(wanted["topic"], made)
-    return Response()
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
@@ -291,4 +317,5 @@ HANDLERS: Table = {
     "SEND_BATCH_MESSAGE": send_message,
     "END_TRANSACTION": end_transaction,
     "UPDATE_AND_CREATE_TOPIC": create_topic,
+    "UPDATE_AND_CREATE_TOPIC_LIST": create_topics,
 }

@@ -140,13 +140,15 @@ class Writer:
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None
+        self.makes_groups = True
+        """Whether a group is there as soon as a consumer comes (autoCreateSubscriptionGroup)."""
         self.failure: str | None = None
         self.received: Counter[str] = Counter()
         self._pending: list[_Pending] = []
         self._pending_size = 0
         self._tails: dict[QueueKey, TailQueue] = {}
         self._rows = 0
-        self._unsettled = self._must_settle = False
+        self._unsettled = self._must_settle = self._must_look = False
         self._settled_at = time.monotonic()
         self._running: asyncio.Future[None] | None = None
         self._allowed: set[QueueKey] = set()
@@ -257,7 +259,7 @@ class Writer:
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
         """Remembers the rows of what was put. Where it cannot be told here which rows there are,
-        they are read from the disk.
+        they are read from the disk, and the topics there as well.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -289,20 +291,32 @@ class Writer:
         tail = self._tails.get(key)
         try:
             if tail is None:
-                if key[0] not in self.source.topics:  # one that a broker has by itself
-                    self.source.learn(key[0], {"readQueueNums": 1, "writeQueueNums": 1})
+                self._know(*key)
                 tail = TailQueue(self.source.queue(*key), self.source.log, result.queue_offset)
-            if tail.end != result.queue_offset or tail.start > tail.stored.end:
+            if not self._must_settle and (
+                    tail.end != result.queue_offset or tail.start > tail.stored.end):
                 rows = []
         except RmqctlError:
             rows = []
-        if not rows or tail is None or self._must_settle:
-            self._must_settle = True
+        if not rows or tail is None:
+            self._must_settle = self._must_look = True
+        if self._must_settle or tail is None:
             return
         self._tails[key] = tail
         for place, size, known in rows:
             tail.add(place, size, tags_code(known.get(properties.TAGS)))
         self._rows += len(rows)
+
+    def _know(self, topic: str, queue_id: int) -> None:
+        """Sees to it that a topic is known with this queue, as it will be found on the disk."""
+        known = self.source.topics.get(topic)
+        if known is not None and known.read_queues > queue_id:
+            return
+        if known is None or self.topics.get(topic) is None:  # one that a broker has by itself
+            self.source.learn(topic, {"readQueueNums": queue_id + 1,
+                                      "writeQueueNums": queue_id + 1})
+        else:
+            known.read_queues = min(queue_id + 1, MOST_QUEUES)
 
     @property
     def levels(self) -> delay.Levels:
@@ -319,10 +333,10 @@ class Writer:
         """Everything put so far becomes rows on the disk, and the store is opened anew."""
         self.engine.reput()
         self._settled_at = time.monotonic()
-        if not self.source.refresh(force=True):
+        if not self.source.refresh(force=True, topics=self._must_look):
             return  # what is known here is served on
         self._tails.clear()
-        self._rows, self._unsettled, self._must_settle = 0, False, False
+        self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
 
     def settle_in_time(self) -> None:
         """The same now and then."""

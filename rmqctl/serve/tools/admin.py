@@ -153,8 +153,8 @@ def broker_config(broker: Broker, _call: Call) -> Response:
     store, writer = broker.source.store, broker.writer
     known = resolve(store, {}).settings if writer is None else writer.settings
     response = _properties({
-        "autoCreateSubscriptionGroup": "true",
-        "autoCreateTopicEnable": _java(broker.is_writable),
+        "autoCreateSubscriptionGroup": _java(writer is None or writer.makes_groups),
+        "autoCreateTopicEnable": _java(writer is not None and writer.topics.makes),
         "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
         "brokerName": broker.name, "brokerPermission": READ | WRITE * broker.is_writable,
         "brokerRole": known.role, "enablePropertyFilter": "true", "fileReservedTime": 72,
