@@ -245,6 +245,12 @@ class Source:
             self.groups[name] = {"group": name, **{snake(key): value
                                                    for key, value in config.items()}}
 
+    def retry_queues(self, group: str) -> int:
+        """How many queues the retry topic of a group has when it is made; none: nothing that its
+        consumers send back comes again.
+        """
+        return _count(self.groups.get(group, {}).get("retry_queue_nums"))
+
     @staticmethod
     def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:
         """The group that a retry or dead-letter topic is of."""

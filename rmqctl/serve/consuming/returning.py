@@ -23,7 +23,7 @@ from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Call, Response, Table
 from rmqctl.serve.consuming.memory import EACH
 from rmqctl.serve.producing.writing import Writer
-from rmqctl.serve.source import MOST_QUEUES, READ, WRITE
+from rmqctl.serve.source import READ, WRITE
 from rmqctl.store.objects import java_text
 
 MOST_TIMES = 16
@@ -40,8 +40,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if not broker.knows_group(group):
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"subscription group not exist, {group}")
-    queues = broker.source.groups.get(group, {}).get("retry_queue_nums", 1)
-    if queues < 1:
+    queues = broker.source.retry_queues(group)
+    if not queues:
         return Response({})
     raw = broker.raw_at(wanted["offset"])
     if raw is None:
@@ -89,7 +89,6 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
     it has. RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
-        queues = min(queues, MOST_QUEUES)
         writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
     return min(queues, max(writer.source.topics[topic].write_queues, 1))
 

@@ -22,7 +22,7 @@ from rmqctl.parse_values import Address, now_ms
 from rmqctl.serve.consuming.positions import Positions
 from rmqctl.serve.producing.writing import Writer
 from rmqctl.serve.reading import Pages
-from rmqctl.serve.source import LMQ_FILE, MOST_QUEUES, Source, stat_of
+from rmqctl.serve.source import LMQ_FILE, Source, stat_of
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.store import Store
 
@@ -106,11 +106,6 @@ def keep_positions(source: Source, positions: Positions) -> None:
             key: queues for key, queues in table.items() if key not in light}})
 
 
-def _retry_queues(source: Source, group: str) -> int:
-    queues = source.groups.get(group, {}).get("retry_queue_nums", 1)
-    return min(queues, MOST_QUEUES) if isinstance(queues, int) else 1
-
-
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
     """Groups that are here for the first time, and their retry topics, as a broker makes them.
     StoreIOError, RefusedError.
@@ -120,7 +115,7 @@ def keep_groups(writer: Writer, names: Iterable[str]) -> None:
     new = {name: groups.bean(name) for name in names if name not in groups.table}
     retries = {name: topics.bean(name, queues) for each in names
                if (name := RETRY_PREFIX + each) not in topics.table
-               and (queues := _retry_queues(writer.source, each)) > 0}
+               and (queues := writer.source.retry_queues(each)) > 0}
     if retries:
         topics.put(retries)
         for name, config in retries.items():
