@@ -46,7 +46,7 @@ FOR_A_ROW = 256
 """Bytes that the server takes for a message that it keeps, beside its record, at most."""
 CONNECTIONS = 4
 """Of each client."""
-PASSES = 3
+PASSES = 5
 """Of the measurement at half load: the middle one counts."""
 PULL, SEND = 11, 310
 SUCCESS = b'"code":0,'
