@@ -171,7 +171,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
     late = time.monotonic() + _LAG_S
     return [{
         "broker": broker.name, "group": name, "topic": topic,
-        "members": len(broker.groups.consumers[name].members),
+        "members": len(broker.groups.consumers[name].ids),
         "lag": lag_of(broker, name, topic, late),
         "out/s": second.delivered.get((broker.name, name, topic), 0) / second.seconds,
     } for broker, name, topic in chosen]
@@ -249,7 +249,7 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
     yield "rmqctl_serve_delivered_bytes_total", label, broker.delivered_bytes
     yield "rmqctl_serve_messages_damaged_total", label, broker.skipped
     yield from each("rmqctl_serve_group_members", ("group",), (
-        ((group.name,), len(group.members)) for group in broker.groups.consumers.values()))
+        ((group.name,), len(group.ids)) for group in broker.groups.consumers.values()))
     yield from each("rmqctl_serve_group_diff", ("group", "topic"), (
         ((group, topic), lag) for group, topic, lag in lags(broker)))
     yield "rmqctl_serve_pulls_waiting", label, (

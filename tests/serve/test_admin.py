@@ -327,7 +327,7 @@ def test_a_reset_moves_a_group_and_tells_its_members(served, client, root, queue
         join(java, "java", TOPIC, group=GROUP)
         join(other, "c++", TOPIC, group=GROUP)
         served.do(lambda: setattr(
-            served.brokers[0].groups.consumers[GROUP].members["c++"], "language", "CPP"))
+            served.brokers[0].groups.consumers[GROUP].member("c++"), "language", "CPP"))
         half = store_time(root, next(each["cq"][50][1] for each in queues
                                      if each["topic"] == TOPIC and each["queueId"] == 0))
         wanted = [each["offsetByTime"] for each in queues if each["topic"] == TOPIC]

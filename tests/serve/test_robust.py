@@ -248,10 +248,10 @@ def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
         assert list(broker.groups.consumers) == ["g"]
         broker.groups.most = broker.groups.count
         value["consumerDataSet"] = [{"groupName": name} for name in ("g", "other")]
-        broker.groups.consumers["g"].members["c"].seen = 0
+        broker.groups.consumers["g"].member("c").seen = 0
         assert client.ask("HEART_BEAT", value).code == 0
         assert list(broker.groups.consumers) == ["g"]
-        assert broker.groups.consumers["g"].members["c"].seen > 0
+        assert broker.groups.consumers["g"].member("c").seen > 0
         for number in range(50):
             client.ask("GET_MAX_OFFSET", topic=f"none{number}", queueId=number)
         assert not any(topic.startswith("none") for topic, _ in broker.source._queues)

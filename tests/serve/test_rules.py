@@ -354,6 +354,26 @@ def test_a_group_may_be_told_nothing_of_its_members(served: Running, client: Cli
         until(lambda: (members(client), len(client.told))[1] > 0)
 
 
+def test_two_clients_with_one_id_are_two_members(client: Client, served: Running) -> None:
+    join(client, "one", "T")
+    for _ in range(2):
+        with served.client() as twin:
+            join(twin, "one", "T")
+            assert members(client) == ["one"]
+            told = len(client.told)
+            for each in (client, twin, client, twin):  # who was there before brings no news
+                join(each, "one", "T")
+            members(client)
+            assert len(client.told) == told
+            answer = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup="CG").json()
+            assert len(answer["connectionSet"]) == 2
+            del client.told[:]
+        until(lambda: (members(client), len(client.told))[1] > 0)
+        assert members(client) == ["one"]
+    assert client.ask("UNREGISTER_CLIENT", clientID="one", consumerGroup="CG").code == 0
+    assert members(client) == []
+
+
 def test_only_who_is_silent_in_a_group_leaves_it(served: Running, client: Client,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     join(client, "one", "T", group="A")

@@ -73,13 +73,12 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     for each in objects(value.get("consumerDataSet")):
         name = _name(each.get("groupName"))
         group = groups.consumers.get(name) or Group(name)
-        known = group.members.get(client_id)
-        if not name or (known is None and room <= 0) or not broker.takes_group(name):
+        is_new = (client_id, call.connection) not in group.members
+        if not name or (is_new and room <= 0) or not broker.takes_group(name):
             continue
-        room -= known is None
+        room -= is_new
         groups.consumers[name] = group
-        is_new = known is None or known.peer is not call.connection
-        group.members[client_id] = member
+        group.members[client_id, call.connection] = member
         group.describe(each)
         wanted = [Subscription.of(one) for one in objects(each.get("subscriptionDataSet"))[
             :_MOST_SUBSCRIPTIONS]]
@@ -128,7 +127,7 @@ def consumer_list(broker: Broker, call: Call) -> Response:
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:
         raise Answer(Status.SYSTEM_ERROR, f"no consumer for this group, {name}")
-    return json_response({"consumerIdList": list(group.members)})
+    return json_response({"consumerIdList": group.ids})
 
 
 def check_client(_broker: Broker, call: Call) -> Response:

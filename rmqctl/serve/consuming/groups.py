@@ -55,16 +55,28 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A group of consumers: its members by client id, and what they subscribe to."""
+    """A group of consumers: its members by client id and connection, since two clients may have
+    one id, and what they subscribe to.
+    """
 
     name: str
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[tuple[str, Peer], Member] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     model: str = CLUSTERING
     type: str = _TYPES[1]
     from_where: str = _FROM[0]
     size: int = 0
     """Bytes that the subscriptions take, roughly."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The client ids of its members, each once."""
+        return list(dict.fromkeys(client_id for client_id, _ in self.members))
+
+    def member(self, client_id: str) -> Member | None:
+        """The member with a client id that came last; None where there is none."""
+        return next((member for member in reversed(self.members.values())
+                     if member.client_id == client_id), None)
 
     def describe(self, value: dict[str, Any]) -> None:
         """Takes over what a heartbeat says of the group."""

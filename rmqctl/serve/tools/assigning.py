@@ -39,9 +39,9 @@ def assignment(broker: Broker, call: Call) -> Response:
         here = broker.groups.consumers.get(group)
         if here is None or not queues or strategy not in _STRATEGIES:
             return json_response({})
-        clients = sorted(here.members)
+        clients = sorted(here.ids)
         client = str(value.get("clientId") or "")
-        place = clients.index(client) if client in here.members else None
+        place = clients.index(client) if client in clients else None
         queues = share_to_pop(queues, len(clients), place, strategy, shared) if mode == POP else (
             share(queues, len(clients), place, strategy))
     return json_response({"messageQueueAssignments": [

@@ -142,7 +142,7 @@ def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
 
 def _member(broker: Broker, group: str, client_id: str | None) -> Member:
     here = broker.groups.consumers.get(group)
-    member = None if here is None else here.members.get(client_id or "")
+    member = None if here is None else here.member(client_id or "")
     if member is None:
         raise Answer(Status.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
     return member
