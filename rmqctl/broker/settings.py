@@ -12,7 +12,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from rmqctl.broker.versions import NEWEST, BrokerVersion, is_release, version_of
+from rmqctl.broker.versions import (
+    NEWEST,
+    BrokerVersion,
+    is_release,
+    version_for,
+    version_of,
+)
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
 from rmqctl.formats.local.index_file import Shape
@@ -200,8 +206,11 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
             remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
+    # What is written goes on as it was begun; a store without a log was begun by nobody.
+    begun = {"version": version_for(store.generation).name} if files and store.log.files else {}
     layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
-        ("files", sizes), ("shown", shown or {}), ("remembered", remembered), ("given", chosen))
+        ("files", sizes), ("shown", {**begun, **(shown or {})}), ("remembered", remembered),
+        ("given", chosen))
     for where, layer in layers:
         values |= layer
         origin |= dict.fromkeys(layer, where)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from rmqctl.engine.config.topics import DEFAULT_TOPIC
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
@@ -203,9 +202,9 @@ class Broker:
             group = name.removeprefix(RETRY_PREFIX)
             if group in self.source.groups or group in self.groups.consumers:
                 found = Topic(name, 0, 0, READ)
-        if self.writer is not None and (found is not None or name == DEFAULT_TOPIC):
+        if self.writer is not None and self.writer.topics.get(name) is None:
             own = self.writer.topics.own(name)
-            if own is not None and self.writer.topics.get(name) is None:
+            if own is not None:
                 found = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
         return None if found is None else self._served(found)
 
@@ -213,17 +212,18 @@ class Broker:
         """The topic with its queue in memory, behind those of the store: a retry topic always has
         one, so that consumers ask for it before there is anything in it.
         """
-        extra = topic.name.startswith(RETRY_PREFIX) or (
-            topic.name, topic.read_queues) in self.memory.queues
+        is_retry = topic.name.startswith(RETRY_PREFIX)
+        extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
         perm = topic.perm
         if not self.is_writable:
             perm &= READ
-        elif topic.name.startswith(RETRY_PREFIX):
-            perm, extra = READ | WRITE, topic.read_queues == 0
+        elif is_retry:  # as it will be made
+            perm, extra = READ | WRITE, 0 if topic.read_queues else self.source.retry_queues(
+                topic.name.removeprefix(RETRY_PREFIX))
         if self.is_wiped:
             perm &= ~WRITE
         return Topic(topic.name, topic.read_queues + extra, topic.write_queues + (
-            extra and self.is_writable), perm, topic.order, topic.sys_flag)
+            extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
 
     def require_topic(self, name: str) -> Topic:
         """Answer 17 where there is no such topic."""

@@ -383,9 +383,11 @@ def test_what_is_not_made_by_sending(tmp_path: Path) -> None:
         with pytest.raises(RefusedError):
             known.auto_create(name)
     # A broker has these by itself: they are not written down.
-    assert topics(tmp_path, V4).auto_create("SELF_TEST_TOPIC")
-    assert known.auto_create("RMQ_SYS_TRACE_TOPIC")
+    assert topics(tmp_path, V4).auto_create("SELF_TEST_TOPIC")["readQueueNums"] == 1
+    assert known.auto_create("BenchmarkTest")["readQueueNums"] == 1024
     assert list(tmp_path.iterdir()) == []
+    assert known.auto_create("RMQ_SYS_TRACE_TOPIC")["readQueueNums"] == 4
+    assert list(read(tmp_path)["topicConfigTable"]) == ["RMQ_SYS_TRACE_TOPIC"]
 
 
 # -- questions ------------------------------------------------------------------------------------

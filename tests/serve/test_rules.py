@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,10 +68,14 @@ def set_group(client: Client, name: str, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(("topic", "most"), [
-    ("TBW102", 8), ("BenchmarkTest", 1024), ("DefaultCluster", 16), ("RMQ_SYS_TRACE_TOPIC", 1)])
+    ("TBW102", 8), ("BenchmarkTest", 1024), ("DefaultCluster", 16), ("RMQ_SYS_TRACE_TOPIC", 4),
+    ("DefaultCluster_REPLY_TOPIC", 1)])
 def test_topics_that_a_broker_has_by_itself_have_so_many_queues(
         client: Client, illegal: int, topic: str, most: int) -> None:
+    if topic != "RMQ_SYS_TRACE_TOPIC":  # which is made when the first trace comes
+        assert queues(client, topic) == most
     assert sent(client, topic, b"last", queue=most - 1).code == 0
+    assert queues(client, topic) == most
     assert sent(client, topic, b"last", queue=most - 1).ext["queueOffset"] == "1"
     for queue in (most, MOST):
         assert sent(client, topic, b"beyond", queue=queue).code == illegal
@@ -285,6 +290,7 @@ def test_retries_go_into_any_queue_of_the_group(served: Running, client: Client)
     (record,) = pulled(client, "T")
     set_group(client, "CG", retryQueueNums=4)
     join(client, "one", "T")
+    assert queues(client, "%RETRY%CG") == 4
     served.do(served.brokers[0].keep)
     assert queues(client, "%RETRY%CG") == 4
     for _ in range(24):
@@ -390,6 +396,20 @@ def test_a_group_that_may_not_consume_hears_so_of_any_topic(client: Client) -> N
     set_group(client, "off", consumeEnable=False)
     assert client.pull("no-such-topic", 0, 0, group="off").code == FORBIDDEN
     assert client.pull("no-such-topic", 0, 0, group="on").code == NO_TOPIC
+
+
+def test_a_store_is_written_as_it_was_begun(golden: GoldenFolder, version: str, illegal: int,
+                                            tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(golden(f"{version}/basic") / "store", root)
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        writer = served.brokers[0].writer
+        assert writer is not None
+        assert writer.settings.version == version
+        topic = next(iter(served.brokers[0].source.topics))
+        assert sent(client, topic, b"x", queue=1000).code == illegal
+        assert sent(client, "made", b"x").code == 0
+        assert ("attributes" in writer.topics.table["made"]) == (version == "5.3.3")
 
 
 # -- tools --------------------------------------------------------------------------------------

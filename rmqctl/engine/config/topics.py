@@ -46,7 +46,8 @@ _SYSTEM_PREFIX = "rmq_sys_"
 _HALF, _OP_HALF = HALF_TOPIC, OP_HALF_TOPIC
 _CHECK_MAX_TIME = "TRANS_CHECK_MAX_TIME_TOPIC"
 _SELF_TEST, _OFFSET_MOVED = "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"
-_SYSTEM = frozenset({DEFAULT_TOPIC, SCHEDULE_TOPIC, "BenchmarkTest", _HALF, "RMQ_SYS_TRACE_TOPIC",
+_TRACE = "RMQ_SYS_TRACE_TOPIC"
+_SYSTEM = frozenset({DEFAULT_TOPIC, SCHEDULE_TOPIC, "BenchmarkTest", _HALF, _TRACE,
                      _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED})
 _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
@@ -255,7 +256,7 @@ class Topics(ConfigTable):
         ``model``, with as many ``queues`` as the producer asks for, if that has as many.
         RefusedError where a broker would not.
 
-        System topics are given as they are, not written: a broker has them by itself.
+        Those that a broker has by itself are given as they are, not written.
         """
         known = self.get(name)
         if known is None:
@@ -270,8 +271,7 @@ class Topics(ConfigTable):
         config = self._made_by_sending(name, model, queues)
         assert config is not None
         config["topicSysFlag"] = sys_flag
-        if not is_system(name, self.settings.profile.generation, self.settings.cluster):
-            self.put({name: config})
+        self.put({name: config})
         return config
 
     def own(self, name: str) -> Config | None:
@@ -280,8 +280,8 @@ class Topics(ConfigTable):
         if name.startswith(_REVIVE_PREFIX):
             return self.bean(name, _REVIVE_QUEUES)
         if name not in system_topics(self.settings.profile.generation, cluster) or (
-                name == DEFAULT_TOPIC and not self.makes):
-            return None
+                name == _TRACE or (name == DEFAULT_TOPIC and not self.makes)):
+            return None  # of traces it is made when one comes (traceTopicEnable is off)
         is_model = name in (DEFAULT_TOPIC, cluster)
         return {**self.bean(name, BEAN_QUEUES if name == cluster else _OWN_QUEUES.get(name, 1)),
                 "perm": READ_WRITE | INHERIT if is_model else READ_WRITE}
