@@ -228,7 +228,7 @@ def test_the_files_say_the_sizes(name: str, sizes: tuple[int, ...], golden: Gold
     found = settled(golden(f"{name}/{part}"), {})
     assert (found.commitlog_file_size, found.consumequeue_file_size, found.index_slots,
             found.index_max) == sizes
-    assert found.version == name.split("/")[0]
+    assert found.version == name.partition("/")[0]
     if name.endswith("batchcq"):
         assert found.batch_consumequeue_file_size == 736
     if name.endswith("cqext"):
