@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.engine_write.crashing import Crasher
-from tests.support import cli, snapshot, unforced
+from tests.support import cli, environment, roomy, snapshot, unforced
 from tests.support import golden as golden_sets
 from tests.support import retried as retried_stores
 from tests.support import tiny as tiny_stores
@@ -26,23 +26,22 @@ pytest_plugins = ["tests.plugin_run", "tests.plugin_transcripts"]
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
-_OF_THE_SUITE = {"RMQCTL_TESTING", "RMQCTL_SEED", "RMQCTL_KERNEL", "RMQCTL_GOLDEN"}
 
 
 def pytest_configure() -> None:
     unforced.install()
+    roomy.install()
     # Properties are about answers, not about time: a busy machine is no failure.
     settings.register_profile("suite", deadline=None, max_examples=examples(100),
-                              suppress_health_check=[HealthCheck.too_slow])
+                              suppress_health_check=[HealthCheck.too_slow],
+                              # A database of failed examples would give one commit two verdicts.
+                              database=None)
     settings.load_profile("suite")
-    # What whoever runs the tests has set for rmqctl, or wrote into a file of theirs, is not ours.
-    for name in set(os.environ) - _OF_THE_SUITE:
-        if name.startswith("RMQCTL_"):
-            del os.environ[name]
+    environment.reduce_to_login()
     os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "rmqctl-tests-no-config")
-    # Else each process that a test starts compiles all modules anew, where that is not kept.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(tempfile.gettempdir(), "rmqctl-tests-compiled")
+    # Processes that tests start share compiled modules, also where the checkout is read-only.
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(
+        tempfile.gettempdir(), f"rmqctl-tests-compiled-{os.getuid()}")
     os.environ["RMQCTL_LANG"] = "en"  # whatever the locale of the machine
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs this in the background has it so, and all that tests start inherits it.

@@ -143,7 +143,7 @@ def test_a_screen_is_in_the_language_and_data_is_not(rmqctl, tiny):
     assert said.out == rmqctl("doctor", tiny.root, "--lang", "zh", env=english).out
     assert "sound: no damage" in rmqctl("doctor", tiny.root, "--lang", "en", env=chinese).out
     for form in ("json", "jsonl", "csv", "tsv"):
-        data = [re.sub(r"\d{6,}", "N", rmqctl("doctor", tiny.root, "-o", form, env=env).out)
+        data = [rmqctl("doctor", tiny.root, "-o", form, env=env).out
                 for env in (english, chinese)]
         assert data[0] == data[1]
 

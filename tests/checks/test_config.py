@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -181,11 +182,12 @@ def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:
         waited.append(seconds)
         (root / MAIN).write_bytes(whole)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    clock = SimpleNamespace(sleep=sleep)
+    monkeypatch.setattr("rmqctl.checks.verify.config.time", clock)
     assert check(root, live=True) == []
     assert len(waited) == 1
     damage.config_truncated(root, NAME, 10)
-    monkeypatch.setattr(time, "sleep", waited.append)
+    clock.sleep = waited.append
     assert [what[:2] for what in brief(check(root, live=True), root)] == [("config-backup", MAIN)]
     assert sum(waited) < 1
 

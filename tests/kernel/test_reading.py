@@ -136,6 +136,7 @@ source.let_go(9, 5)
 if len(sys.argv) > 4:
     signal.signal(signal.SIGBUS, lambda *_: print("as before"))
     print(source.read_records(out, place, size, None))
+sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGBUS)
 """
 

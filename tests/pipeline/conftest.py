@@ -1,9 +1,9 @@
 """One Spark session for all tests of the pipeline, on two threads of this machine.
 
 Tests that use it are of one xdist group, so that only one process of a parallel run starts it (and
-starts with it: it is the largest group). `make test` takes one or two of each kind; that all golden
-stores give the same on Spark is for `make test-exhaustive`. A process has one session at a time:
-another kind takes its place (`Sessions`).
+starts with it: it is the largest group). `make test` runs those in `SMOKE`; the others run in
+`make test-spark` and, with all golden stores, in `make test-exhaustive`. A process has one session at
+a time: another kind takes its place (`Sessions`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import pytest
 from rmqctl.store.log.ranges import Threads
 
 HERE = Path(__file__).parent
+SMOKE = {"test_projection", "test_several_stores_at_once", "test_messages_are_the_message_objects"}
+"""One test of the data source, one of jobs, one of SQL."""
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Tests run for seconds: the JVM's second compiler would only take time from them."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,6 +29,13 @@ def pytest_collection_modifyitems(items):
         if (HERE in item.path.parents and "sessions" in getattr(item, "fixturenames", ())
                 and item.get_closest_marker("xdist_group") is None):
             item.add_marker(pytest.mark.xdist_group("spark"))
+        if _group_name(item) == "spark" and item.name.split("[")[0] not in SMOKE:
+            item.add_marker(pytest.mark.area)
+
+
+def _group_name(item):
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark and mark.args else None
 
 
 class Sessions:
@@ -36,6 +47,7 @@ class Sessions:
     def use(self, master, **conf):
         from rmqctl.pipeline.session import session
 
+        conf = {"spark.driver.extraJavaOptions": QUICK_START, **conf}
         kind = master, tuple(sorted(conf.items()))
         if kind != self._kind:
             self.close()

@@ -31,7 +31,7 @@ from tests.serve.test_pull import expected
 
 SCRIPTS = Path(__file__).parent / "clients"
 Message = dict[str, Any]
-pytestmark = pytest.mark.xdist_group("clients")
+pytestmark = [pytest.mark.xdist_group("clients"), pytest.mark.area]
 
 
 def installed(folder: Path, command: list[str]) -> Path:

@@ -31,7 +31,7 @@ from tests.serve.test_pull import expected
 from tests.support.share import sample
 
 __all__ = ["start"]  # a fixture
-pytestmark = pytest.mark.xdist_group("clients")
+pytestmark = [pytest.mark.xdist_group("clients"), pytest.mark.area]
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rmqctl.commands.app.exit_codes import silence_stdout
 from rmqctl.errors import RmqctlError
 from rmqctl.output import Human, Output
 from rmqctl.output.units import count_text, duration_text, rate_text, size_text
@@ -119,8 +120,10 @@ class Shown:
         try:
             self._out.document(line)
             self._out.flush()
-        except (BrokenPipeError, RmqctlError):  # whoever read it is gone, or its disk is full
+        except (BrokenPipeError, RmqctlError):  # the reader is gone, or its disk is full
             self._wanted = False
+            # The stream still buffers the event: its last flush would end the run with an error.
+            silence_stdout(discard=True)
 
     def _tell_of_second(self) -> None:
         for event in figures.events(self._server, self._watch.look()):
