@@ -1,7 +1,9 @@
 # make demo    the main job on a small real store
-# make test    the suite, with another share of the long lists each day (about 17 minutes)
+# make test    what a change has to pass (at most 6 minutes)
 # make quick   one case of each test, nothing that is slow, no Spark (under 2 minutes)
+# make test-core  one area with its slow tests; also test-serve, test-tiered, test-spark
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
+# make shares  tests/shares.toml: measure all tests, choose the cases that make test runs
 # make lint    ruff and mypy
 # make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
@@ -30,7 +32,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-exhaustive lint kernel-asan wheel binary image docs bench clean
+.PHONY: help venv demo test quick test-core test-serve test-tiered test-spark test-exhaustive shares lint kernel-asan wheel binary image docs bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,6 +67,12 @@ test: venv
 
 quick: venv
 	$(PYTEST) --quick $(ARGS)
+
+test-core test-serve test-tiered test-spark: venv
+	$(PYTEST) --area $(patsubst test-%,%,$@) $(ARGS)
+
+shares: venv
+	$(PYTEST) --write-shares $(ARGS)
 
 test-exhaustive: venv
 	$(PYTEST) --exhaustive $(if $(PART),--part $(PART)) $(ARGS)

@@ -2,8 +2,8 @@
 
 Tests that use it are of one xdist group, so that only one process of a parallel run starts it (and
 starts with it: it is the largest group). `make test` runs those in `SMOKE`; the others run in
-`make test-spark` and, with all golden stores, in `make test-exhaustive`. A process has one session at
-a time: another kind takes its place (`Sessions`).
+`make test-spark` and, with all golden stores, in `make test-exhaustive`. A process has one session
+at a time: another kind takes its place (`Sessions`).
 """
 
 from __future__ import annotations

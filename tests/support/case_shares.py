@@ -36,7 +36,7 @@ ALWAYS = {"tests/kernel/test_equal.py::test_walks",
 
 def function_of(nodeid: str) -> str:
     """The part of a node id that names the function: without its parameters and xdist group."""
-    return nodeid.split("[")[0].split("@")[0]
+    return nodeid.split("[", maxsplit=1)[0].split("@", maxsplit=1)[0]
 
 
 @cache

@@ -70,7 +70,7 @@ def sample(items: Iterable[T], count: int, name: str, *,
 
 
 def every(step: int, items: Sequence[T], name: str) -> Sequence[T]:
-    """Each ``step``-th of the items, all of them in an exhaustive run; the seed shifts where they start."""
+    """Each ``step``-th of the items, all in an exhaustive run; the seed says where to start."""
     if RUN.exhaustive:
         return items
     return items[(RUN.seed + zlib.crc32(name.encode())) % step::step]
