@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Runner
 from tests.support import snapshot, subject
+from tests.support.archives import unpack
 
 NAME = "rocketmq-rust-0.9.0"
 ARCHIVE = Path(__file__).parents[3] / "shared" / "golden" / f"{NAME}.tar.xz"
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(not ARCHIVE.exists(), reason=f"{NAME} is not at 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("other")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(base, filter="tar")
+        unpack(archive, base)
     return base / NAME
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import engine, snapshot
+from tests.support import archives, engine, snapshot
 
 FOLDER = Path(os.environ.get("RMQCTL_GOLDEN") or Path(__file__).parents[1] / "golden")
 LAYOUTS = Path(__file__).parents[1] / "golden-layouts"
@@ -178,7 +178,7 @@ def unpack(each: GoldenSet, base: Path) -> Path:
         shutil.rmtree(staging, ignore_errors=True)
         packed = Path(each.version) / f"{each.kind}.tar.xz"
         with tarfile.open((FOLDER if (FOLDER / packed).exists() else LAYOUTS) / packed) as archive:
-            archive.extractall(staging, filter="tar")
+            archives.unpack(archive, staging)
         _place_wheel(staging / each.kind)
         (staging / each.kind).rename(target)
         staging.rmdir()

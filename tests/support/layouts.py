@@ -7,6 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from tests.support.archives import unpack
 from tests.support.snapshot import copy_tree
 
 FOLDER = Path(__file__).parents[1] / "golden-layouts"
@@ -19,7 +20,7 @@ def layout_set(name: str) -> Path:
     version, kind = name.split("/")
     base = Path(_unpacked.name)
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
-        archive.extractall(base / version, filter="fully_trusted")
+        unpack(archive, base / version, "fully_trusted")
     return base / version / kind
 
 
