@@ -142,7 +142,7 @@ class Journal:
             count = int(head["actions"])
             if len(lines) != count + int(head["steps"]):
                 raise ValueError("lines are missing")
-            return cls(str(head["id"]), int(head["time"]), str(head["command"]),
+            journal = cls(str(head["id"]), int(head["time"]), str(head["command"]),
                        tuple(map(str, head["homes"])), int(head["inode"]),
                        tuple(json.loads(line) for line in lines[:count]),
                        tuple(Record.of(json.loads(line)) for line in lines[count:]),
@@ -151,8 +151,30 @@ class Journal:
                        {str(folder): {str(name): (int(size), int(digest))
                                       for name, (size, digest) in files.items()}
                         for folder, files in head.get("neighbours", {}).items()})
+            for record in journal.records:
+                _refuse_strange_paths(record, len(journal.staging_dirs))
+            return journal
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreIOError(f"{path}: the journal is damaged ({error})") from None
+
+
+def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
+    """ValueError for paths that no repair writes into its journal: it may be a stranger's.
+
+    A target is relative to the root, or absolute in a folder outside (`relocated` decides about
+    those). What is kept lies in the repair's own folder.
+    """
+    own = [record.staged, record.backup, record.undone]
+    if any(os.path.isabs(name) for name in own):
+        raise ValueError("a path of its own folder is absolute")
+    paths = [record.target, *record.folders, *filter(None, own)]
+    for path in paths:
+        if not path or "\0" in path or os.pardir in path.split(os.sep):
+            raise ValueError(f"the path {path!r} leads out of its folder")
+    if not 0 <= record.staging_dir <= further_dirs:
+        raise ValueError(f"there is no folder number {record.staging_dir}")
+    if not os.path.isabs(record.target) and any(map(os.path.isabs, record.folders)):
+        raise ValueError("a step in the store creates folders outside")
 
 
 def _header(line: bytes) -> dict[str, Any]:
