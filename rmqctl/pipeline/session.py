@@ -179,6 +179,9 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
+
+    from rmqctl.pipeline.source.source import RocketMQ
+
     if SparkContext._active_spark_context is not None:
         raise JobError("a Spark session is active in this process already")
     real = f"local[{workers},{_TRIES}]" if workers is not None else master
@@ -192,9 +195,13 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
         held.callback(_end_gateway, gateway)
         context = SparkContext(conf=settings_of_spark, gateway=gateway)
         held.callback(_stop, context)
-        return SparkSession(context)  # a cluster that does not answer is noticed as late as here
+        spark = SparkSession(context)  # a cluster that does not answer is noticed as late as here
+        # Spark's own search for data sources fails where Python's path contains a space.
+        spark.dataSource.register(RocketMQ)
     except Exception as error:  # noqa: BLE001  # of py4j, of pyspark, of the system
         raise _not_started(error, master, log) from None
+    else:
+        return spark
     finally:
         # SparkContext answers Ctrl-C itself; here it is the program that does.
         if threading.current_thread() is threading.main_thread():

@@ -77,12 +77,12 @@ def bytes_of(root: Path) -> dict[str, bytes]:
             if kind[0] == "-"}
 
 
-def undo_all(root: Path) -> int:
+def undo_all(root: Path, *named: Path) -> int:
     """Takes back every repair, the newest first; how many there were."""
     count = 0
     for one in reversed(history(str(root))):
         if one.state not in ("undone", "abandoned"):
-            with Repair(str(root), "undo", finish=False) as repair:
+            with Repair(str(root), "undo", finish=False, named=[*map(str, named)]) as repair:
                 repair.undo(one.id)
             count += 1
     return count

@@ -51,9 +51,11 @@ def index_sizes(tiny: Tiny) -> tuple[str, ...]:
             "--index-max", str(tiny.options.index_max))
 
 
-def there_and_back(run: Run, root: Path, *words: str) -> dict[str, str]:
+def there_and_back(run: Run, root: Path, *words: str,
+                   outside: tuple[str, ...] = ()) -> dict[str, str]:
     """Plans, applies, plans again (nothing is left), takes back; target -> reason of the plan."""
     was = state(root)
+    words = (*words, *outside)
     planned = run("recover", root, *words, *JSON).recovered()
     assert not was.differences(state(root)), "a plan changes nothing"
     done = run("recover", root, *words, "--apply", *JSON).recovered()
@@ -61,7 +63,7 @@ def there_and_back(run: Run, root: Path, *words: str) -> dict[str, str]:
     assert done["applied"]
     assert planned["actions"]
     assert run("recover", root, *words, *JSON).recovered()["actions"] == []
-    run("undo", root, "--yes", *JSON).expect(0)
+    run("undo", root, "--yes", *outside, *JSON).expect(0)
     assert not was.differences(state(root))
     return {one["target"]: one["reason"] for one in planned["actions"]}
 
@@ -254,7 +256,15 @@ def test_a_store_of_links_is_repaired_where_they_lead(rmqctl: Run, tiny: Tiny,
         data[at + 7] ^= 1
         (tiny.root / name).write_bytes(data)
     disks = [snapshot.take(one) for one in sorted(tmp_path.glob("disk*"))]
-    there_and_back(rmqctl, tiny.root)
+    # The links are the store's word: it takes the user's.
+    for words in ((), ("--apply", "--yes")):
+        refused = rmqctl("recover", tiny.root, *words, *JSON).expect(6)
+        assert f"--write-outside {tmp_path / 'disk'}" in refused.err
+    for was, one in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
+        assert not was.differences(snapshot.take(one))
+    named = [word for one in tmp_path.glob("disk*")
+             for word in ("--write-outside", str(one / "inner"))]
+    there_and_back(rmqctl, tiny.root, outside=tuple(named))
     for was, one in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
         assert not was.differences(snapshot.take(one))
     assert (tiny.root / "commitlog").is_symlink()

@@ -199,7 +199,7 @@ def test_a_time_that_a_pause_gives_stays(copy):
     log = {name: data for name, data in before.items() if "COMMIT_LOG" in name}
     assert log
     assert {name: content(copy)[name] for name in log} == log
-    cli.run("undo", copy / "tier", "--yes").expect(0)
+    cli.run("undo", copy / "tier", "--yes", "--write-outside", copy / "store").expect(0)
     assert content(copy) == before
 
 

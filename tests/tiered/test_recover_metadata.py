@@ -65,7 +65,9 @@ def test_of_a_tier_that_stands_alone(golden_copy: GoldenFolder, tmp_path):
                     "json").expect(0).json()
     assert found["applied"]
     assert recovering.same_metadata(path.read_bytes(), engine)
-    cli.run("undo", alone, "--yes").expect(0)
+    refused = cli.run("undo", alone, "--yes").expect(6)
+    assert "--write-outside" in refused.err
+    cli.run("undo", alone, "--yes", "--write-outside", path.parent).expect(0)
     assert not path.exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +11,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
-from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.errors import NotAStoreError, RmqctlError, UsageError
 from rmqctl.output.units import size_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration, show_times_in
 
@@ -40,6 +42,9 @@ def command(
         "--moved", metavar="OLD=NEW", show_default=False,
         help="For a store that was moved or copied: a folder outside of it in which the repair "
         "changed files, and where it is now for STORE.")] = None,
+    write_outside: Annotated[list[str] | None, typer.Option(
+        "--write-outside", metavar="FOLDER", show_default=False,
+        help="Also write in this folder outside STORE, where the repair changed files.")] = None,
     abandon: Annotated[bool, typer.Option(
         "--abandon", help="Give an interrupted repair up: STORE stays as it is, and so does what "
         "is kept.")] = False,
@@ -99,7 +104,8 @@ def command(
     if abandon and (force or moved or id is None):
         raise UsageError("--abandon needs the ID and goes without --force and --moved")
     # What would be taken back, and what was changed since.
-    seen = preview(store.root, id, moved or ())
+    named = [*(write_outside or ()), *_around_tier(store.root)]
+    seen = preview(store.root, id, moved or (), named)
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
                 "undone": False, "next": typed.again(without=("--dry-run",))}
@@ -117,7 +123,8 @@ def command(
         yes=yes)
     with (
         out.progress("taking back", seen.entry.files, unit="steps") as progress,
-        Repair(store.root, "undo", progress=progress.advance, finish=False) as repair,
+        Repair(store.root, "undo", progress=progress.advance, finish=False,
+               named=named) as repair,
     ):
         if abandon:
             repair.abandon(seen.entry.id)
@@ -198,6 +205,16 @@ def _check_root(root: str) -> None:
             Tier.open(root).close()
         except NotAStoreError:
             raise problem from None
+
+
+def _around_tier(root: str) -> list[str]:
+    """The folders of a tier's broker by where the tier lies, not by what is written in it."""
+    from rmqctl.tiered.recover.scope import open_tier
+
+    with contextlib.suppress(RmqctlError), open_tier(root, None) as tier:
+        if tier.metadata_path is not None and tier.broker_root is not None:
+            return [tier.broker_root, os.path.dirname(tier.metadata_path)]
+    return []
 
 
 def _count(files: int) -> str:

@@ -59,6 +59,10 @@ class ApplyOptions(OptionGroup):
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Only show the plan, which is the default.",
         rich_help_panel=_APPLYING)] = False
+    write_outside: Annotated[list[str] | None, typer.Option(
+        "--write-outside", metavar="FOLDER", rich_help_panel=_APPLYING, show_default=False,
+        help="Also write in this folder outside STORE, which a link or the log's settings lead "
+        "to.")] = None
 
 
 def parts_of(known: Sequence[str]) -> Callable[[str], str]:
@@ -94,12 +98,13 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A root that is a tier's: the roots of its brokers, which are held as well, and what raises
-    where no tier is.
+    """A root that is a tier's: the roots of its brokers, which are held as well, what raises
+    where no tier is, and the folders of its metadata.
     """
 
     homes: Sequence[str]
     is_root: Callable[[str], object]
+    writes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +150,12 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
     if options.yes and not options.apply:
         raise UsageError("--yes goes with --apply")
+    named = [*folders, *(options.write_outside or ()), *(tier.writes if tier else ())]
+    named = [os.path.join(store_root, folder) for folder in named]
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
         _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,
-               made_anew=made_anew, mends=mends, folders=folders)
+               made_anew=made_anew, mends=mends, folders=folders, named=named)
         return
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.executor.journal import pending
@@ -165,7 +172,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             proposal = propose(scratch)
-        check(store_root, proposal.plan.steps)  # what --apply refuses is no plan
+        check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
         following = (typed.other(*proposal.instead) if proposal.instead else
                      None if proposal.plan.empty else
                      _look(store_root, tier) if refused else
@@ -218,7 +225,7 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
            resume: bool, tier: Tiered | None, writes: Sequence[str] | None,
-           made_anew: bool, mends: bool, folders: Sequence[str]) -> None:
+           made_anew: bool, mends: bool, folders: Sequence[str], named: Sequence[str]) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store import Store
@@ -229,7 +236,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                                                                     made_anew=made_anew,
                                                                     mends=mends)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
-    with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
+    with Repair(store_root, name, broker_roots=homes, is_root=is_root, named=named) as repair:
         if repair.finished is not None:
             id = repair.finished.id  # noqa: A001
             out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,4 +73,5 @@ def command(
             impact=Impact(messages, topics=expiry.messages) if messages else None)
 
     applying.run(out, place, "tiered expire", propose, apply,
-                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))
+                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
+                                      [scope.broker_root, os.path.dirname(scope.metadata_path)]))

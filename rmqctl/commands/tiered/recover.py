@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -74,4 +75,5 @@ def command(
                                  ends_with=ExitCode.FINDINGS if plan.ambiguous else ExitCode.OK)
 
     applying.run(out, place, "tiered recover", propose, apply,
-                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))
+                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
+                                      [scope.broker_root, os.path.dirname(scope.metadata_path)]))

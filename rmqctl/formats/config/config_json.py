@@ -47,7 +47,8 @@ class Parsed(NamedTuple):
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(
     r'"((?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+)"')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+")
+# No possessive groups here: before Python 3.11.5 they take a part that does not match (gh-106052).
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
 _BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
 """Quoted within a text they end it, and behind its end stands a digit or "-": that is no JSON."""

@@ -11,10 +11,11 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rmqctl.errors import RefusedError
+from rmqctl.files.bounds import Bounds
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import content_digest, same_content
@@ -40,15 +41,21 @@ class ChangedError(RefusedError):
 
 
 class StepStates:
-    """The steps of one repair in the store at ``root``; the journal's paths are those of now."""
+    """The steps of one repair in the store at ``root``; the journal's paths are those of now.
 
-    def __init__(self, root: str, journal: Journal) -> None:
+    ``named``: folders outside that the user named. A step elsewhere outside is a RefusedError.
+    """
+
+    def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         self.root, self.journal = os.path.realpath(root), journal
+        self._bounds = Bounds(root, named)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
         self._is_copy = os.stat(self._staging_dirs[0]).st_ino != journal.inode
 
     def path(self, record: Record) -> str:
-        return real_path(self.root, record.target, follow=record.kind in ("replace", "patch"))
+        path = real_path(self.root, record.target, follow=record.kind in ("replace", "patch"))
+        self._bounds.require(record.target, path)
+        return path
 
     def _in_dir(self, record: Record, name: str) -> str:
         return os.path.join(self._staging_dirs[record.staging_dir], name)
@@ -194,8 +201,8 @@ class StepStates:
 class StepApplier(StepStates):
     """Carries the steps of one repair out, and takes them back."""
 
-    def __init__(self, root: str, journal: Journal) -> None:
-        super().__init__(root, journal)
+    def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
+        super().__init__(root, journal, named)
         self._synced: set[str] = set()
 
     # -- forward --------------------------------------------------------------------------------

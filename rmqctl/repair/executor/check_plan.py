@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rmqctl.errors import InternalError, RefusedError
+from rmqctl.files.bounds import Bounds
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
@@ -35,13 +36,14 @@ class Checked:
     again: bool = False
 
 
-def check(root: str, steps: Sequence[Step]) -> list[Checked]:
+def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[Checked]:
     """What is left to do of the steps, in their order; patches of one file become one.
 
-    RefusedError where the store is not as the plan takes it to be, InternalError for a plan that
+    RefusedError where the store is not as the plan takes it to be, or where a step would write
+    outside the root and the folders ``named`` by the user; InternalError for a plan that
     contradicts itself.
     """
-    picture = _Picture()
+    picture = _Picture(Bounds(root, named))
     in_order = [item for step in _merged(root, steps)
                 if (item := picture.add(root, step)) is not None]
     created: set[str] = set()
@@ -58,7 +60,8 @@ def check(root: str, steps: Sequence[Step]) -> list[Checked]:
 class _Picture:
     """What lies where after the steps so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
         self._made: dict[str, str] = {}
         self._above: set[str] = set()
         self._gone: set[str] = set()
@@ -73,6 +76,7 @@ class _Picture:
             raise RefusedError(f"{target}: is a link, and nothing is written through it: put the "
                                "file itself there")
         path = real_path(root, target, follow=follow)
+        self._bounds.require(target, path)
         kind = self._kind(path)
         if isinstance(step, MakeFolder) and kind == "folder":
             self._make(path, "folder")  # wanted: a later step is not to take it away

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
+from rmqctl.files.bounds import Bounds
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
 from rmqctl.parse_values import now_ms
@@ -43,7 +44,7 @@ from rmqctl.repair.executor.journal import (
     state_of,
 )
 from rmqctl.repair.executor.prune import forget
-from rmqctl.repair.executor.relocated import load_here
+from rmqctl.repair.executor.relocated import load_here, moved_to
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
@@ -81,13 +82,15 @@ class Repair:
     RefusedError if that cannot be completed, because something else changed the store since.
     ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
     a store (a tier) ``is_root`` raises where none is there, and ``broker_roots`` are held as well;
-    without them those that were noted are.
+    without them those that were noted are. ``named``: folders outside of the root that the user
+    named in this command; nothing is written in any other one.
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
                  progress: Progress | None = None, *, finish: bool = True,
                  broker_roots: Sequence[str] | None = None,
-                 is_root: Callable[[str], object] | None = None) -> None:
+                 is_root: Callable[[str], object] | None = None,
+                 named: Sequence[str] = ()) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.command = command
         self.finished: Applied | None = None
@@ -96,6 +99,7 @@ class Repair:
         self._progress: Progress = progress or (lambda _: None)
         self._finish = finish
         self._is_root = is_root or Store.open
+        self._bounds = Bounds(self.root, named)
         self._lock = RootLocks(self.root, broker_roots)
 
     @property
@@ -144,7 +148,7 @@ class Repair:
             return Applied("", 0, "", already=True)
         check_actions_log(self.root)
         self._lock.note()
-        staging = Staging(self.root, plan, self._clock())
+        staging = Staging(self.root, plan, self._clock(), self._bounds.named)
         try:
             journal = staging.stage()
             if not journal.records:
@@ -161,7 +165,7 @@ class Repair:
 
     def _carry_out(self, journal: Journal, *, maybe: bool) -> Applied:
         with self._explained(journal.id):
-            applier = StepApplier(self.root, journal)
+            applier = StepApplier(self.root, journal, self._bounds.named)
             if maybe:
                 # All of them before the first: better refuse than go half way once more.
                 for _, phase in applier.phases():
@@ -238,9 +242,11 @@ class Repair:
         if state == "damaged":
             raise refuse_damaged(self._named, repair_id)
         journal = self._load(repair_id, moved)
+        named = [*self._bounds.named, *moved_to(self.root, repair_id, moved)]
         if state != "undoing" or moved:
-            undoing.begin(self.root, journal.id, self._clock(), force=force, moved=moved)
-        return self._carry_back(repair_id, maybe=state == "undoing")
+            undoing.begin(self.root, journal.id, self._clock(), force=force, moved=moved,
+                          named=named)
+        return self._carry_back(repair_id, maybe=state == "undoing", named=named)
 
     def abandon(self, repair_id: str) -> None:
         """Gives an interrupted repair up: the store stays as it is, and so does what is kept.
@@ -265,9 +271,10 @@ class Repair:
             forget(self.root, repair_id)
             self._progress(1)
 
-    def _carry_back(self, repair_id: str, *, maybe: bool) -> Undone:
+    def _carry_back(self, repair_id: str, *, maybe: bool, named: Sequence[str] = ()) -> Undone:
         try:
-            return undoing.carry_on(self.root, repair_id, self._clock, self._progress, maybe=maybe)
+            return undoing.carry_on(self.root, repair_id, self._clock, self._progress, maybe=maybe,
+                                    named=named or self._bounds.named)
         except (StoreIOError, OSError) as error:
             problem = error if isinstance(error, StoreIOError) else StoreIOError.from_oserror(error)
             raise StoreIOError(
@@ -297,8 +304,15 @@ class RootLocks:
 
     @property
     def broker_roots(self) -> list[str]:
-        """The further roots, as real paths; a folder that is not there is nobody's root."""
-        wanted = noted_roots(self.root) if self._given is None else self._given
+        """The further roots, as real paths; a folder that is not there is nobody's root.
+
+        Of those that were only noted, the ones with a ``lock``: none is created there because a
+        file in the store says so.
+        """
+        wanted = self._given
+        if wanted is None:
+            wanted = [root for root in noted_roots(self.root)
+                      if os.path.lexists(os.path.join(root, "lock"))]
         own_root = os.path.realpath(self.root)
         return [root for root in dict.fromkeys(map(os.path.realpath, wanted))
                 if root != own_root and os.path.isdir(root)]

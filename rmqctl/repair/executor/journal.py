@@ -153,9 +153,9 @@ class Journal:
                         for folder, files in head.get("neighbours", {}).items()})
             for record in journal.records:
                 _refuse_strange_paths(record, len(journal.staging_dirs))
-            return journal
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreIOError(f"{path}: the journal is damaged ({error})") from None
+        return journal
 
 
 def _refuse_strange_paths(record: Record, further_dirs: int) -> None:

@@ -48,6 +48,11 @@ def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Jou
     return as_it_lies(root, journal, given), given
 
 
+def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
+    """The folders that ``moved``, the texts of this command alone, names as NEW. UsageError."""
+    return list(_parsed(load(root, repair_id), moved).values()) if moved else []
+
+
 def noted(root: str, given: Folders) -> dict[str, Any]:
     """What a state notes of the folders given; a further copy needs them anew."""
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
@@ -182,7 +187,7 @@ def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
         path = os.path.join(candidate, name)
         if is_regular(path) and os.path.getsize(path) == size and head_of(path) == digest:
             return True
-    states = StepStates(now, _renamed(journal, now, {folder: candidate}))
+    states = StepStates(now, _renamed(journal, now, {folder: candidate}), [candidate])
     for before, record in zip(journal.records, states.journal.records, strict=True):
         if os.path.dirname(before.target) != folder or not is_regular(states.path(record)):
             continue

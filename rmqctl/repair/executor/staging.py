@@ -10,7 +10,7 @@ import shutil
 import stat
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
@@ -65,8 +65,8 @@ _RESERVE = 1 << 20
 class Staging:
     """One repair being made ready. `stage` gives the journal to be committed."""
 
-    def __init__(self, root: str, plan: Plan, now: int) -> None:
-        self.root, self._plan, self._now = root, plan, now
+    def __init__(self, root: str, plan: Plan, now: int, named: Sequence[str] = ()) -> None:
+        self.root, self._plan, self._now, self._allowed = root, plan, now, named
         self.id = next_id(root, now)
         self._staging_dirs = StagingDirs(root, self.id)
         self._backup_names: set[str] = set()
@@ -83,7 +83,7 @@ class Staging:
         """RefusedError if the store is not as the plan takes it to be, StoreIOError."""
         # Look: may it be done, is there room?
         make_folders(self.folder)
-        todo = check(self.root, self._plan.steps)
+        todo = check(self.root, self._plan.steps, self._allowed)
         staging_dirs = [self._staging_dirs.of(checked.step.target, checked.path)
                         for checked in todo]
         for checked in todo:

@@ -29,7 +29,7 @@ from rmqctl.repair.executor.journal import (
     set_state,
     state_of,
 )
-from rmqctl.repair.executor.relocated import load_here, noted
+from rmqctl.repair.executor.relocated import load_here, moved_to, noted
 
 Progress = Callable[[int], object]
 """Called with 1 after every step."""
@@ -79,23 +79,28 @@ def choose(root: str, repair_id: str | None) -> str:
     raise RefusedError(f"{root}: no repair to undo")
 
 
-def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = ()) -> Preview:
-    """Looks only; ``moved`` as for `begin`. UsageError, RefusedError, StoreIOError."""
+def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
+            named: Sequence[str] = ()) -> Preview:
+    """Looks only; ``moved`` and ``named`` as for `begin`. UsageError, RefusedError,
+    StoreIOError.
+    """
     repair_id = choose(root, repair_id)
     state, _ = state_of(root, repair_id)
     changed: list[str] = []
     try:
         journal, _ = load_here(root, repair_id, moved)
+        if state in ("applied", "abandoned", "interrupted"):
+            changed = _examine(root, journal, [*named, *moved_to(root, repair_id, moved)],
+                               applied=state == "applied")[0]
     except (StoreIOError, RefusedError) as problem:
         return Preview(entry(root, repair_id), (), (str(problem),))
-    if state in ("applied", "abandoned", "interrupted"):
-        changed = _examine(root, journal, applied=state == "applied")[0]
     return Preview(entry(root, repair_id), journal.actions, tuple(changed))
 
 
-def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], dict[str, int]]:
+def _examine(root: str, journal: Journal, named: Sequence[str], *,
+             applied: bool) -> tuple[list[str], dict[str, int]]:
     """(what was changed since, modification times that are to stay by number of the step)."""
-    applier = StepApplier(root, journal)
+    applier = StepApplier(root, journal, named)
     changed, times = [], {}
     for number, (record, phase) in enumerate(applier.phases()):
         try:
@@ -112,11 +117,12 @@ def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], 
     return changed, times
 
 
-def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = ()) -> None:
+def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = (),
+          named: Sequence[str] = ()) -> None:
     """Decides that a repair is taken back; nothing but its state changes yet.
 
-    ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied.
-    UsageError, RefusedError.
+    ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied, ``named``
+    are the folders outside that may be written. UsageError, RefusedError.
     """
     journal, given = load_here(root, repair_id, moved)
     state, more = state_of(root, repair_id)
@@ -127,7 +133,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
     later = overlapping(journal, _later(root, repair_id))
     if later is not None:
         raise RefusedError(f"repair {later} changed some of the same files later: undo that first")
-    changed, times = _examine(root, journal, applied=state == "applied")
+    changed, times = _examine(root, journal, named, applied=state == "applied")
     if changed and not force:
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise RefusedError(f"{changed[0]}{others}; with --force it is taken back all the same, and "
@@ -148,14 +154,14 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
 
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
-             maybe: bool) -> Undone:
+             maybe: bool, named: Sequence[str] = ()) -> Undone:
     """Takes back the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
     may have done some of it. ChangedError, StoreIOError.
     """
     journal, _ = load_here(root, repair_id)
     _, more = state_of(root, repair_id)
     force, times = bool(more.get("force")), more.get("times", {})
-    applier = StepApplier(root, journal)
+    applier = StepApplier(root, journal, named)
     under = applier.under_moves()
     for number in range(len(journal.records) - 1, -1, -1):
         if number in under:

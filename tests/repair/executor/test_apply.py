@@ -44,7 +44,10 @@ ACTION = Action("change", LOG, 1, 2, "a test")
 
 
 def apply(root: Path, *steps, actions=(ACTION,), now: int = 1_800_000_000_000) -> Applied:
-    with Repair(str(root), "recover", lambda: now) as held:
+    """The user has named the folders outside that the steps are about."""
+    named = {os.path.dirname(os.path.realpath(root / step.target)) for step in steps
+             if "\0" not in step.target}
+    with Repair(str(root), "recover", lambda: now, named=sorted(named)) as held:
         return held.apply(Plan("recover", str(root), actions, steps))
 
 
@@ -308,7 +311,9 @@ def test_a_log_on_another_file_system(tmp_path, elsewhere, how):
     homes = list((elsewhere / "disk/.rmqctl/repairs").iterdir())
     assert len(homes) == 1
     assert homes[0].name.startswith(done.id)
-    undo_all(root)
+    with pytest.raises(RefusedError, match=f"--write-outside {log}"):
+        undo_all(root)
+    undo_all(root, log)
     assert before.differences(snapshot.take(log, inodes=False)) == []
     assert not differences(state(root), old)
 
@@ -330,7 +335,7 @@ def test_undo_in_a_copy_of_a_store_on_two_file_systems(tmp_path, elsewhere):
     (copy / "commitlog").unlink()
     os.symlink(disk / "log", copy / "commitlog")
     before = snapshot.take(elsewhere / "disk")
-    undo_all(copy)
+    undo_all(copy, disk / "log")
     assert {path.name: path.read_bytes() for path in (disk / "log").iterdir()} == old
     assert before.differences(snapshot.take(elsewhere / "disk")) == []
     # Without what was kept nothing is done, to neither of them.

@@ -136,8 +136,8 @@ def cut_short(root: Path, *steps: object, after: int = 2) -> str:
     return repair_id
 
 
-def undo(root: Path, *moved: str, force: bool = False) -> None:
-    with Repair(str(root), "undo", finish=False) as held:
+def undo(root: Path, *moved: str, force: bool = False, named: tuple[Path, ...] = ()) -> None:
+    with Repair(str(root), "undo", finish=False, named=[*map(str, named)]) as held:
         held.undo(moved=moved, force=force)
 
 
@@ -146,7 +146,7 @@ def undo(root: Path, *moved: str, force: bool = False) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_copy_with_all_its_folders(folder: Path, steps: Steps, *, killed: bool,
                                      gone: bool) -> None:
-    """They lie as they did, seen from the root: no word is needed, and the original is left."""
+    """They lie as they did, seen from the root: they are found, and written once they are named."""
     root, log = _machine(folder / "a")
     old = _files(log)
     if killed:
@@ -161,12 +161,17 @@ def test_a_copy_with_all_its_folders(folder: Path, steps: Steps, *, killed: bool
     if killed:
         second = folder / "c"
         shutil.copytree(folder / "b", second)
-        with Repair(str(second / "data/store"), "recover") as held:
+        with pytest.raises(RefusedError, match="--write-outside"):
+            Repair(str(second / "data/store"), "recover").__enter__()
+        with Repair(str(second / "data/store"), "recover",
+                    named=[str(second / "disk/log")]) as held:
             assert held.finished is not None
         assert NAMES[2] not in _files(second / "disk/log")
-        undo(second / "data/store")
+        undo(second / "data/store", named=(second / "disk/log",))
         assert _files(second / "disk/log") == old
-    undo(copy)
+    with pytest.raises(RefusedError, match="--write-outside"):
+        undo(copy)
+    undo(copy, named=(folder / "b/disk/log",))
     assert _files(folder / "b/disk/log") == old
     assert gone or before.differences(snapshot.take(folder / "a")) == []
 
@@ -194,7 +199,7 @@ def test_a_copy_of_the_root_alone(folder: Path, *, killed: bool) -> None:
     after = snapshot.take(folder)
     assert {line for line in before.differences(after) if "/lock" not in line
             and "data/copy " not in line and line != "changed: data/copy (mtime_ns)"} == set()
-    undo(root)
+    undo(root, named=(log,))
     assert NAMES[2] in _files(log)
 
 
@@ -237,7 +242,9 @@ def test_what_was_given_is_remembered(folder: Path) -> None:
     with pytest.raises(RefusedError, match="--moved"):
         undo(folder / "third")
     before = snapshot.take(log)
-    with Repair(str(copy), "recover") as held:
+    with pytest.raises(RefusedError, match="--write-outside"):
+        Repair(str(copy), "recover").__enter__()
+    with Repair(str(copy), "recover", named=[str(own)]) as held:
         assert held.finished is not None
     assert _files(own) == old
     assert before.differences(snapshot.take(log)) == []
@@ -276,7 +283,7 @@ def test_the_same_store_by_another_path(folder: Path) -> None:
     old = _files(log)
     apply(root, *ALL_KINDS(str(log)))
     (folder / "link").symlink_to(root)
-    undo(folder / "link")
+    undo(folder / "link", named=(log,))
     assert _files(log) == old
 
 

@@ -1,0 +1,39 @@
+"""Where a command may write: below the root it was given, and in folders that its user named.
+
+A store may come from a stranger. Its links, its journals of repairs and its settings name paths,
+and so does the folder around it. What they name is read; it is written only after the user named
+the folder in this command.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from rmqctl.errors import RefusedError
+
+
+class Bounds:
+    """The folders that a command may write in: ``root``, and those its user ``named``.
+
+    Paths are resolved when the object is created and when it is asked, so that a link counts as
+    the place that it points to.
+    """
+
+    def __init__(self, root: str, named: Iterable[str] = ()) -> None:
+        self.root = os.path.realpath(root)
+        self.named = tuple(dict.fromkeys(os.path.realpath(folder) for folder in named))
+
+    def contain(self, path: str) -> bool:
+        """Whether ``path``, a name in a real folder, is in one of the folders."""
+        return any(path == folder or path.startswith(os.path.join(folder, ""))
+                   for folder in (self.root, *self.named))
+
+    def require(self, target: str, path: str) -> None:
+        """RefusedError unless the step for ``target`` writes inside: at ``path``, resolved."""
+        if self.contain(path):
+            return
+        where = "" if path == target else f": it is {path}"
+        raise RefusedError(
+            f"{target} is outside the store{where}. If the folder belongs to this store, name it: "
+            f"--write-outside {os.path.dirname(path)}")
