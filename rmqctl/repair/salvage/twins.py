@@ -1,12 +1,16 @@
-"""Bodies that another message of the same log has, too.
+"""Restore a damaged body from another message of the same log that must have the same one.
 
-A transaction's half message and the one that commits it, a delayed message and the delivered one, a
-message and its retries and dead letter have one body, one unique key and one body CRC. So where the
-body of one is damaged, an intact one whose body has the length and the CRC that the damaged one
-says has its body: a foreign body of the same key would have that CRC in 1 of 2^31 cases.
+A broker copies bodies: a half message into the message that commits it, a message into its retries
+and dead letters. Unique key, length and CRC do not prove a copy, for a sender chooses the first
+two and computes the third. So only pointers that nobody else can write count:
 
-They are found where the record says (its half message's place, the place in ORIGIN_MESSAGE_ID), and
-by the index, under the topics that keep such copies.
+* the damaged message names its half message in preparedTransactionOffset, which the broker writes:
+  by its physical offset, or by its queue offset in the half topic;
+* it names its origin (ORIGIN_MESSAGE_ID among its own properties);
+* an intact message names the damaged half message as its own. The broker builds that message from
+  the half message itself.
+
+A delayed or timed message and its delivery name each other in no way; nothing is copied there.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local import append_crc, index_file
+from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build, parse_message_id
 from rmqctl.repair.salvage.evidence import ENDLESS
@@ -26,8 +30,7 @@ from rmqctl.repair.salvage.records import Records, whole_record
 from rmqctl.store import index_files
 from rmqctl.store.store import Store
 
-_MOST_LOOKUPS, _MOST_ENTRIES, _MOST_TOPICS = 1000, 64, 16
-_RETRIES = props.RETRY_PREFIX, props.DLQ_PREFIX
+_MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64
 
 
 class Twin(NamedTuple):
@@ -62,7 +65,8 @@ class Twins:
                 continue
             tried.add(place)
             _, other, _ = self._records.read(place, None)
-            if (other is None or not other.crc_ok or len(other.body) != len(record.body)
+            if (other is None or not _points(record, other) or not other.crc_ok
+                    or len(other.body) != len(record.body)
                     or other.body_crc != record.body_crc
                     or _values(other).get(props.UNIQUE_KEY) != key):
                 continue
@@ -76,22 +80,17 @@ class Twins:
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:
-        values = _values(record)
+        """Where a message may be that has the same body, by pointers of either."""
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset
-        with suppress(FormatError, ValueError):
-            yield parse_message_id(values.get(props.ORIGIN_MESSAGE_ID, ""))[2]
-        retries = sorted({topic for topic, _ in self._store.known_queues
-                          if topic.startswith(_RETRIES)})
-        topics = dict.fromkeys([
-            props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC, os.fsdecode(record.topic),
-            *(values[name] for name in (props.REAL_TOPIC, props.RETRY_TOPIC) if name in values),
-            *retries[:_MOST_TOPICS]])
-        for topic in topics:
-            if not self._lookups:
-                return
-            self._lookups -= 1
-            yield from self._indexed(topic, key)
+        if (origin := _origin(record)) is not None:
+            yield origin
+        topic = _values(record).get(props.REAL_TOPIC, os.fsdecode(record.topic))
+        for name in ((topic,) if _is_half(record) else
+                     (props.HALF_TOPIC,) if record.prepared_transaction_offset > 0 else ()):
+            if self._lookups:
+                self._lookups -= 1
+                yield from self._indexed(name, key)
 
     def _indexed(self, topic: str, key: str) -> list[int]:
         places: list[int] = []
@@ -100,6 +99,37 @@ class Twins:
                 index_files.select(index, index_file.key_hash(topic, key), _MOST_ENTRIES, 0,
                                    ENDLESS, places)
         return places
+
+
+def _points(record: Record, other: Record) -> bool:
+    """Whether the damaged record names the other as its source, or the other names it as its half
+    message.
+    """
+    return (_is_half_of(other, record) or _is_half_of(record, other)
+            or _origin(record) == other.physical_offset)
+
+
+def _is_half_of(half: Record, end: Record) -> bool:
+    """Whether ``end`` names ``half`` as the half message that it was built from."""
+    named = end.prepared_transaction_offset
+    if named <= 0 or not _is_half(half):
+        return False
+    return named == half.physical_offset or (
+        named == half.queue_offset and os.fsdecode(half.topic) == props.HALF_TOPIC
+        and _values(half).get(props.REAL_TOPIC) == os.fsdecode(end.topic))
+
+
+def _is_half(record: Record) -> bool:
+    return (os.fsdecode(record.topic) == props.HALF_TOPIC
+            or sysflag.transaction_type(record.sys_flag) == "prepared")
+
+
+def _origin(record: Record) -> int | None:
+    """The physical offset in ORIGIN_MESSAGE_ID; None without one."""
+    with suppress(FormatError, ValueError):
+        place: int = parse_message_id(_values(record).get(props.ORIGIN_MESSAGE_ID, ""))[2]
+        return place
+    return None
 
 
 def _values(record: Record) -> dict[str, str]:
