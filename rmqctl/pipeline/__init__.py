@@ -1,8 +1,8 @@
 """Stores read and worked on with Apache Spark. The only room that imports pyspark.
 
 Where the package is installed, or in PYTHONPATH, Spark finds the data source ``rocketmq`` by
-itself. A session that was started without it gets it by `register`, or by importing this package
-while the session is active.
+itself, unless the path of Python contains a space. A session that does not know it gets it by
+`register`, or by importing this package while the session is active.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    from rmqctl.pipeline.source.source import RocketMQ
+    from rmqctl.pipeline import register
 
     if SparkContext._active_spark_context is not None:
         raise JobError("a Spark session is active in this process already")
@@ -196,8 +196,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
         context = SparkContext(conf=settings_of_spark, gateway=gateway)
         held.callback(_stop, context)
         spark = SparkSession(context)  # a cluster that does not answer is noticed as late as here
-        # Spark's own search for data sources fails where Python's path contains a space.
-        spark.dataSource.register(RocketMQ)
+        register(spark)  # Spark's own search fails where Python's path contains a space
     except Exception as error:  # noqa: BLE001  # of py4j, of pyspark, of the system
         raise _not_started(error, master, log) from None
     else:

@@ -283,12 +283,17 @@ spark.stop()
 
 @pytest.mark.exhaustive
 @pytest.mark.xdist_group("spark-cluster")
-def test_found_by_name_where_it_is_installed(golden: GoldenFolder) -> None:
-    """No import, no registration: only the package in the path, in a session of one's own."""
+def test_found_by_name_where_it_is_installed(golden: GoldenFolder, tmp_path: Path) -> None:
+    """No import, no registration: only the package in the path, in a session of one's own.
+
+    Spark does not look for data sources where the path of Python contains a space.
+    """
     root = golden("5.3.3/basic/store")
     top = str(Path(schema.__file__).parents[3])
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    python = str(tmp_path / "venv" / "bin" / Path(sys.executable).name)
     done = subprocess.run([sys.executable, "-c", FOUND, str(root)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": top, "PYSPARK_PYTHON": sys.executable},
+                          env={**os.environ, "PYTHONPATH": top, "PYSPARK_PYTHON": python},
                           timeout=180, cwd="/")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[:2] == [f"rows {len(reading.local(root, table))}"
