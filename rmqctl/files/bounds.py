@@ -8,6 +8,7 @@ the folder in this command.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 
 from rmqctl.errors import RefusedError
@@ -36,4 +37,4 @@ class Bounds:
         where = "" if path == target else f": it is {path}"
         raise RefusedError(
             f"{target} is outside the store{where}. If the folder belongs to this store, name it: "
-            f"--write-outside {os.path.dirname(path)}")
+            f"--write-outside {shlex.quote(os.path.dirname(path))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import zlib
 from pathlib import Path
@@ -140,6 +141,28 @@ def test_a_link_out_of_the_store(rmqctl: Runner, tiny: Tiny, home: Path,
     rmqctl(command, tiny.root, *options, *JSON)
     rmqctl(command, tiny.root, *options, "--apply", *JSON)
     assert before.differences(snapshot.take(home)) == []
+
+
+def test_the_undo_that_is_shown_names_the_folder(rmqctl: Runner, tiny: Tiny,
+                                                 tmp_path: Path) -> None:
+    disk = tmp_path / "a disk" / "orders"
+    disk.parent.mkdir()
+    shutil.move(tiny.root / "consumequeue/orders", disk)
+    (tiny.root / "consumequeue/orders").symlink_to(disk)
+    name, at = tiny.unit_place(tiny.units[0])
+    data = bytearray((tiny.root / name).read_bytes())
+    data[at + 7] ^= 1
+    (tiny.root / name).write_bytes(data)
+    before = snapshot.take(disk)
+    refused = rmqctl("recover", tiny.root).expect(6)
+    folder = os.path.dirname(os.path.realpath(tiny.root / name))
+    assert f"--write-outside {shlex.quote(folder)}" in " ".join(refused.err.split())
+    done = rmqctl("recover", tiny.root, "--write-outside", folder, "--apply", "--yes").expect(0, 1)
+    assert before.differences(snapshot.take(disk))
+    (command,) = [line.strip() for line in done.out.splitlines()
+                  if line.strip().startswith("rmqctl undo ")]
+    rmqctl(*shlex.split(command)[1:], "--yes").expect(0)
+    assert before.differences(snapshot.take(disk)) == []
 
 
 def test_a_noted_root_without_a_lock_gets_none(rmqctl: Runner, tiny: Tiny, home: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -254,7 +255,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                                        "nothing was changed")
                 try:
                     _carry_out(out, store_root, repair, _warned(store_root, proposal),
-                               _look(store_root, tier), yes=yes)
+                               _look(store_root, tier), yes=yes,
+                               around=tier.writes if tier else ())
                 except typer.Exit:  # the answer was no
                     scratch.remove()
                     raise
@@ -267,7 +269,9 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
 
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
-               yes: bool) -> None:
+               yes: bool, around: Sequence[str]) -> None:
+    """``around``: folders that `undo` finds by itself, so that nobody needs to name them."""
+    from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
 
     if proposal.plan.empty:
@@ -288,7 +292,9 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         return
     backup = os.path.join(store_root, done.backup)
     backup_bytes = bytes_below(backup)
-    last = _last_line(store_root, done, backup, backup_bytes)
+    found = Bounds(store_root, around)
+    last = _last_line(store_root, done, backup, backup_bytes,
+                      [folder for folder in done.outside if not found.contain(folder)])
     if yes:
         _show(out, proposal, last, following, {
             "applied": True, "id": done.id, "steps": done.steps, "kept": done.backup,
@@ -324,11 +330,13 @@ def _say_interrupted(out: Output, store_root: str) -> None:
                             id=id, store=store_root))
 
 
-def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> Phrase:
+def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int,
+               outside: Sequence[str]) -> Phrase:
+    named = "".join(f" --write-outside {shlex.quote(folder)}" for folder in outside)
     return Phrase("Done. What was replaced or moved away is kept in {folder} ({size}, on the "
                   "store's disk until you remove it); it comes back with:\n"
                   "  rmqctl undo {store} {id}", folder=backup, size=size_text(backup_bytes),
-                  store=store_root, id=done.id)
+                  store=store_root, id=f"{done.id}{named}")
 
 
 # -- what is printed ------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ class Applied:
     store root) with what was moved aside.
 
     ``already``: there was nothing to do, or it had been done before; then ``repair_id`` is empty.
-    ``undone``: an interrupted undoing was completed, not a repair.
+    ``undone``: an interrupted undoing was completed, not a repair. ``outside``: the folders outside
+    the root that were written; `undo` needs them named again.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Applied:
     backup: str
     already: bool = False
     undone: bool = False
+    outside: tuple[str, ...] = ()
 
 
 class Repair:
@@ -176,7 +178,10 @@ class Repair:
                 self._progress(1)
             note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
-        return Applied(journal.id, len(journal.records), backup_folder(journal.id))
+        outside = {os.path.dirname(applier.path(record)) for record in journal.records}
+        own = Bounds(self.root)
+        return Applied(journal.id, len(journal.records), backup_folder(journal.id), outside=tuple(
+            sorted(folder for folder in outside if not own.contain(folder))))
 
     @contextmanager
     def _explained(self, repair_id: str) -> Iterator[None]:
