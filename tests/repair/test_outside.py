@@ -13,7 +13,7 @@ import pytest
 
 from rmqctl.errors import RefusedError
 from rmqctl.files.bounds import Bounds
-from tests.conftest import Runner
+from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
 from tests.support.tiny import Tiny
 
@@ -172,6 +172,22 @@ def test_a_noted_root_without_a_lock_gets_none(rmqctl: Runner, tiny: Tiny, home:
     before = snapshot.take(home)
     rmqctl("recover", tiny.root, "--apply", *JSON)
     assert before.differences(snapshot.take(home)) == []
+
+
+@pytest.mark.parametrize("name", [".bashrc", "config/notes", "tieredstore-2/x"])
+def test_beside_a_tier_only_its_metadata_and_index_are_written(
+        rmqctl: Runner, golden_copy: GoldenFolder, name: str) -> None:
+    """The folder around a tier may be the user's home: a journal in the tier names a file there."""
+    home = golden_copy("5.3.3/tiered")
+    tier = next(home.rglob("tieredstore"))
+    victim = tier.parent / name
+    victim.parent.mkdir(exist_ok=True)
+    victim.write_text("mine")
+    forge(tier, {"kind": "create", "target": str(victim), "staged": "new/gone",
+                 "undone": "undone/x", "new": stamp(victim)}, applied=True)
+    rmqctl("undo", tier, "--yes").expect(6)
+    rmqctl("undo", tier, "--yes", "--force").expect(6)
+    assert victim.read_text() == "mine"
 
 
 def test_bounds(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -208,12 +207,11 @@ def _check_root(root: str) -> None:
 
 
 def _around_tier(root: str) -> list[str]:
-    """The folders of a tier's broker by where the tier lies, not by what is written in it."""
-    from rmqctl.tiered.recover.scope import open_tier
+    """What may be written around a tier; nothing around a store."""
+    from rmqctl.tiered.recover.scope import open_tier, writable_around
 
-    with contextlib.suppress(RmqctlError), open_tier(root, None) as tier:
-        if tier.metadata_path is not None and tier.broker_root is not None:
-            return [tier.broker_root, os.path.dirname(tier.metadata_path)]
+    with contextlib.suppress(RmqctlError), open_tier(root, None):
+        return writable_around(root, None)
     return []
 
 

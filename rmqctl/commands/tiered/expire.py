@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +49,7 @@ def command(
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying
     from rmqctl.tiered.expire import expire
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
+    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of, writable_around
 
     show_times_in(tz)
     time = now_ms() if now is None else parse_time(now, tz=tz)
@@ -74,4 +73,4 @@ def command(
 
     applying.run(out, place, "tiered expire", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
-                                      [scope.broker_root, os.path.dirname(scope.metadata_path)]))
+                                      writable_around(place, tier.metadata)))

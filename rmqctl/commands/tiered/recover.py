@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -56,7 +55,7 @@ def command(
     """
     from rmqctl.commands.shared import applying
     from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
+    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of, writable_around
 
     show_times_in(tz)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
@@ -76,4 +75,4 @@ def command(
 
     applying.run(out, place, "tiered recover", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
-                                      [scope.broker_root, os.path.dirname(scope.metadata_path)]))
+                                      writable_around(place, tier.metadata)))
