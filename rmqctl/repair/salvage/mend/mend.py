@@ -38,7 +38,7 @@ from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explai
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend.headers import mend_headers
-from rmqctl.repair.salvage.mend.moved import is_indexed, moved_bytes
+from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
 from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
@@ -99,8 +99,8 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
-    """Bytes in damaged regions which belong into damaged regions elsewhere. StoreIOError."""
-    mending = _made(store, parts, moved_bytes(parts, survey.regions), 0, "put back",
+    """Pages in damaged regions that were swapped. StoreIOError."""
+    mending = _made(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
                     "it lay at another place")
     mending.moved = True
     return mending

@@ -1,14 +1,21 @@
-"""Whole records, and pages of 512 bytes or 4 KiB, that lie at another record's place in a log."""
+"""Pages of 512 bytes or 4 KiB of a log that lie at another page's place: two that were swapped.
+
+A record's own place is no proof: who sends a message may put a whole record into its body that
+names any place. So two pages are put back together, or not at all: with each at the other's place
+every byte of both has to be of an intact record. Nobody can send a message that makes the bytes
+of another page right which he does not know.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
-    BLANK_SIZE,
     MAGIC_OFFSET,
     MAGIC_PATTERN,
     MIN_SIZE,
@@ -16,55 +23,128 @@ from rmqctl.formats.local.message import (
     Message,
     Record,
     decode,
-    total_size_at,
 )
+from rmqctl.repair.salvage.log_files import laid_over
 from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.frames import BLANK, ZERO
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
 
 _PAGES = (4096, 512)
 _MOST_RECORD = 8 << 20
+_MOST_TRIES = 8
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
+Swap = tuple[int, int, int]
+"""The physical offsets of two pages, and their size."""
+Stretch = tuple[int, int, int]
+"""The number of a file, and physical ``[start, end)`` in it."""
 
 
-def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
+def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
     """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
-    pieces: dict[int, list[Piece]] = {}
-    done: set[tuple[int, int]] = set()
-    moves: dict[tuple[int, int], int] = {}
-    starts = [region.start for region in regions]
+    stretches = _joined(regions)
+    swaps = _candidates(parts, stretches)
+    for _ in range(_MOST_TRIES):
+        pieces = _pieces(parts, swaps)
+        fitting = _fitting(parts, stretches, swaps, pieces)
+        if len(fitting) == len(swaps):
+            return pieces
+        swaps = fitting
+    return {}
+
+
+def _joined(regions: Sequence[Region]) -> list[Stretch]:
+    """The regions, those that touch each other as one."""
+    found: list[Stretch] = []
     for region in regions:
-        if not region.dirty:
-            continue
-        part = parts[region.file]
+        if found and found[-1][0] == region.file and found[-1][2] == region.start:
+            found[-1] = region.file, found[-1][1], region.end
+        else:
+            found.append((region.file, region.start, region.end))
+    return found
+
+
+def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[Swap]:
+    """Pages that a record says to belong where another page is, none of them twice."""
+    starts = [start for _, start, _ in stretches]
+
+    def is_inside(page: int, size: int) -> bool:
+        number = bisect_right(starts, page) - 1
+        return number >= 0 and page + size <= stretches[number][2]
+
+    swaps: dict[Swap, None] = {}
+    for file, start, end in stretches:
+        part = parts[file]
         with part.open() as source:
-            chained = 0
-            for place, record in misplaced(source, region.start - part.base,
-                                            region.end - part.base):
-                if place == chained and not isinstance(record, int):
-                    chained += record.total_size
-                _put_back(parts, regions, starts, source, place, record, pieces, done, moves,
-                          known=place < chained)
-    # What lay at a page's right place belongs, if two were swapped, where the page was found.
-    for (start, page), came_from in moves.items():
-        if (came_from, page) not in moves:
-            _page(parts, regions, starts, came_from, start, page, pieces, done)
+            for place, record in misplaced(source, start - part.base, end - part.base):
+                target = record if isinstance(record, int) else record.physical_offset
+                delta = target - (part.base + place)
+                for size in _PAGES:
+                    here = part.base + place - place % size
+                    there = here + delta
+                    if delta % size == 0 and is_inside(here, size) and is_inside(there, size):
+                        swaps[min(here, there), max(here, there), size] = None
+                        break
+    taken: set[int] = set()
+    chosen = []
+    for low, high, size in swaps:
+        pages = {at + part for at in (low, high) for part in range(0, size, _PAGES[-1])}
+        if not pages & taken:
+            taken |= pages
+            chosen.append((low, high, size))
+    return chosen
+
+
+def _pieces(parts: Sequence[LogPart], swaps: Sequence[Swap]) -> dict[int, list[Piece]]:
+    pieces: dict[int, list[Piece]] = {}
+    for low, high, size in swaps:
+        for to, came_from in ((low, high), (high, low)):
+            number, origin = _part_of(parts, to), _part_of(parts, came_from)
+            with parts[origin].open() as source:
+                data = source.read(came_from - parts[origin].base, size)
+            pieces.setdefault(number, []).append(Piece.of(to - parts[number].base, data))
     return pieces
 
 
-def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int], to: int,
-          source_at: int, page: int, pieces: dict[int, list[Piece]],
-          done: set[tuple[int, int]]) -> None:
-    """Lays the page at ``source_at`` over the damaged bytes of the page at ``to``."""
-    number = next((n for n, part in enumerate(parts) if part.base <= source_at < part.end), None)
-    if number is None:
-        return
-    with parts[number].open() as source:
-        data = source.read(source_at - parts[number].base, page)
-    for region in regions[max(0, bisect_right(starts, to) - 1):bisect_right(starts, to + page)]:
-        _clipped(parts, region, to, data, pieces, done)
+def _part_of(parts: Sequence[LogPart], place: int) -> int:
+    return next(number for number, part in enumerate(parts) if part.base <= place < part.end)
+
+
+def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
+             pieces: dict[int, list[Piece]]) -> list[Swap]:
+    """Those of which, all laid over the log, every byte is of an intact record, of a blank, or
+    behind the log's end.
+    """
+    made = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
+                             for number, some in pieces.items()})
+    sound: list[tuple[int, int]] = []
+    touched = {bisect_right([start for _, start, _ in stretches], page) - 1
+               for low, high, _ in swaps for page in (low, high)}
+    for number in sorted(touched):
+        file, start, end = stretches[number]
+        base = made[file].base
+        with made[file].open() as source:
+            for batch in Walk(source, start - base, end - base):
+                good = batch.crc_ok() | (batch.column("body_length") <= 0)
+                first = batch.offset - batch.head
+                spans = [(span.offset, span.end) for span in batch.spans if span.kind == BLANK or (
+                    span.kind == ZERO and span.end == made[file].end)]
+                for low, high in (*zip(first[good].tolist(), (first + batch.frame_size)[
+                        good].tolist(), strict=True), *spans):
+                    if sound and sound[-1][1] == low:
+                        sound[-1] = sound[-1][0], high
+                    else:
+                        sound.append((low, high))
+    begins = np.array([low for low, _ in sound], np.int64)
+
+    def fits(page: int, size: int) -> bool:
+        number = int(np.searchsorted(begins, page, "right")) - 1
+        return number >= 0 and page + size <= sound[number][1]
+
+    return [swap for swap in swaps if all(fits(page, swap[2]) for page in swap[:2])]
 
 
 def _magics(source: Source, start: int, end: int) -> Iterator[int]:
@@ -101,65 +181,9 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
         yield position, physical
 
 
-def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
-              source: Source, position: int, record: Record | int,
-              pieces: dict[int, list[Piece]], done: set[tuple[int, int]],
-              moves: dict[tuple[int, int], int], *, known: bool) -> None:
-    """``known``: from the start of its file on records follow each other up to this one, so it lies
-    in nobody's body.
-    """
-    target = record if isinstance(record, int) else record.physical_offset
-    number = bisect_right(starts, target) - 1
-    if number < 0 or target >= regions[number].end or not (
-            known or _is_known(parts, source, position, record)):
-        return
-    region = regions[number]  # where it belongs
-    delta = target - (source.base + position)
-    page = next((size for size in _PAGES if delta % size == 0), None)
-    if page is not None:
-        first = position - position % page
-        start = source.base + first + delta
-        moves[start, page] = source.base + first
-        data = source.read(first, page)
-        for source_region in regions[max(0, bisect_right(starts, start) - 1):
-                                     bisect_right(starts, start + page)]:
-            _clipped(parts, source_region, start, data, pieces, done)
-    elif not isinstance(record, int) and target + record.total_size <= min(
-            region.end, parts[region.file].end - BLANK_SIZE):
-        _clipped(parts, region, target, source.read(position, record.total_size), pieces, done)
-
-
-def _is_known(parts: Sequence[LogPart], source: Source, position: int,
-              record: Record | int) -> bool:
-    """Whether a row or an index entry leads where a frame says that it belongs.
-
-    Who sends a message may put frames into it that say any place.
-    """
-    if not isinstance(record, int) and is_indexed(parts, record):
-        return True
-    target = record if isinstance(record, int) else record.physical_offset
-    size = total_size_at(source.read(position, START_SIZE))
-    witness = parts[0].witness
-    if witness is None:
-        return False
-    places, sizes = witness.rows(target, target + 1)
-    return bool((sizes[places == target] == size).any())
-
-
 def is_indexed(parts: Sequence[LogPart], record: Record) -> bool:
     """Whether the index has one of the record's keys for the place it says."""
     witness = parts[0].witness
     return witness is not None and bool(
         key_hashes(record) & set(witness.keys(record.physical_offset,
                                               record.physical_offset + 1)[1].tolist()))
-
-
-def _clipped(parts: Sequence[LogPart], region: Region, start: int, data: bytes,
-             pieces: dict[int, list[Piece]], done: set[tuple[int, int]]) -> None:
-    """Adds the part of the bytes that lies in the region."""
-    low, high = max(start, region.start), min(start + len(data), region.end)
-    if low >= high or (low, high) in done:
-        return
-    done.add((low, high))
-    pieces.setdefault(region.file, []).append(
-        Piece.of(low - parts[region.file].base, data[low - start:high - start]))
