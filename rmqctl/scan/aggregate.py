@@ -63,7 +63,7 @@ class Aggregate:
         self.is_cut = only is not None
         """Whether light groups are summed as `OTHER`."""
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
-        self.damaged_spans = 0
+        self.damaged_spans = self.undecided = 0
         self.fillers = 0
         """Of the messages counted, those that `recover` put in place of lost bytes."""
         self.bytes_unread = 0
@@ -85,6 +85,7 @@ class Aggregate:
             elif span.kind == DAMAGED:
                 self.bytes_damaged += span.length
                 self.damaged_spans += 1
+                self.undecided += len(span.doubtful)
         if not len(batch):
             return
         self.bytes_in_messages += int(batch.frame_size.sum())
@@ -110,7 +111,8 @@ class Aggregate:
         _include(self._sums, codes, *other._sums[:, :len(codes)])
         _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans", "fillers", "bytes_unread", "_counted", "_given_up"):
+                     "damaged_spans", "undecided", "fillers", "bytes_unread", "_counted",
+                     "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unread = self.unread or other.unread
         self._bound()

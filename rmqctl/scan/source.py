@@ -18,6 +18,11 @@ from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan import stopping
 
+QueueEnds = dict[tuple[bytes, int], tuple[int, int] | None]
+"""The first and the last queue offset of messages, by topic and queue id; None for a queue whose
+offsets do not go up by one.
+"""
+
 if TYPE_CHECKING:  # small files are read by commands that need no numpy
     import numpy as np
 
@@ -28,8 +33,17 @@ if TYPE_CHECKING:  # small files are read by commands that need no numpy
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
+LARGEST_RECORD = (4 << 20) + (64 << 10)
+"""No record is larger where a broker's ``maxMessageSize`` (4 MiB) was never changed."""
+
+
 class Witness(Protocol):
-    """What is known elsewhere of where the records of a log lie: nothing that is in a body."""
+    """What is known elsewhere of where the records of a log lie: nothing that is in a body.
+
+    ``largest_record``: no record of the log has more bytes.
+    """
+
+    largest_record: int
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
         """(physical offset, size) of rows of consumequeues that lead into physical
@@ -47,6 +61,16 @@ class Witness(Protocol):
 
     def goes_on(self, physical: int) -> bool:
         """Whether a log file begins there, and with a record."""
+        ...
+
+    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+        """(the queue offsets of the messages before a file that begins there, how many may be lost
+        behind them); None where nothing is known.
+        """
+        ...
+
+    def offsets_behind(self, physical: int) -> QueueEnds | None:
+        """The queue offsets of the messages with which a file begins there; None without one."""
         ...
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage.classify import classify
+from rmqctl.scan.damage.slots import Passed, Stretch
 from rmqctl.scan.frames import Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import Source, Witness
@@ -78,11 +79,14 @@ class Walk:
     ``first`` says where. That is a guess, which a body may mislead: `start_of` knows.
     ``position`` is where the walk stands: the seam to the next range.
     With ``growing`` the walk ends at the first bytes that are neither a message nor a blank: in a
-    file that is written to they are what is not written yet.
+    file that is written to they are what is not written yet. ``by_itself``: the file belongs to no
+    store, and what may lie in the body of a damaged record is no message of it; ``is_dense``:
+    whether it has all messages of its queues.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
-                 resync: bool = False, growing: bool = False, chunk: int = CHUNK) -> None:
+                 resync: bool = False, growing: bool = False, chunk: int = CHUNK,
+                 by_itself: bool = False, is_dense: bool = True) -> None:
         self.source = source
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
@@ -91,11 +95,21 @@ class Walk:
             found = next_provable(source, start, source.size)
             start = source.size if found is None else found
         self.first = self.position = start
+        self.passed = Passed(self._look_back if start > 0 else None, by_itself=by_itself,
+                             is_dense=is_dense)
+
+    def _look_back(self) -> list[Stretch]:
+        """The last stretches of messages before the start, as a walk of the whole file has them."""
+        walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
+                    is_dense=self.passed.is_dense)
+        for _ in walk:
+            pass
+        return walk.passed.stretches()
 
     def __iter__(self) -> Iterator[Batch]:
         buffer = bytearray(min(self._chunk, max(self.source.size - self.position, 1)))
         filled_from, filled = self.position, 0
-        burst = 1 << 62
+        burst, sound_from = 1 << 62, self.position
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
@@ -130,11 +144,13 @@ class Walk:
                     self.end = self.position
                 else:
                     burst = _BURST
-                    batch.spans = classify(self.source, self.position)
-                    self.position = batch.spans[-1].end - self.source.base
+                    self.passed.add(sound_from, self.position)
+                    batch.spans = classify(self.source, self.position, self.passed)
+                    sound_from = self.position = batch.spans[-1].end - self.source.base
             burst = min(burst, 1 << 62)
             if good or batch.spans:
                 yield batch
+        self.passed.add(sound_from, self.position)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
         """Whether the frame at ``at`` can be judged from what the buffer holds.

@@ -24,12 +24,13 @@ from itertools import pairwise
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
-from rmqctl.scan.damage.alone import LONGEST_TAIL
-from rmqctl.scan.damage.chains import MOST_NAMED, ends_record
+from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.flat_file import FlatFile, QueueName
 from rmqctl.tiered.witness import QueueWitness
+
+_MOST_DOUBTFUL = 10_000
 
 
 class Slots:
@@ -79,7 +80,7 @@ class Slots:
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]
         before, after = self._before(start), self._record(end)
-        if before is None or after is None or len(doubtful) >= MOST_NAMED:
+        if before is None or after is None or len(doubtful) >= _MOST_DOUBTFUL:
             return []
         frames = [self._record(place, size) for place, size in doubtful]
         numbers = [-1 if frame is None else frame.queue_offset for frame in frames]

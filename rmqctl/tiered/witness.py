@@ -18,8 +18,11 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
 from rmqctl.repair.salvage.index_keys import IndexedKey
 from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
+from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
+from rmqctl.scan.walk import Walk
 from rmqctl.store.log.witness import NOTHING, Pages, Pair
 from rmqctl.tiered.files.reader import Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
@@ -31,6 +34,8 @@ _PAGE = 1 << 15
 _MOST_CODAS = 100
 """Units of a page of which it is asked whether a coda lies where they lead."""
 _SIGN = 1 << 31
+_NEAR = 64
+"""Messages before a segment that tell queue offsets."""
 
 
 class KnownItems:
@@ -133,6 +138,8 @@ def _items(read: Callable[[], Array], queue_id: int) -> Pair:
 class QueueWitness:
     """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are those of the tier."""
 
+    largest_record = LARGEST_RECORD
+
     def __init__(self, queue: FlatQueue, items: KnownItems | None) -> None:
         self._queue, self._items = queue, items
         self._topic = os.fsencode(queue.name.topic)
@@ -232,6 +239,32 @@ class QueueWitness:
                 close_source(source)
         except StoreIOError:
             return False
+
+    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical - 1)
+        if segment is None or segment.end != physical:
+            return None
+        try:
+            source = log.reader.source(segment.path, segment.base)
+            try:
+                walk = Walk(source, 0, segment.usable)
+                for _ in walk:
+                    pass
+                stretches = walk.passed.stretches()
+                return (queues(source, *stretches[-1], -_NEAR), records_in(
+                    segment.usable - stretches[-1][1])) if stretches else None
+            finally:
+                close_source(source)
+        except StoreIOError:
+            return None
+
+    def offsets_behind(self, physical: int) -> QueueEnds | None:
+        if not self.goes_on(physical):
+            return None
+        record = self._queue.commit_log.record_at(physical)
+        return None if record is None else {
+            (record.topic, record.queue_id): (record.queue_offset, record.queue_offset)}
 
     # -- units ------------------------------------------------------------------------------------
 

@@ -125,8 +125,8 @@ def test_what_is_left_of_a_torn_message_is_no_room(tmp_path: Path) -> None:
     assert set(recovered(tier)) == {0, 2, 3, 4}
 
 
-def test_a_queue_offset_that_has_no_room_is_missing(tmp_path: Path) -> None:
-    """The log does not go on as a queue's does, so nothing tells."""
+def test_a_queue_offset_that_has_no_room_was_never_given(tmp_path: Path) -> None:
+    """The log does not go on as a queue's does: what is missing everywhere proves nothing."""
     writer = bare()
     lost = [small(writer, number) for number in range(2)][1]
     writer.next_offset[TOPIC, QUEUE] = 3
@@ -135,7 +135,7 @@ def test_a_queue_offset_that_has_no_room_is_missing(tmp_path: Path) -> None:
     writer.next_offset[TOPIC, QUEUE] = 4
     small(writer, 4)
     lose_head(writer, lost)
-    assert unclear(end(writer, tmp_path)) == 1
+    assert unclear(end(writer, tmp_path)) == 0
 
 
 def test_where_there_is_room_for_one_more_they_may_be_in_a_body(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_where_there_is_room_for_one_more_they_may_be_in_a_body(tmp_path: Path) 
     for one in lost:
         lose_head(writer, one)
     tier = end(writer, tmp_path)
-    assert unclear(tier) == 2
+    assert unclear(tier) == 3
     assert not any(FORGED in body_of(row) for row in recovered(tier).values())
 
 
@@ -193,7 +193,7 @@ def test_commit_takes_for_sound_what_verify_does(with_units: bool, coda: bool,
             place = writer.puts[-1].physical - 16
             writer.units[1] = place.to_bytes(8, "big") + writer.units[1][8:]
         inner = frame(TOPIC, FORGED, 2, queue_id=QUEUE)
-        lost = [writer.put(framed([inner]) if has_frames else b"b" * len(inner.at(0)))]
+        lost = [writer.put(framed([inner]) if has_frames else b"b" * 40, properties_raw=b"")]
         small(writer, 3)
         writer.roll()
         small(writer, 4)

@@ -15,7 +15,7 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import CRC_MASK
 from rmqctl.repair.carve import sources
-from rmqctl.repair.carve.carve import IN_PLACE, CarveOptions
+from rmqctl.repair.carve.carve import DOUBTFUL, IN_PLACE, CarveOptions
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.spool import PLACE, Majority, Seen, Spool
 from rmqctl.repair.carve.window import Checksums, Window
@@ -180,7 +180,8 @@ def test_what_the_disk_cannot_deliver_is_skipped(tmp_path: Path,
     failing(monkeypatch, 20_480, 20_992)
     found = carve(path)
     expected = [at for at, size in places(data) if at + size <= 20_480 or at >= 24_576]
-    assert found.offsets(IN_PLACE) == expected
+    # What is behind may lie in the body of the one that cannot be read: the log is that short.
+    assert found.offsets(IN_PLACE) + found.offsets(DOUBTFUL) == expected
     assert found.tally.unreadable_bytes == sources.SECTOR
     assert found.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from rmqctl.formats import dledger
 from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
 from rmqctl.repair.carve.window import AsLog, Window
-from rmqctl.scan.damage.extents import judge, take_in_pieces
-from rmqctl.scan.damage.slots import Trusted
+from rmqctl.scan.damage.extents import judge
+from rmqctl.scan.damage.slots import Passed
 from rmqctl.scan.frames import Array
 
 _MOST_KEPT = 8
@@ -37,18 +37,18 @@ class Doubts:
 
     def __init__(self, window: Window, is_blank: Callable[[int], bool]) -> None:
         self._window, self._is_blank = window, is_blank
-        self._logs: OrderedDict[int, tuple[AsLog, Trusted]] = OrderedDict()
+        self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
         """(end, until where records are doubtful) of the last piece, by shift."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
 
-    def _log(self, shift: int) -> tuple[AsLog, Trusted]:
+    def _log(self, shift: int) -> tuple[AsLog, Passed]:
         found = self._logs.get(shift)
         if found is None:
             if len(self._logs) >= _MOST_KEPT:
                 self._logs.popitem(last=False)
             log = AsLog(self._window, shift, None)
-            found = self._logs[shift] = log, take_in_pieces(log)
+            found = self._logs[shift] = log, Passed(by_itself=True)
         self._logs.move_to_end(shift)
         return found
 
@@ -78,7 +78,7 @@ class Doubts:
         """Up to where the records of a shift are doubtful: one stands at ``at``, and nothing tells
         what lies from ``gap`` on. StoreIOError.
         """
-        log, _ = self._log(shift)
+        log, passed = self._log(shift)
         for _ in range(_MOST_STEPS):
             if at <= gap:
                 break
@@ -88,7 +88,7 @@ class Doubts:
             if dledger.head_at(self._window.read(gap, dledger.HEAD_SIZE), gap + shift) is not None:
                 gap += dledger.HEAD_SIZE
                 continue
-            behind = judge(log, gap, max(gap + 1, at)).resume
+            behind = judge(log, gap, max(gap + 1, at), passed).resume
             if behind is None:
                 return self._window.size
             if behind >= at:

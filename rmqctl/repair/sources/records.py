@@ -22,6 +22,7 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import LARGEST_RECORD
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
 
@@ -60,6 +61,8 @@ class KnownPlaces:
     ``offset`` and ``size`` of records, ascending and without overlaps (int64).
     """
 
+    largest_record = LARGEST_RECORD
+
     def __init__(self, offset: Array, size: Array) -> None:
         self._offset, self._size = offset, size
 
@@ -78,6 +81,12 @@ class KnownPlaces:
 
     def goes_on(self, _physical: int) -> bool:
         return False
+
+    def offsets_before(self, _physical: int) -> None:
+        return None
+
+    def offsets_behind(self, _physical: int) -> None:
+        return None
 
 
 class LaidOut:

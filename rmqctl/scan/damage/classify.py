@@ -18,6 +18,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.extents import closes, judge
+from rmqctl.scan.damage.slots import Passed
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
 from rmqctl.scan.resync import MAX_RECORD, is_blank, used_windows
 from rmqctl.scan.source import Source
@@ -25,14 +26,15 @@ from rmqctl.scan.source import Source
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
 
-def classify(source: Source, position: int) -> list[Span]:
+def classify(source: Source, position: int, passed: Passed) -> list[Span]:
     """What lies at ``position``, where the walk found no provable record: one to three spans.
 
-    They cover the bytes up to the next provable record, or to the end of the file.
+    They cover the bytes up to the next provable record, or to the end of the file. ``passed``: the
+    messages before.
     """
     base, size = source.base, source.size
     head = source.read(position, BLANK_SIZE)
-    if is_blank(source, position) and closes(source, position):
+    if is_blank(source, position) and closes(source, position, passed):
         return [Span(BLANK, base + position, size - position)]
     entry = entries.whole_entry(source, position) if source.head else None
     if entry is not None and entry.magic in dledger.CONTROL:
@@ -45,7 +47,8 @@ def classify(source: Source, position: int) -> list[Span]:
         # A record's own leading zeros are at most those of its size.
         search = max(search, first - BLANK_SIZE)
     reason, field = (entries.diagnose if source.head else _diagnose)(source, position)
-    verdict = judge(source, position, search)
+    verdict = judge(source, position, search, passed)
+    passed.is_damaged = True
     if verdict.resume is None:
         return _tail(source, position, reason, field, verdict.doubtful)
     return [Span(DAMAGED, base + position, verdict.resume - position, reason, field,

@@ -11,26 +11,26 @@ or an entry of the index. So, from the strongest proof to none:
    where it would end: inside, a frame with a row or an index entry of its own is a record of the
    log, written over a torn one; every other is body.
 4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
-   that `rmqctl.scan.damage.chains` proves. All others are left out; where their own queue does not
-   deny them either they are *doubtful*, and said to be. (In a file that belongs to no store the
-   first frame is taken that lies behind the end which the damaged record itself claims, or whose
-   followers reach over it: they were written over a torn record. Where it claims nothing that can
-   be, `rmqctl.scan.damage.alone` decides.)
+   behind the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
+   undecided, unless their own queue denies them. (In a file that belongs to no store, and is not
+   taken by itself, the first frame counts that lies behind the end which the damaged record itself
+   claims, or whose followers reach over it: they were written over a torn record.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from isal.isal_zlib import crc32
 
 from rmqctl.formats import layout
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import (
+    BLANK_SIZE,
     CRC_MASK,
     HOST_BITS,
     MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
     START_SIZE,
     VERSIONS,
     Message,
@@ -39,12 +39,11 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.scan.damage import entries
-from rmqctl.scan.damage.alone import LEAST_HEAD, LONGEST_TAIL, Ahead, Seen, frames_between
-from rmqctl.scan.damage.chains import MOST_NAMED, follow, tails_of
-from rmqctl.scan.damage.chains import closes as closes_store
+from rmqctl.scan.damage.ends import LEAST_HEAD, resumed
 from rmqctl.scan.damage.known import Known
-from rmqctl.scan.damage.slots import Trusted
-from rmqctl.scan.frames import Doubtful
+from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record, tails_of
+from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
     MAX_RECORD,
     extent,
@@ -53,6 +52,7 @@ from rmqctl.scan.resync import (
     located_size,
     next_provable,
     provable,
+    used_windows,
 )
 from rmqctl.scan.source import Source
 
@@ -60,8 +60,6 @@ _MOST_BODY = 32 << 20
 """Bytes of a body whose CRC is looked at to prove a size."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
-_SEEN: WeakKeyDictionary[Source, Seen] = WeakKeyDictionary()
-"""Of the sources that `take_by_itself` was told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +88,17 @@ class Extent:
     by_row: bool = False
 
 
-def judge(source: Source, at: int, search: int) -> Verdict:
+def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     """What to make of the bytes at ``at``, where a record should begin and none does.
 
-    Nothing begins before ``search``. StoreIOError.
+    Nothing begins before ``search``; ``passed``: the messages before. StoreIOError.
     """
-    seen = _SEEN.get(source)
-    if seen is None or seen.resumed is None:
-        return _judged(source, at, search)
-    seen.trusted.add(seen.resumed, at)
-    verdict = _judged(source, at, search)
-    seen.resumed = source.size if verdict.resume is None else verdict.resume
-    return verdict
-
-
-def _judged(source: Source, at: int, search: int) -> Verdict:
     known = Known(source)
     own = own_extent(source, at, known)
     if own is None:
-        return _searched(source, at, search, source.size, known)
+        return _searched(source, at, search, source.size, known, passed)
     if own.by_row:
-        return _behind_rows(source, at, own, known)
+        return _behind_rows(source, at, own, known, passed)
     if own.firm:
         return Verdict(own.end, located=True)
     if own.proven:
@@ -119,9 +107,10 @@ def _judged(source: Source, at: int, search: int) -> Verdict:
     # It is torn, or its body was hit: inside, only what is proven to be of the log.
     if source.witness is None:
         return Verdict(own.end, located=True)
-    found = _searched(source, at, search, own.end, known)
-    if found.resume is not None:
-        return Verdict(found.resume)
+    inside = known.first(search, own.end)
+    found = _searched(source, at, search, own.end, known, passed)
+    if inside is not None:
+        return found
     # Its size may be right, and the length of its body what was hit.
     told = found.doubtful if _says_less(source, at, own.end) else ()
     return Verdict(own.end, located=True, doubtful=told)
@@ -133,7 +122,7 @@ def _says_less(source: Source, at: int, end: int) -> bool:
     return MIN_SIZE <= total < end - at and is_placed(source, at + total)
 
 
-def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
+def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Passed) -> Verdict:
     """Behind a record that a row knows, and others of which nothing is left but their rows."""
     inside = None if own.firm else known.first(at + 1, own.end)
     if inside is not None:
@@ -153,85 +142,58 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
         end += max(sizes)
     if end < source.size and provable(source, end):
         return Verdict(end)
-    return _searched(source, at, end, source.size, known)
+    return _searched(source, at, end, source.size, known, passed)
 
 
-def _searched(source: Source, at: int, search: int, limit: int, known: Known) -> Verdict:
-    """The first record of the log in positions ``[search, limit)``; what is doubtful before it."""
+def _searched(source: Source, at: int, search: int, limit: int, known: Known,
+              passed: Passed) -> Verdict:
+    """The first record of the log in positions ``[search, limit)``; what is undecided before it."""
+    if source.witness is None and not passed.by_itself:
+        return _claimed(source, at, search, limit)
     stop = known.first(search, limit)
-    bound = limit if stop is None else stop
-    doubtful: list[tuple[int, int]] = []
+    if stop is None and limit < source.size:
+        stop = limit
+    first = next_provable(source, search, limit if stop is None else stop)
+    if first is not None and first - at < LEAST_HEAD and not is_blank(source, first):
+        return Verdict(first)  # no body begins so near to where a record does
+    if first is None:
+        return Verdict(stop)
+    found = resumed(source, at, first, stop, passed,
+                    lambda place: _proven_end(source, place, known))
+    return Verdict(found.resume, doubtful=tuple(
+        one for one in found.undecided if not known.denies(one[0] - source.base, one[1])))
+
+
+def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
+    """The same in bytes of which nothing else is known: what the damaged record says counts."""
     claimed = at if source.head else claimed_end(source, at)
-    by_itself = source.witness is None and source in _SEEN
-    if by_itself and not at < claimed < source.size:
-        claimed = _lengths_end(source, at)
-    if by_itself and not at < claimed:
-        resume, _ = _ahead(source).behind(at, search)
-        before = limit if resume is None else min(resume, limit)
-        return Verdict(resume, doubtful=frames_between(source, search, before))
+    doubtful: list[tuple[int, int]] = []
     position = search
-    while position < bound:
-        candidate = next_provable(source, position, bound)
-        if candidate is None:
-            break
-        if candidate - at < LEAST_HEAD and not is_blank(source, candidate):
-            return Verdict(candidate)  # no body begins so near to where a record does
-        if source.witness is None:  # a file by itself: what the damaged record says, no more
-            frames, reaches_over = _frames_up_to(source, candidate, claimed)
-            if by_itself and candidate >= claimed:  # others may be lost behind it
-                resume, _ = _ahead(source).behind(claimed, candidate)
-                more = frames_between(source, candidate, limit if resume is None else resume)
-                return Verdict(resume, doubtful=(*doubtful, *more)[:MOST_NAMED])
-            if candidate >= claimed or reaches_over:
-                return Verdict(candidate, doubtful=tuple(doubtful))
-            doubtful += [(source.base + place, size) for place, size in frames][
-                :MOST_NAMED - len(doubtful)]
-            position = max([candidate + 1, *(place + size for place, size in frames)])
-            continue
-        if is_blank(source, candidate):
-            if stop is None and closes_store(source, candidate):
-                return Verdict(candidate, doubtful=tuple(doubtful))
-            position = candidate + 1
-            continue
-        chain = follow(source, candidate, at, stop,
-                       lambda place: _proven_end(source, place, known))
-        for place, size in chain.unsure:
-            if len(doubtful) < MOST_NAMED and not known.denies(place, size):
-                doubtful.append((source.base + place, size))
-        if chain.sure is not None:
-            return Verdict(chain.sure, doubtful=tuple(doubtful))
-        position = max(chain.end, candidate + 1)
-    return Verdict(stop, doubtful=tuple(doubtful))
+    while (candidate := next_provable(source, position, limit)) is not None:
+        frames, reaches_over = _frames_up_to(source, candidate, claimed)
+        if candidate >= claimed or reaches_over or (
+                candidate - at < LEAST_HEAD and not is_blank(source, candidate)):
+            return Verdict(candidate, doubtful=tuple(doubtful))
+        doubtful += [(source.base + place, size) for place, size in frames]
+        position = max([candidate + 1, *(place + size for place, size in frames)])
+    return Verdict(None, doubtful=tuple(doubtful))
 
 
-def take_by_itself(source: Source, *, is_dense: bool = True) -> None:
-    """From now on what `rmqctl.scan.damage.alone` says counts for a whole file that belongs to no
-    store: what may lie in a damaged record is doubtful. Else it is a message, as ranges of a file
-    need it.
-
-    It is walked from its start on. ``is_dense``: whether it has all messages of its queues.
+def closes(source: Source, at: int, passed: Passed) -> bool:
+    """Whether the blank at a position closes its file. In a file that is taken by itself, one
+    behind damage may lie in a body; elsewhere nothing is asked for. StoreIOError.
     """
-    _SEEN[source] = Seen(trusted=Trusted(is_dense), resumed=0)
-
-
-def take_in_pieces(source: Source) -> Trusted:
-    """The same for one which is not walked; the answer takes what is known to be messages."""
-    _SEEN[source] = seen = Seen()
-    return seen.trusted
-
-
-def _ahead(source: Source) -> Ahead:
-    known = Known(source)
-    return Ahead(source, _SEEN[source],
-                 lambda place: _proven_end(source, place, known))
-
-
-def closes(source: Source, at: int) -> bool:
-    """Whether the blank at a position closes its file. Behind damage in a file that is taken by
-    itself, one may lie in a body: nothing follows the true one. Elsewhere nothing is asked for.
-    """
-    seen = _SEEN.get(source) if source.witness is None else None
-    return seen is None or at >= seen.end or _ahead(source).closes(at)
+    if not (passed.by_itself and passed.is_damaged):
+        return True
+    if next_provable(source, at + 1, source.size) is not None:
+        return False
+    # Behind a blank in a body the record goes on, to its topic and properties.
+    used = at
+    for position, data in used_windows(source, at + BLANK_SIZE, source.size):
+        used = position + used_length(data)
+    before = max(at, used - LONGEST_TAIL)
+    tail = source.read(before, used - before)
+    return not any(ends_record(tail + bytes(zeros)) for zeros in range(PROPERTIES_LENGTH_SIZE + 1))
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
@@ -274,22 +236,27 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
     return min(at + int(total), source.size)
 
 
-def _lengths_end(source: Source, at: int) -> int:
+def _lengths_end(source: Source, at: int) -> int | None:
     """Where a record ends of whose head only the length of its body is left, if the lengths lead
-    to another record; else ``at``. StoreIOError.
+    to another record. StoreIOError.
+
+    That of a record with longer addresses may lie in the body of one with short ones, and be
+    whatever its sender likes: only where short ones have it, it is read.
     """
-    for version in VERSIONS:
-        for bits in {0, *_HOSTS}:
-            shape = variant(bits, version)
-            head = source.read(at, shape.head_size)
-            if len(head) < shape.head_size:
-                continue
-            length = shape.head.unpack(head)[-1]
-            size = extent(source, at, version, bits) if length > 0 else None
-            if size is not None and is_placed(source, at + size) and _has_topic(
-                    source, at + shape.head_size + length, version):
-                return at + int(size)
-    return at
+    return next((at + size for version in VERSIONS
+                 if (size := _summed(source, at, version, 0))), None)
+
+
+def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
+    """The size that the lengths of a record add up to, if they lead to another one."""
+    shape = variant(bits, version)
+    head = source.read(at, shape.head_size)
+    if len(head) < shape.head_size:
+        return None
+    length = shape.head.unpack(head)[-1]
+    size = extent(source, at, version, bits) if length > 0 else None
+    return size if size is not None and is_placed(source, at + size) and _has_topic(
+        source, at + shape.head_size + length, version) else None
 
 
 def _proven_end(source: Source, at: int, known: Known) -> int | None:
@@ -325,7 +292,16 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
             for version in versions for bits in _HOSTS)):
         return Extent(at + total, firm=is_there)
     if not is_there and not is_magic(magic):
-        return Extent(at + max(rows), firm=False, by_row=True) if rows else None
+        if rows:
+            return Extent(at + max(rows), firm=False, by_row=True)
+        end = _lengths_end(source, at)
+        return None if end is None else Extent(end, firm=False)
+    # Its size is lost, and its lengths lead to another record.
+    if not rows and not is_sized:
+        lands = {size for version in versions for bits in (0, *_HOSTS)
+                 if (size := _summed(source, at, version, sys_flag & HOST_BITS ^ bits))}
+        if len(lands) == 1:
+            return Extent(at + lands.pop(), firm=False)
     # One field is wrong, the body is whole: its size, or one of its lengths.
     ends = set()
     for version in versions:

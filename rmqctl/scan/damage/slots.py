@@ -11,21 +11,22 @@ Not every offset is good for it. A queue counts whose offsets go up by one, with
 the messages right before the stretch, and right behind it, too, and where no more are missing than
 the stretch has room for: a turned bit, or a log of which messages were taken out (compaction),
 gives no evidence. A batch of messages takes as many offsets as its sender says, so topics with
-such do not count. Prepared messages and rollbacks have no offset. A message may be dispatched to
-queues of other topics, and takes an offset in each, but never two of one topic: topics are not
-added up.
+such do not count. Prepared messages and rollbacks have no offset. A message takes one offset of its
+own topic, and more only in light message queues (LMQ): those do not count either.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqctl.scan.frames import Batch, records_from
+from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import located_size
 from rmqctl.scan.source import Source
 
@@ -33,10 +34,9 @@ _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
 """Frames right before and right behind a stretch that are looked at."""
 _SEGMENTS = 8
-_MOST_KNOWN = 4096
-BUDGET = 100_000
-"""Questions answered of one source; further ones get no proof."""
+_LIGHT = LMQ_PREFIX.encode()
 
+Stretch = tuple[int, int]
 Queue = tuple[bytes, int]
 Ends = tuple[int, int]
 """The first and the last offset."""
@@ -47,90 +47,173 @@ def records_in(length: int) -> int:
     return max(length, 0) // MIN_SIZE
 
 
-@dataclass(slots=True)
-class Trusted:
-    """What is known of a log up to where it is looked at: the last stretches of frames that follow
-    each other and are messages, ascending.
+class Passed:
+    """The messages of a log that are known up to a place in it: what is looked at is behind.
 
-    ``is_dense``: whether the log has all messages of its queues.
+    ``look_back`` gives the stretches of messages before the first that is added; without it there
+    are none. ``is_dense``: whether the log has all messages of its queues.
     """
 
-    is_dense: bool = True
-    stretches: deque[tuple[int, int]] = field(
-        default_factory=lambda: deque(maxlen=_SEGMENTS))
-    budget: int = BUDGET
-    last: dict[int, dict[Queue, Ends | None]] = field(default_factory=dict)
-    first: dict[int, dict[Queue, Ends | None]] = field(default_factory=dict)
+    def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
+                 by_itself: bool = False, is_dense: bool = True) -> None:
+        self.by_itself, self.is_dense = by_itself, is_dense
+        self.is_damaged = False
+        """Whether damage was met: then a blank may lie in a body."""
+        self._look_back = look_back
+        self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
+        self._last: dict[Stretch, dict[Queue, Ends | None]] = {}
 
     def add(self, start: int, end: int) -> None:
-        """The frames in positions ``[start, end)`` are messages."""
+        """The frames in positions ``[start, end)`` follow each other, and are messages."""
         if end > start:
-            self.stretches.append((start, end))
+            self._stretches.append((start, end))
 
-
-class Slots:
-    """What the queue offsets in a source tell. StoreIOError."""
-
-    def __init__(self, source: Source, trusted: Trusted) -> None:
-        self._source, self._trusted = source, trusted
-
-    def has_more(self, origin: int, end: int, upto: int, most: int,
-                 near: tuple[int, int] | None) -> bool:
-        """Whether positions ``[origin, end)`` hold more than ``most`` records of the log, beyond
-        doubt, if records of it follow each other from ``end`` to ``upto``, and in ``near`` before.
-        """
-        trusted = self._trusted
-        stretches = [*trusted.stretches, *([near] if near is not None else [])]
-        if not trusted.is_dense or trusted.budget <= 0 or not stretches:
-            return False
-        trusted.budget -= 1
-        behind = self._behind(end, upto)
-        if not behind:
-            return False
-        before: dict[Queue, Ends | None] = {}
-        at = origin
-        for start, stop in reversed(stretches):
-            if stop > at:
-                continue
-            if stop < at:
-                # What is lost in between, and what nobody knows to be a message, takes offsets.
-                most += records_in(at - stop) + 1
-            for queue, ends in self._before(start, stop).items():
-                if ends is None or before.get(queue, ends) is None:
-                    before[queue] = None
+    def stretches(self) -> list[Stretch]:
+        """The last ones, ascending."""
+        look_back, self._look_back = self._look_back, None
+        if look_back is not None:
+            known = list(self._stretches)
+            self._stretches.clear()
+            for stretch in look_back():
+                if known and stretch[1] == known[0][0]:
+                    known[0] = stretch[0], known[0][1]
                 else:
-                    before.setdefault(queue, ends)
-            if most < _missing(before, behind, records_in(end - start)):
-                return True
-            at = start
-        return False
+                    self._stretches.append(stretch)
+            self._stretches += known
+        return list(self._stretches)
 
-    def _behind(self, start: int, end: int) -> dict[Queue, Ends | None]:
-        known = self._trusted.first
-        if start not in known:
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            known[start] = queues(self._source, start, end, _BEHIND)
-        return known[start]
+    def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
+                                                                      int]]:
+        """(the offsets of each queue in messages before a position, how many more may be missing
+        after them), with more and more of the log. StoreIOError.
+        """
+        known: dict[Queue, Ends | None] = {}
+        edge, extra = at, 0
+        for start, stop in reversed(self.stretches() if self.is_dense else []):
+            if stop > edge:
+                continue
+            if stop < edge:
+                # What is lost in between, and what nobody knows to be a message, takes offsets.
+                extra += records_in(edge - stop) + 1
+            _merge(known, self._offsets(source, start, stop))
+            yield known, extra
+            edge = start
+        if self.is_dense and source.witness is not None and edge > 0:
+            extra += records_in(edge) + 1
+        before = source.witness.offsets_before(source.base) if (
+            self.is_dense and source.witness is not None) else None
+        if before is not None:
+            _merge(known, before[0])
+            yield known, extra + before[1]
 
-    def _before(self, start: int, end: int) -> dict[Queue, Ends | None]:
-        known = self._trusted.last
-        if start not in known:
-            if len(known) >= 2 * _SEGMENTS:
-                known.clear()
-            known[start] = queues(self._source, start, end, -_BEFORE)
-        return known[start]
+    def _offsets(self, source: Source, start: int, stop: int) -> dict[Queue, Ends | None]:
+        found = self._last.get((start, stop))
+        if found is None:
+            if len(self._last) >= 2 * _SEGMENTS:
+                self._last.clear()
+            found = self._last[start, stop] = queues(source, start, stop, -_BEFORE)
+        return found
 
 
-def _missing(before: dict[Queue, Ends | None], behind: dict[Queue, Ends | None],
-             room: int) -> int:
-    """Offsets missing in between, of the topic of which most are; there is room for ``room``."""
-    by_topic: dict[bytes, int] = {}
-    for (topic, number), after in behind.items():
-        known = before.get((topic, number))
-        if after is not None and known is not None and known[1] < after[0] <= known[1] + room:
-            by_topic[topic] = by_topic.get(topic, 0) + after[0] - known[1] - 1
-    return max(by_topic.values(), default=0)
+def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
+    """Adds the offsets of messages that lie before those that are known."""
+    for queue, ends in earlier.items():
+        if ends is None or known.get(queue, ends) is None:
+            known[queue] = None
+        else:
+            known.setdefault(queue, ends)
+
+
+@dataclass(slots=True)
+class Numbered:
+    """Frames in their order. ``queue``: the number of each one's queue in ``numbers``, -1 where its
+    offset tells nothing; ``batched``: topics with batches; ``lost``: how many records at most are
+    lost before each.
+    """
+
+    start: Array
+    queue: Array
+    offset: Array
+    lost: Array
+    numbers: Mapping[Queue, int]
+    batched: Collection[bytes]
+
+
+def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
+    """How many more messages are missing before each of the frames than can be lost behind ``at``,
+    if all frames up to there are none; not above 0 where that is not known. StoreIOError.
+    """
+    is_sound = _goes_up(frames)
+    most: Array = -frames.lost
+    order = np.argsort(frames.queue, kind="stable")
+    same = frames.queue[order[1:]] == frames.queue[order[:-1]]
+    for known, extra in passed.known_before(source, at):
+        last: Array = np.full(len(frames.numbers) + 1, -2, np.int64)  # the last one is for -1
+        for queue, ends in known.items():
+            number = frames.numbers.get(queue)
+            if number is not None and ends is not None and queue[0] not in frames.batched:
+                last[number] = ends[1]
+        missing = frames.offset - last[frames.queue] - 1
+        room = (frames.start - at) // MIN_SIZE + extra + 1
+        missing[~is_sound | (last[frames.queue] < -1) | (missing < 0) | (missing > room)] = 0
+        # Of each queue the first frame from a place on counts.
+        step = missing[order]
+        step[:-1] -= np.where(same, missing[order[1:]], 0)
+        steps: Array = np.empty_like(step)
+        steps[order] = step
+        most = np.maximum(most, np.cumsum(steps[::-1])[::-1] - frames.lost - extra)
+    return most
+
+
+def _goes_up(frames: Numbered) -> Array:
+    """Whether the offsets of each frame's queue go up by one among the frames right behind it, but
+    for what may be lost in between.
+    """
+    order = np.argsort(frames.queue, kind="stable")
+    queue, offset, lost = frames.queue[order], frames.offset[order], frames.lost[order]
+    step = offset[1:] - offset[:-1]
+    odd = (queue[1:] == queue[:-1]) & (queue[1:] >= 0) & (
+        (step < 1) | (step - 1 > lost[1:] - lost[:-1]))
+    sound = frames.queue >= 0
+    for row in order[:-1][odd].tolist():
+        near = slice(max(0, row - _BEHIND), row + 1)
+        sound[near] &= frames.queue[near] != frames.queue[row]
+    return sound
+
+
+def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
+              passed: Passed) -> int:
+    """The same before the messages that follow on ``[at, end)``, whose offsets are ``behind``.
+    StoreIOError.
+    """
+    most = -lost
+    for known, extra in passed.known_before(source, at):
+        room = records_in(end - at) + extra + 1
+        missing = sum(
+            after[0] - ends[1] - 1 for queue, after in behind.items()
+            if after is not None and (ends := known.get(queue)) is not None
+            and 0 < after[0] - ends[1] <= room + 1)
+        most = max(most, missing - lost - extra)
+    return most
+
+
+class Queues:
+    """Numbers of queues, given as they are met. ``batched``: topics with batches."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Queue, int] = {}
+        self.batched: set[bytes] = set()
+
+    def columns(self, batch: Batch) -> tuple[Array, Array]:
+        """(number of each frame's queue, -1 where its offset tells nothing; its queue offset)."""
+        numbers: list[int] = []
+        for queue, _, flags in _rows(batch):
+            if flags & INNER_BATCH:
+                self.batched.add(queue[0])
+            tells = flags & TRANSACTION_MASK in (0, TRANSACTION_COMMIT) and not (
+                flags & INNER_BATCH or queue[0].startswith(_LIGHT))
+            numbers.append(self.numbers.setdefault(queue, len(self.numbers)) if tells else -1)
+        return np.array(numbers, np.int64), batch.column("queue_offset")
 
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
@@ -161,7 +244,7 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
     found: dict[Queue, Ends | None] = {}
     batched = {queue[0] for queue, _, flags in chosen if flags & INNER_BATCH}
     for queue, offset, flags in chosen:
-        if flags & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
+        if flags & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT) or queue[0].startswith(_LIGHT):
             continue
         known = found.get(queue, (offset, offset - 1))
         found[queue] = ((known[0], offset) if known is not None and offset == known[1] + 1

@@ -8,7 +8,6 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds, layout
 from rmqctl.formats.fixed import TOO_SHORT
 from rmqctl.formats.local import append_crc, message
-from rmqctl.scan.damage.extents import take_by_itself
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.resync import extent
 from rmqctl.scan.source import FileSource
@@ -102,8 +101,7 @@ def log_rows(target: Target) -> Iterator[Row]:
     base = settle_base(target)
     options = target.options
     number = 0
-    take_by_itself(target.source, is_dense=target.kind != kinds.COMPACTION_LOG)
-    walk = Walk(target.source)
+    walk = Walk(target.source, by_itself=True, is_dense=target.kind != kinds.COMPACTION_LOG)
     for batch in walk:
         starts = batch.start + (batch.base - base)
         sizes = batch.column("total_size") if len(batch) else starts

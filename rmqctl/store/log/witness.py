@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -23,8 +23,11 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.frames import Array
+from rmqctl.scan.damage.slots import queues, records_in
+from rmqctl.scan.frames import BLANK, Array
 from rmqctl.scan.resync import provable
+from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
+from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
@@ -53,6 +56,8 @@ class Opened(Protocol):
 
 _PAGE = 1 << 15
 _WINDOWS = 8
+_NEAR = 8192
+"""Messages of a neighbouring file that tell queue offsets."""
 Pair = tuple[Array, Array]
 
 
@@ -120,15 +125,18 @@ class StoreWitness:
     All readers of a log share it, threads too: they ask one after the other.
     """
 
-    def __init__(self, opener: Callable[[], Opened]) -> None:
-        self._opener = opener
+    def __init__(self, opener: Callable[[], Opened],
+                 largest_record: int = LARGEST_RECORD) -> None:
+        self._opener, self.largest_record = opener, largest_record
         self._store: Opened | None = None
         self._rows: Pages | None = None
         self._keys: list[_IndexPages] | None = None
+        self._before: dict[int, tuple[QueueEnds, int] | None] = {}
+        self._behind: dict[int, QueueEnds | None] = {}
         self._lock = RLock()
 
     def __reduce__(self) -> Any:
-        return StoreWitness, (self._opener,)
+        return StoreWitness, (self._opener, self.largest_record)
 
     def _opened(self) -> Opened:
         if self._store is None:
@@ -174,6 +182,43 @@ class StoreWitness:
         except StoreIOError:
             return False
 
+    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+        if physical not in self._before:
+            self._before[physical] = self._ends_before(physical)
+        return self._before[physical]
+
+    def _ends_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+        with self._lock, suppress(StoreIOError):
+            file = self._opened().log.file_of(physical - 1)
+            if file is None or file.end != physical:
+                return None
+            with file.open() as source:
+                source.witness = _WithoutNeighbours(self)
+                walk = Walk(source)
+                closed = -1
+                for batch in walk:
+                    closed = next((span.offset - source.base for span in batch.spans
+                                   if span.kind == BLANK), -1)
+                stretches = walk.passed.stretches()
+                if not stretches:
+                    return None
+                start, end = stretches[-1]
+                left = (closed if closed >= 0 else source.size) - end
+                return queues(source, start, end, -_NEAR), records_in(left)
+        return None
+
+    def offsets_behind(self, physical: int) -> QueueEnds | None:
+        if physical not in self._behind:
+            self._behind[physical] = self._ends_behind(physical)
+        return self._behind[physical]
+
+    def _ends_behind(self, physical: int) -> QueueEnds | None:
+        with self._lock, suppress(StoreIOError):
+            place = self._opened().log.locate(physical)
+            if place is not None and place[1] == 0 and provable(*place):
+                return queues(*place, place[0].size, _NEAR)
+        return None
+
     # -- pages ------------------------------------------------------------------------------------
 
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
@@ -199,6 +244,20 @@ class StoreWitness:
                 first, header = index.shape.entry_position(1), index.header
                 count = min(header.entries, max(0, index.source.size - first) // ENTRY.size)
                 yield file, first, count, header.begin_phy_offset, header.end_phy_offset
+
+
+class _WithoutNeighbours(StoreWitness):
+    """What another one knows, but for other files: so that each is asked for its own part alone."""
+
+    def __init__(self, known: StoreWitness) -> None:
+        super().__init__(known._opener, known.largest_record)
+        self._store, self._rows, self._keys = known._store, known._rows, known._keys
+
+    def offsets_before(self, physical: int) -> None:
+        return None
+
+    def offsets_behind(self, physical: int) -> None:
+        return None
 
 
 NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)

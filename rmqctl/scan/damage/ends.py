@@ -1,0 +1,205 @@
+"""Where a damaged record may end of which nothing is left that says how long it was.
+
+Its body may hold anything, whole records of the right place and queue offset included. So each
+frame border behind the damage is a possible end of the record, until something refutes it:
+
+* it lies further away than the largest record of this store is long;
+* it lies in another file, or behind a record of the log that an entry or an index entry proves;
+* were it the end, more messages would be missing than were lost: what counts are the queue offsets
+  of the last messages before the damage and of the first ones behind that border, and none that
+  lies between them (`rmqctl.scan.damage.slots`).
+
+Frames behind the last end that is left are messages. Those before it are undecided: they are
+messages, or the body of the damaged one. Where the log ends before the largest record would, it
+may have been torn there, and all that follows the damage is undecided.
+
+The frames ahead in a file are read once for all damage in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rmqctl.formats.local.message import MIN_SIZE, VERSIONS, variant
+from rmqctl.scan.damage.slots import Numbered, Passed, Queues, excess, excess_at, records_in
+from rmqctl.scan.frames import Array, Doubtful, records_from
+from rmqctl.scan.resync import is_blank, located_size, next_provable
+from rmqctl.scan.source import LARGEST_RECORD, Source
+
+LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
+_BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
+_BEHIND = 1 << 20
+"""Bytes behind the last possible end in which the queues' next offsets are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """``resume``: where messages begin again, a position; None where none is proven to.
+    ``undecided``: the frames before it that may be messages.
+    """
+
+    resume: int | None
+    undecided: Doubtful = ()
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Frames that begin in positions ``[low, high)``; ``gap``: bytes before each that are none.
+
+    ``closed``: where the blank of the file stands, or its end, once that is reached.
+    """
+
+    low: int
+    high: int
+    start: Array
+    size: Array
+    gap: Array
+    queue: Array
+    offset: Array
+    queues: Queues = field(default_factory=Queues)
+    closed: int | None = None
+
+    @property
+    def end(self) -> int:
+        return int(self.start[-1] + self.size[-1]) if len(self.start) else self.low
+
+
+_AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
+
+
+def resumed(source: Source, at: int, search: int, stop: int | None, passed: Passed,
+            own_end: Callable[[int], int | None]) -> Resumed:
+    """Where messages go on behind a damaged record at ``at``. Nothing begins before ``search``.
+
+    ``stop``: a position where a record of the log begins, beyond doubt. ``passed``: the messages
+    before. ``own_end``: where a damaged record at a position ends, if that is beyond doubt.
+    StoreIOError.
+    """
+    largest = LARGEST_RECORD if source.witness is None else source.witness.largest_record
+    limit = source.size if stop is None else stop
+    reach: int | None = min(at + largest, limit)
+    while reach is not None:
+        ahead = _look(source, search, reach + _BEHIND, own_end)
+        while ahead.closed is None and not (len(ahead.start) and ahead.start[-1] > reach):
+            ahead = _look(source, search, ahead.high + _BEHIND, own_end)
+        first = int(np.searchsorted(ahead.start, search))
+        start, size = ahead.start[first:], ahead.size[first:]
+        if stop is not None and stop not in start:
+            before = int(np.searchsorted(start + size, stop, "right"))
+            return Resumed(stop, _named(source, start[:before], size[:before]))
+        if not len(start):
+            return Resumed(_closing(source, ahead))
+        behind, reach = _behind(source, at, ahead, first, limit, passed, largest)
+    if behind == len(start):
+        return Resumed(_closing(source, ahead), _named(source, start, size))
+    return Resumed(int(start[behind]), _named(source, start[:behind], size[:behind]))
+
+
+def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
+            largest: int) -> tuple[int, int | None]:
+    """(how many of the frames from number ``first`` on lie before a possible end; None, or up to
+    where more frames have to be known to tell). No end lies behind ``limit``.
+    """
+    start, is_open = ahead.start[first:], limit == source.size
+    # How many records are lost before each frame, the damaged one among them.
+    gap = ahead.gap[first:].copy()
+    gap[0] = start[0] - at
+    lost, ends = np.cumsum(_room(gap)), start - gap
+    more = excess(source, at, Numbered(
+        start, ahead.queue[first:], ahead.offset[first:], lost, ahead.queues.numbers,
+        ahead.queues.batched), passed)
+    beyond = _excess_beyond(source, at, ahead, int(lost[-1]), passed) if is_open else None
+    # Of the damaged one, and of others that may begin in the damage between frames before its end.
+    behind = 0
+    for begin in [0, *(np.flatnonzero(gap[1:] >= LEAST_HEAD) + 1).tolist()]:
+        if begin > behind:
+            break
+        far = min((at if begin == 0 else int(ends[begin])) + largest, limit)
+        if ahead.closed is None and far >= start[-1]:
+            return behind, far
+        # Frames before it may be messages, and so none of the missing ones; and where more are
+        # missing at the first end than can be lost, others never were there.
+        room = max(begin, int(more[begin]))
+        if is_open and ahead.end <= far and (beyond is None or beyond <= room):
+            return len(start), None
+        last = int(np.searchsorted(ends, far, "right"))
+        possible = np.flatnonzero(more[begin:last] <= room)
+        behind = max(behind, begin + int(possible[-1]) if len(possible) else begin)
+    return behind, None
+
+
+def _named(source: Source, start: Array, size: Array) -> Doubtful:
+    return tuple(zip((start + source.base).tolist(), size.tolist(), strict=True))
+
+
+def _closing(source: Source, ahead: _Ahead) -> int | None:
+    """Where the blank stands that closes the file, if the log goes on in the next one."""
+    if ahead.closed is None or ahead.closed == source.size or source.witness is None:
+        return None
+    return ahead.closed if source.witness.goes_on(source.base + source.size) else None
+
+
+def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Passed) -> int | None:
+    """How many more messages than can be lost are missing before the next file, if all frames of
+    this one are none; None where that file tells nothing. StoreIOError.
+    """
+    if source.witness is None or ahead.closed is None:
+        return None
+    behind = source.witness.offsets_behind(source.base + source.size)
+    return None if behind is None else excess_at(
+        source, at, ahead.end, behind, lost + records_in(ahead.closed - ahead.end), passed)
+
+
+def _room(gap: Array) -> Array:
+    """How many records may be lost in bytes that are no frames: one with a body that goes on behind
+    them, and others.
+    """
+    room: Array = gap // MIN_SIZE
+    long = gap >= LEAST_HEAD
+    room[long] = 1 + (gap[long] - LEAST_HEAD) // MIN_SIZE
+    return room
+
+
+def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
+    """The frames that begin in positions ``[low, high)``, and more where more are known."""
+    ahead = _AHEAD.get(source)
+    if ahead is None or not ahead.low <= low <= ahead.high:
+        nothing: Array = np.zeros(0, np.int64)
+        ahead = _AHEAD[source] = _Ahead(
+            low, low, nothing, nothing, nothing, nothing, nothing)
+    keep = int(np.searchsorted(ahead.start, low))
+    columns = [[column[keep:]] for column in (
+        ahead.start, ahead.size, ahead.gap, ahead.queue, ahead.offset)]
+    end, at = max(ahead.end, low), ahead.high
+    ahead.low = low
+    while at < min(high, source.size) and ahead.closed is None:
+        size = located_size(source, at)
+        if size is not None:
+            raw = source.read(at, max(_FIRST_BLOCK if at == low else _BLOCK, size))
+            batch = records_from(np.frombuffer(raw, np.uint8), source.base + at, 0, len(raw),
+                                 head=source.head)
+            start = batch.start - source.head + at
+            gap: Array = np.zeros(len(batch), np.int64)
+            gap[:1] = at - end
+            for column, more in zip(columns, (
+                    start, batch.frame_size, gap, *ahead.queues.columns(batch)), strict=True):
+                column.append(more)
+            if len(batch):
+                at = end = int(start[-1] + batch.frame_size[-1])
+                continue
+        elif is_blank(source, at) and next_provable(source, at + 1, source.size) is None:
+            ahead.closed = at
+            break
+        behind = own_end(at) if size is None else None
+        if behind is None or behind <= at:
+            behind = next_provable(source, at + 1, source.size)
+        at = source.size if behind is None else behind
+    if at >= source.size and ahead.closed is None:
+        ahead.closed = source.size
+    ahead.high = max(at, low)
+    ahead.start, ahead.size, ahead.gap, ahead.queue, ahead.offset = map(np.concatenate, columns)
+    return ahead

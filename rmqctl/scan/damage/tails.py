@@ -1,0 +1,59 @@
+"""The ends of records: topic and properties, read backwards from the last byte.
+
+Behind a body a record has the length of its topic, the topic, the length of its properties and
+those. Where its own lengths are lost, these say whether it may end at a place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.formats.local.message import MAGIC_V1, PROPERTIES_LENGTH_SIZE, longest_topic
+from rmqctl.scan.frames import Array
+
+_PAIR = b"\1"
+"""Between name and value of a property."""
+_SHORT_TOPIC = longest_topic(MAGIC_V1)
+_LONGEST_TOPIC = 512
+LONGEST_TAIL = (1 << 15) + 1024
+"""Bytes that a topic and properties have at most, with their lengths."""
+
+
+def tails_of(data: bytes) -> set[int]:
+    """Where the topic of a record may begin that ends with these bytes; positions in them."""
+    array = np.frombuffer(data, np.uint8)
+    return {topic for place in _properties(array) for topic in _topics(array, place)}
+
+
+def ends_record(data: bytes) -> bool:
+    """Whether these bytes may be the last of a record: they end with a topic and properties."""
+    array = np.frombuffer(data, np.uint8)
+    for place in _properties(array):
+        properties = data[place + PROPERTIES_LENGTH_SIZE:]
+        if (not properties or _PAIR in properties) and _topics(array, place):
+            return True
+    return False
+
+
+def _properties(data: Array) -> list[int]:
+    """The places of each length of properties that leads to just the end of the data."""
+    if len(data) < 2 * PROPERTIES_LENGTH_SIZE:
+        return []
+    value = (data[:-1].astype(np.int32) << 8) | data[1:]
+    wanted = len(data) - np.arange(len(data) - 1) - PROPERTIES_LENGTH_SIZE
+    places: list[int] = np.flatnonzero(value == wanted).tolist()
+    return places
+
+
+def _topics(data: Array, end: int) -> set[int]:
+    """Where a topic may begin that ends at ``end``, its length before it: names are printable."""
+    low = max(1, end - _LONGEST_TOPIC)
+    window = data[low:end].astype(np.int32)
+    left = len(window) - 1 - np.arange(len(window))
+    short = (window == left) & (left > 0) & (left <= _SHORT_TOPIC)
+    found = set((np.flatnonzero(short) + low + 1).tolist())
+    if len(window) > 1:
+        wide = ((window[:-1] << 8) | window[1:]) == left[1:]
+        found |= set((np.flatnonzero(wide & (left[1:] > _SHORT_TOPIC)) + low + 2).tolist())
+    return {topic for topic in found
+            if bool(((data[topic:end] > 32) & (data[topic:end] < 127)).all())}
