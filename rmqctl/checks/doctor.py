@@ -93,6 +93,7 @@ class Diagnosis:
     def verdict(self) -> Phrase:
         """The sentence."""
         start = self.start
+        undecided = self.findings.coverage.messages_undecided
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
@@ -125,6 +126,9 @@ class Diagnosis:
         if start.undecodable:
             parts.append(Phrase("clients give up at {count} message",
                                 "clients give up at {count} messages", count=start.undecodable))
+        if undecided:
+            parts.append(Phrase("{count:,} record is undecided",
+                                "{count:,} records are undecided", count=undecided))
         if not parts:
             parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
         said = {"what": Joined("; ", parts), "advice": self._advice}
@@ -181,6 +185,7 @@ class Diagnosis:
             "sound": None if self.sound and self.untold is not None else self.sound,
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
+            "messages_undecided": self.findings.coverage.messages_undecided,
             "already_lost": start.messages_already_lost,
             "already_lost_by_topic": start.already_lost_by_topic,
             "would_lose": self.would_lose,

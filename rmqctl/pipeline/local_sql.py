@@ -30,6 +30,7 @@ from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.reader import Reading
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, ONLY_ASKED, TABLES
+from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.store.config.offsets import COLUMNS as LAG_COLUMNS
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.payloads.decoding import Decoded, Decoding
@@ -95,6 +96,20 @@ class Session:
             MESSAGES: COLUMNS[MESSAGES] | dict.fromkeys(DECODED, pa.string())}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: RmqctlError | None = None
+        self._damage: dict[int, Span] = {}
+
+    @property
+    def damaged(self) -> int:
+        """How many damaged places of logs the answer leaves out."""
+        return len(self._damage)
+
+    @property
+    def undecided(self) -> int:
+        """How many whole records in them may be messages."""
+        return sum(len(span.doubtful) for span in self._damage.values())
+
+    def _passed(self, batch: Batch) -> None:
+        self._damage |= {span.offset: span for span in batch.spans if span.kind == DAMAGED}
 
     def __enter__(self) -> Self:
         self._scratch = tempfile.TemporaryDirectory(prefix="rmqctl-sql-")
@@ -178,7 +193,7 @@ class Session:
             *(each for each in schema if each.name not in made),
             *(pa.field(name, COLUMNS[MESSAGES][name]) for name in _FOR_DECODING
               if name not in schema.names)])
-        reading = Reading(table, stored.names, stored, filters)
+        reading = Reading(table, stored.names, stored, filters, self._passed)
         for pieces in plan(options, filters):
             for piece in pieces:
                 if made and self._decoding is not None:

@@ -194,6 +194,7 @@ class Plan:
                  "topic_queue_table": dict(self.topic_queue_table)}
         if self.messages_lost_total is not None:
             values["messages_lost_total"] = self.messages_lost_total
+        values["messages_undecided"] = self.ambiguous
         if self.ambiguous:
             values["ambiguous"] = self.ambiguous
         if self.kept_damaged:

@@ -133,7 +133,7 @@ def test_a_pattern_and_what_is_no_store(golden: GoldenFolder, tmp_path, rmqctl: 
 def test_damage_names_its_store(tiny: tiny_stores.Tiny, golden: GoldenFolder, rmqctl: Runner):
     damage.zero(tiny.root, *tiny.place(tiny.messages[2].start), 8)
     done = rmqctl("pipeline", "stats", tiny.root, golden("5.3.3/basic/store"), "--engine",
-                  "local", "-o", "json").expect(0)
+                  "local", "-o", "json").expect(1)
     assert f"{tiny.root}: {len(tiny.messages[2].raw)} bytes in 1 damaged span passed" in done.err
 
 

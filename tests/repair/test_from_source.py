@@ -540,12 +540,13 @@ def test_what_may_be_ours_is_not_written_over(tmp_path: Path) -> None:
     for parts in ("consumequeue", "index"):
         shutil.rmtree(store / parts)
     hurt(store, ours.puts[61].physical, ours.puts[75].physical - ours.puts[61].physical)
-    for options in ((), ("--ambiguous", "keep")):
+    for ambiguous in ("leave-out", "keep"):
+        options = ("--ambiguous", ambiguous)
         done = recover(store, source, options=(*SIZES, *options, *APPLY)).expect(1).json()
         found = b"".join(log_of(store).values())
         assert not [put for put in other.puts[70:] if put.raw in found]
         assert actions(done, "copy") == []
-        assert (ours.puts[80].raw in found) == bool(options)
+        assert (ours.puts[80].raw in found) == (ambiguous == "keep")
         run("undo", store, "--yes").expect(0)
 
 

@@ -98,7 +98,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     ends = possible_ends(log, starts, version)
     costs = [Cut(log, end.offset) for end in ends]
     sure = costs[-1]
-    predicted.messages_lost = sure.total
+    predicted.messages_lost, predicted.messages_undecided = sure.total, sure.undecided
     predicted.lost_by_topic = dict(sorted(sure.by_topic.items()))
     predicted.lost_first = sure.first
     if sure.times:

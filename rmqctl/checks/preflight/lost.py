@@ -21,7 +21,7 @@ from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.commit_log import CommitLog, packed_records
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
@@ -29,6 +29,7 @@ Progress = Callable[[int], None]
 KEEP = 10_000
 """Lost messages that are named singly."""
 _BLOCK = 1 << 17
+_SOME = 4096
 _FAR = 4096
 
 
@@ -47,6 +48,8 @@ class _Counted:
         self.first: list[LostMessage] = []
         self.times: list[int] = []
         """The earliest and the latest store time (ms); nothing before the first message."""
+        self.undecided = 0
+        """Of them, those that may be messages or lie in the body of a damaged one."""
 
     @property
     def total(self) -> int:
@@ -65,9 +68,19 @@ class _Counted:
                                strict=False):
             self.first.append(LostMessage(
                 names[number], int(batch.column("queue_id")[row]),
-                int(batch.column("queue_offset")[row]), int(batch.offset[row]),
+                int(batch.column("queue_offset")[row]), int(batch.column("physical_offset")[row]),
                 int(batch.column("total_size")[row]),
                 int(batch.column("store_timestamp")[row])))
+
+
+    def _take_undecided(self, log: CommitLog, batch: Batch, end: int) -> None:
+        frames = [frame for span in batch.spans for frame in span.doubtful if frame[0] >= end]
+        for start in range(0, len(frames), _SOME):
+            place, size = np.array(frames[start:start + _SOME], np.int64).T
+            head = log.files[0].head
+            records, _ = packed_records(log, place + head, size - head)
+            self.undecided += len(records)
+            self._take(records, np.arange(len(records)))
 
 
 class Cut(_Counted):
@@ -81,6 +94,7 @@ class Cut(_Counted):
             for batch in Walk(log.source(number), max(0, end - file.base)):
                 if len(batch):
                     self._take(batch, np.flatnonzero(intact(batch) & (batch.offset >= end)))
+                self._take_undecided(log, batch, end)
 
 
 class Lost(_Counted):
@@ -107,6 +121,7 @@ class Lost(_Counted):
                 look(batch)
                 if len(batch):
                     self._add(batch)
+                self._take_undecided(log, batch, self._end)
                 if whether and self.total:
                     return
             if progress is not None:

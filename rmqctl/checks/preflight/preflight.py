@@ -344,6 +344,7 @@ class _Start:
         else:
             self.lost = lost
             predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
+            predicted.messages_undecided = lost.undecided
             predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
             predicted.lost_first = lost.first
             if lost.times:

@@ -88,6 +88,8 @@ class Prediction:
     dispatch: list[DispatchRange] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
+    messages_undecided: int = 0
+    """Of them, those that may be messages or lie in the body of a damaged one."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
     """The first of them, singly."""
@@ -183,8 +185,8 @@ class Prediction:
         """What the start costs in messages cut off the log; None where it costs none."""
         if not self.messages_lost:
             return None
-        return Impact(self.messages_lost, self.messages, self.lost_by_topic, self.lost_from,
-                      self.lost_to)
+        of = None if self.messages is None else self.messages + self.messages_undecided
+        return Impact(self.messages_lost, of, self.lost_by_topic, self.lost_from, self.lost_to)
 
     @property
     def impact(self) -> Impact | None:
@@ -194,7 +196,8 @@ class Prediction:
         count = self.messages_lost + self.messages_already_lost + (self.unreachable or 0)
         if not count:
             return None
-        of = None if self.messages is None else self.messages + self.messages_already_lost
+        of = None if self.messages is None else (
+            self.messages + self.messages_undecided + self.messages_already_lost)
         earliest, latest = span(
             times for lost, times in (
                 (self.messages_lost, (self.lost_from, self.lost_to)),
@@ -216,6 +219,7 @@ class Prediction:
             "dispatch_to": None if first is None else max(s.end for s in self.dispatch),
             "actions": [action.as_dict() for action in self.actions],
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
+            "messages_undecided": self.messages_undecided,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
             "messages_already_lost": self.messages_already_lost,

@@ -79,10 +79,14 @@ class VerifyOptions:
 
 @dataclass(slots=True)
 class Coverage:
-    """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``."""
+    """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``.
+
+    ``messages_undecided``: whole records that may be messages or lie in a body, stale ones too.
+    """
 
     bytes_total: int = 0
     messages: int = 0
+    messages_undecided: int = 0
     bytes_in_messages: int = 0
     bytes_blank: int = 0
     bytes_zero: int = 0
@@ -140,6 +144,8 @@ class Verification:
         for finding in self._judged():
             if finding.severity != INFO:
                 self.ok = False
+            if finding.category == "ambiguous":
+                self.coverage.messages_undecided += finding.count
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)

@@ -103,6 +103,11 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
         facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
+    if covered.messages_undecided:
+        facts["undecided"] = Phrase(
+            "{count:,} record, a message or bytes in the body of a damaged one",
+            "{count:,} records, messages or bytes in the body of a damaged one",
+            count=covered.messages_undecided)
     facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)

@@ -17,7 +17,8 @@ from rmqctl.commands.shared.spark_options import (
     named_stores,
     stores_and_query,
 )
-from rmqctl.errors import require
+from rmqctl.errors import ExitCode, require
+from rmqctl.output.units import counted
 
 
 def command(
@@ -62,5 +63,13 @@ def command(
         answer = session.ask(text)
         rows = answer.rows if limit is None else islice(answer.rows, limit)
         out.rows(rows, answer.columns)
+    if session.damaged:
+        undecided = session.undecided
+        out.warn(f"{counted(session.damaged, 'damaged place')} of the log left out"
+                 + (f", with {counted(undecided, 'undecided record')}: messages, or bytes in the "
+                    "body of a damaged one" if undecided else "")
+                 + "; `rmqctl verify` says where")
     if decoding is not None:
         tell_undecoded(out, decoding)
+    if session.damaged:
+        raise typer.Exit(int(ExitCode.FINDINGS))

@@ -27,6 +27,7 @@ from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
+    from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
     from rmqctl.repair.sources.records import Unused
@@ -48,10 +49,10 @@ def command(
     missing_file: Annotated[Literal["fillers", "blank"], typer.Option(
         "--missing-file", help="What stands for a commitlog file that is missing between others: "
         "fillers of the messages known of it, or one blank record.")] = "fillers",
-    ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
-        "--ambiguous", help="Whole records beyond damage that may be messages, or lie in a damaged "
-        "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
-        "them messages.")] = "leave-out",
+    ambiguous: Annotated[Literal["leave-out", "keep"] | None, typer.Option(
+        "--ambiguous", help="Whole records behind damage that may be messages, or bytes in the "
+        "body of a damaged one, put there by its sender: nothing tells. keep makes all of them "
+        "messages, leave-out none. --apply needs one of the two where there are such.")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
         "--correct", help="A message that its CRC disproves, and that one changed bit explains "
         "(byte: also one byte, or up to 4 at a known place): what does it is set right, if only "
@@ -113,7 +114,8 @@ def command(
     _refuse_sources(strategy, topic, sources or (), prefer)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
-    wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
+    wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file,
+                            ambiguous or "leave-out",
                             worker_count(jobs), store.folders, store.sizes, given, correct,
                             keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier),
                             engine.multi_dispatch)
@@ -134,10 +136,19 @@ def command(
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
-                                 instead=instead)
+                                 instead=instead, refused=_open_question(plan, ambiguous))
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
                  mends=True, folders=store.folders, writes=wishes.writes)
+
+
+def _open_question(plan: Plan, ambiguous: str | None) -> str:
+    """Why a plan is not carried out before its user has decided; "" where nothing is open."""
+    if not plan.ambiguous or ambiguous is not None:
+        return ""
+    return (f"{plan.ambiguous:,} record{'s are' if plan.ambiguous > 1 else ' is'} undecided: "
+            "messages, or bytes in the body of a damaged one. Choose --ambiguous keep or "
+            "--ambiguous leave-out. Nothing was changed")
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:

@@ -23,6 +23,7 @@ from rmqctl.commands.shared.consumers import show_section
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
+    RefusedError,
     RmqctlError,
     StoreIOError,
     UsageError,
@@ -114,7 +115,7 @@ class Proposal:
 
     ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
     the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
-    with where the plan cannot be carried out.
+    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is.
     """
 
     plan: Plan
@@ -123,6 +124,7 @@ class Proposal:
     ends_with: ExitCode = ExitCode.OK
     impact: Impact | None = None
     instead: Sequence[str] = ()
+    refused: str = ""
 
 
 Propose = Callable[["Scratch"], Proposal]
@@ -253,6 +255,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                 if refused:
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
+                if proposal.refused:
+                    raise RefusedError(f"{store_root}: {proposal.refused}")
                 try:
                     _carry_out(out, store_root, repair, _warned(store_root, proposal),
                                _look(store_root, tier), yes=yes,

@@ -93,6 +93,9 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
             f"{where}{counted(sums.bytes_damaged, 'byte')} in "
             f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
         )
+    if sums.undecided:
+        out.warn(f"{where}{counted(sums.undecided, 'record')} not counted: undecided, messages or "
+                 "bytes in the body of a damaged one")
     if sums.unread:
         out.warn(f"{where}{counted(sums.bytes_unread, 'byte')} left out: {sums.unread}")
     if sums.is_cut:
@@ -105,10 +108,14 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
-    """The figures in the form that was asked for; exit 5 where some of a log was not read."""
+    """The figures in the form that was asked for; exit 5 where some of a log was not read, and 1
+    where it is damaged.
+    """
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
+    if any(aggregate.bytes_damaged for aggregate in figures.sums):
+        raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
@@ -182,6 +189,7 @@ def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
     return {
         "damaged_bytes": counts["bytes_damaged"],
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
+        "messages_undecided": sum(aggregate.undecided for aggregate in sums),
         "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
     }

@@ -121,6 +121,9 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     cover = verdict.coverage
     pairs = {
         "messages": count_text(cover.messages),
+        **({"undecided": Phrase("{count} (messages, or parts of a damaged body)",
+                                count=count_text(cover.messages_undecided))}
+           if cover.messages_undecided else {}),
         "commitlog": Phrase(
             "{total} = {messages} messages + {blank} blank + {unused} unused + {damaged} damaged",
             total=size_text(cover.bytes_total), messages=size_text(cover.bytes_in_messages),

@@ -9,7 +9,7 @@ and pieces come in, record batches come out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,12 +117,16 @@ Constants = dict[str, str | int]
 
 @dataclass(slots=True)
 class Reading:
-    """How pieces of one table are read: ``names`` are our columns, ``schema`` is Spark's."""
+    """How pieces of one table are read: ``names`` are our columns, ``schema`` is Spark's.
+
+    ``passed`` hears of the batches of logs.
+    """
 
     table: str
     names: Sequence[str]
     schema: pa.Schema
     filters: Filters
+    passed: Callable[[Batch], None] | None = None
     _proofs: dict[str, QueueProof] = field(default_factory=dict, repr=False)
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
@@ -150,6 +154,8 @@ class Reading:
             planned = PlannedSource(source, piece.path.size)
             seams = Seams(planned, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
             for batch in walk_range(planned, seams, piece.start, piece.end, last=piece.last):
+                if self.passed is not None:
+                    self.passed(batch)
                 yield self._finished(self._of_batch(batch, source.base), constant)
 
     def _of_batch(self, batch: Batch, base: int) -> pa.RecordBatch:

@@ -34,23 +34,27 @@ def log_as_it_is(store: Store) -> list[LogPart]:
 class Damage:
     """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
 
-    A whole record with a wrong body CRC is a span too.
+    A whole record with a wrong body CRC is a span too. ``undecided``: whole records in them that
+    may be messages.
     """
 
     most: ClassVar[int] = MOST_SPANS
     count: int = 0
     length: int = 0
+    undecided: int = 0
     spans: list[Span] = field(default_factory=list)
 
     def add(self, span: Span) -> None:
         self.count += 1
         self.length += span.length
+        self.undecided += len(span.doubtful)
         if len(self.spans) < self.most:
             self.spans.append(span)
 
     def merge(self, other: Damage) -> None:
         self.count += other.count
         self.length += other.length
+        self.undecided += other.undecided
         self.spans += other.spans[:max(self.most - len(self.spans), 0)]
 
 

@@ -353,8 +353,9 @@ class StateFile:
             if not same or not (document["durable"] or document["boot"] == _boot()):
                 return None
             raw = dict(document["progress"])
-            raw["damage"] = Damage(raw["damage"]["count"], raw["damage"]["length"],
-                                   [Span(**span) for span in raw["damage"]["spans"][:MOST_SPANS]])
+            damage = raw["damage"]
+            raw["damage"] = Damage(damage["count"], damage["length"], damage["undecided"],
+                                   [Span(**span) for span in damage["spans"][:MOST_SPANS]])
             progress = RebuildProgress(**raw)
             # Who carries the plan out may have moved the files into the store.
             return progress if progress.finished in ("", self._files()) else None
