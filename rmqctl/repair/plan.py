@@ -169,6 +169,8 @@ class Plan:
     """What the plan means for groups, once it is carried out; None where that was not judged."""
     conflicts: int = 0
     left_damaged: tuple[str, ...] = ()
+    assumed: Mapping[str, int] = field(default_factory=dict)
+    """What was taken for granted of the broker that wrote the store, by its name."""
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
 
@@ -195,6 +197,8 @@ class Plan:
         if self.messages_lost_total is not None:
             values["messages_lost_total"] = self.messages_lost_total
         values["messages_undecided"] = self.ambiguous
+        if self.assumed:
+            values["assumed"] = dict(self.assumed)
         if self.ambiguous:
             values["ambiguous"] = self.ambiguous
         if self.kept_damaged:

@@ -108,6 +108,14 @@ class RecoverOptions:
         return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
 
 
+def _assumed(saved: Salvage) -> dict[str, int]:
+    """What the judgement of damage took for granted; nothing where there is none."""
+    witness = saved.parts[0].witness if saved.parts else None
+    if witness is None or not (saved.ambiguous or saved.steps):
+        return {}
+    return {"largest_record": witness.largest_record}
+
+
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
@@ -222,7 +230,7 @@ class _Planner:
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
-                    saved.conflicts, left, undo_first)
+                    saved.conflicts, left, _assumed(saved), undo_first)
 
     def _refuse_sources(self) -> None:
         only = self._options.only

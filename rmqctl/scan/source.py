@@ -33,17 +33,19 @@ if TYPE_CHECKING:  # small files are read by commands that need no numpy
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-LARGEST_RECORD = (4 << 20) + (64 << 10)
+BESIDES_BODY = 64 << 10
+"""More than all fields of a record have beside its body."""
+LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 """No record is larger where a broker's ``maxMessageSize`` (4 MiB) was never changed."""
 
 
 class Witness(Protocol):
-    """What is known elsewhere of where the records of a log lie: nothing that is in a body.
+    """What is known elsewhere of where the records of a log lie: nothing that is in a body."""
 
-    ``largest_record``: no record of the log has more bytes.
-    """
-
-    largest_record: int
+    @property
+    def largest_record(self) -> int:
+        """No record of the log has more bytes, as far as is known."""
+        ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
         """(physical offset, size) of rows of consumequeues that lead into physical

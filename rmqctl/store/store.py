@@ -32,7 +32,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
-from rmqctl.scan.source import Closing, FileSource
+from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing, log_listing, node_of
@@ -97,6 +97,7 @@ def _names(folder: str) -> list[str]:
 class Sizes:
     """What is given of a broker's configuration: sizes (None: found from the files), which hold
     what ``conf`` says unless an option said otherwise, and ``conf``, the broker's own file.
+    ``largest_record``: no record of the log was ever larger.
     """
 
     commitlog_file: int | None = None
@@ -104,6 +105,7 @@ class Sizes:
     index_slots: int | None = None
     index_max: int | None = None
     conf: BrokerConf = NO_CONF
+    largest_record: int | None = None
 
 
 def _remembered_folders(root: str) -> list[str]:
@@ -312,8 +314,11 @@ class Store(Closing):
         """What rows and keys tell of the log, read when it is first asked; ``current``: as they
         are then, without an end that is fixed.
         """
-        return StoreWitness(partial(Store, self.root, self.log_folders, self.sizes,
-                                    current=current))
+        set_to = self.sizes.conf.values.get("max_message_size")
+        return StoreWitness(
+            partial(Store, self.root, self.log_folders, self.sizes, current=current),
+            self.sizes.largest_record,
+            LARGEST_RECORD if set_to is None else set_to + BESIDES_BODY)
 
     @cached_property
     def nodes(self) -> list[Node]:

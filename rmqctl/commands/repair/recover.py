@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +24,7 @@ from rmqctl.commands.shared.options import (
     worker_count,
 )
 from rmqctl.errors import ExitCode, UsageError, require
-from rmqctl.parse_values import now_ms, show_times_in
+from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -53,6 +54,11 @@ def command(
         "--ambiguous", help="Whole records behind damage that may be messages, or bytes in the "
         "body of a damaged one, put there by its sender: nothing tells. keep makes all of them "
         "messages, leave-out none. --apply needs one of the two where there are such.")] = None,
+    max_message_size: Annotated[int | None, typer.Option(
+        "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
+        help="No record of this store was ever larger: what lies further behind a damaged one is "
+        "no part of it. Default: maxMessageSize of --broker-conf, or 4 MiB, or the largest record "
+        "with an entry, and 64 KiB.")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
         "--correct", help="A message that its CRC disproves, and that one changed bit explains "
         "(byte: also one byte, or up to 4 at a known place): what does it is set right, if only "
@@ -116,7 +122,8 @@ def command(
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file,
                             ambiguous or "leave-out",
-                            worker_count(jobs), store.folders, store.sizes, given, correct,
+                            worker_count(jobs), store.folders,
+                            replace(store.sizes, largest_record=max_message_size), given, correct,
                             keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier),
                             engine.multi_dispatch)
     if parts == ["topic-queue-table"] and not out.is_data:

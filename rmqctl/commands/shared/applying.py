@@ -256,6 +256,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
                 if proposal.refused:
+                    scratch.remove()
                     raise RefusedError(f"{store_root}: {proposal.refused}")
                 try:
                     _carry_out(out, store_root, repair, _warned(store_root, proposal),

@@ -160,11 +160,11 @@ class LayoutOptions(OptionGroup):
     @property
     def sizes(self) -> Sizes:
         from rmqctl.store import Sizes
+        from rmqctl.store.broker_conf import NO_CONF
 
         sizes = self.given_sizes()
-        conf = {} if self.broker_conf is None else {"conf": self.broker_conf}
         return Sizes(sizes["commitlog_file_size"], sizes["consumequeue_file_size"],
-                     sizes["index_slots"], sizes["index_max"], **conf)
+                     sizes["index_slots"], sizes["index_max"], self.broker_conf or NO_CONF)
 
     def given_sizes(self) -> dict[str, Any]:
         """The sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""

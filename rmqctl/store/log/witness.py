@@ -25,8 +25,8 @@ from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import BLANK, Array
-from rmqctl.scan.resync import provable
-from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
+from rmqctl.scan.resync import MAX_RECORD, provable
+from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, QueueEnds
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
@@ -56,6 +56,8 @@ class Opened(Protocol):
 
 _PAGE = 1 << 15
 _WINDOWS = 8
+_LARGE = 1 << 20
+_MOST_LARGE = 1000
 _NEAR = 8192
 """Messages of a neighbouring file that tell queue offsets."""
 Pair = tuple[Array, Array]
@@ -63,16 +65,23 @@ Pair = tuple[Array, Array]
 
 @dataclass(slots=True)
 class Pages:
-    """Pages of rows or entries, with the first and the last of the places that each leads to."""
+    """Pages of rows or entries, with the first and the last of the places that each leads to.
+
+    ``large``: rows of the largest sizes.
+    """
 
     low: list[int] = field(default_factory=list)
     high: list[int] = field(default_factory=list)
     read: list[Callable[[], Pair]] = field(default_factory=list)
     windows: OrderedDict[tuple[int, int], Pair] = field(default_factory=OrderedDict)
+    large: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, read: Callable[[], Pair]) -> None:
-        places, _ = read()
+        places, values = read()
         if len(places):
+            large = np.flatnonzero((values > _LARGE) & (values <= MAX_RECORD))[:_MOST_LARGE]
+            if len(self.large) < _MOST_LARGE:
+                self.large += zip(places[large].tolist(), values[large].tolist(), strict=True)
             self.low.append(int(places.min()))
             self.high.append(int(places.max()))
             self.read.append(read)
@@ -125,9 +134,10 @@ class StoreWitness:
     All readers of a log share it, threads too: they ask one after the other.
     """
 
-    def __init__(self, opener: Callable[[], Opened],
-                 largest_record: int = LARGEST_RECORD) -> None:
-        self._opener, self.largest_record = opener, largest_record
+    def __init__(self, opener: Callable[[], Opened], given: int | None = None,
+                 usual: int = LARGEST_RECORD) -> None:
+        self._opener, self._given, self._usual = opener, given, usual
+        self._largest: int | None = None
         self._store: Opened | None = None
         self._rows: Pages | None = None
         self._keys: list[_IndexPages] | None = None
@@ -136,19 +146,35 @@ class StoreWitness:
         self._lock = RLock()
 
     def __reduce__(self) -> Any:
-        return StoreWitness, (self._opener, self.largest_record)
+        return StoreWitness, (self._opener, self._given, self._usual)
 
     def _opened(self) -> Opened:
         if self._store is None:
             self._store = self._opener()
         return self._store
 
+    @property
+    def largest_record(self) -> int:
+        """What was given, else what the broker is set to, or the largest record that has a row."""
+        if self._given is not None:
+            return self._given
+        if self._largest is None:
+            log = self._opened().log
+            proven = [size for place, size in self._all_rows().large
+                      if size > self._usual - BESIDES_BODY
+                      and log.record_at(place, size) is not None]
+            self._largest = max([self._usual, *(size + BESIDES_BODY for size in proven)])
+        return self._largest
+
     def rows(self, start: int, end: int) -> Pair:
+        return self._all_rows().within(start, end)
+
+    def _all_rows(self) -> Pages:
         if self._rows is None:
             self._rows = Pages()
             for read in self._row_pages():
                 self._rows.add(read)
-        return self._rows.within(start, end)
+        return self._rows
 
     def keys(self, start: int, end: int) -> Pair:
         if self._keys is None:
@@ -193,7 +219,7 @@ class StoreWitness:
             if file is None or file.end != physical:
                 return None
             with file.open() as source:
-                source.witness = _WithoutNeighbours(self)
+                source.witness = _WithoutThePast(self)
                 walk = Walk(source)
                 closed = -1
                 for batch in walk:
@@ -246,17 +272,15 @@ class StoreWitness:
                 yield file, first, count, header.begin_phy_offset, header.end_phy_offset
 
 
-class _WithoutNeighbours(StoreWitness):
-    """What another one knows, but for other files: so that each is asked for its own part alone."""
+class _WithoutThePast(StoreWitness):
+    """What another one knows, but for files before: else one would ask for the next, to the first.
+    """
 
     def __init__(self, known: StoreWitness) -> None:
         super().__init__(known._opener, known.largest_record)
         self._store, self._rows, self._keys = known._store, known._rows, known._keys
 
     def offsets_before(self, physical: int) -> None:
-        return None
-
-    def offsets_behind(self, physical: int) -> None:
         return None
 
 
