@@ -174,14 +174,14 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        self.stale = stale_records(self.store, parts, survey)
+        self.stale, beside = stale_records(self.store, parts, survey)
         if self.stale:
             self.rejected |= self.stale
             survey = self._survey(parts)
         if self.ambiguous != "keep":
             self.contradicted = contradicted_places(self.store, parts, survey)
             self.aged = self.contradicted | (
-                set() if self.sources else unclear_places(parts, survey))
+                set() if self.sources else beside | unclear_places(parts, survey))
         if self.aged:
             self.rejected |= self.aged
             survey = self._survey(parts)
@@ -228,7 +228,7 @@ class _Job:
                 parts, self.confirmed, self.rejected = before  # they were no moved bytes
                 continue
             survey = seen
-            stale = stale_records(self.store, parts, seen) if mending.moved else set()
+            stale = stale_records(self.store, parts, seen)[0] if mending.moved else set()
             if stale - self.rejected:  # what is back in its place may have brought such a page
                 self.stale |= stale
                 self.rejected |= stale

@@ -4,9 +4,10 @@ A page that never reached the disk shows what was there before: where the log wa
 written anew, whole records at their own places, every CRC right, of messages that are gone. Rows
 and index lead elsewhere, or to other messages at the same place.
 
-They count as damaged where no row and no entry of the index leads to any of them, and at least
-every fourth one is contradicted: its queue offset's row leads elsewhere, something leads into it,
-or the index knows another key for its place.
+They count as damaged where no row and no entry of the index leads to any of them, at least every
+fourth one is contradicted, and they are themselves: their queue offset's row leads elsewhere,
+something leads into them, or the index knows another key for their place. What stands beside such
+and has no row and no entry by its kind is undecided.
 Only a few records right before or behind damage, or at the border of a file, can be of one page.
 Amid undamaged bytes more is asked for (`rmqctl.store.log.contradicted`).
 
@@ -28,13 +29,17 @@ from rmqctl.store.log.earlier_life import MOST, Damaged, of_unclear_age, records
 from rmqctl.store.store import Store
 
 
-def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Physical offsets of records that are of an earlier life. StoreIOError."""
+def stale_records(store: Store, parts: Sequence[LogPart],
+                  survey: Survey) -> tuple[set[int], set[int]]:
+    """Physical offsets of records that are of an earlier life, and of those beside them of which
+    nothing tells. StoreIOError.
+    """
     def taken(record: Record) -> bool:
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
                                twice=True)
 
     found: set[int] = set()
+    unclear: set[int] = set()
     for part, regions in _damaged(parts, survey):
         assert part.witness is not None
         with part.open() as source:
@@ -45,8 +50,10 @@ def stale_records(store: Store, parts: Sequence[LogPart], survey: Survey) -> set
                     is_older = before is not None and records[:1] == some[:1] and all(
                         record.store_timestamp < before for record in some)
                     if some and len(some) <= MOST and known.contradicts(some, besides=is_older):
-                        found.update(record.physical_offset for record in some)
-    return found
+                        for record in some:
+                            (found if any(known.against(record)) else unclear).add(
+                                record.physical_offset)
+    return found, unclear
 
 
 def contradicted_places(store: Store, parts: Sequence[LogPart], survey: Survey) -> set[int]:

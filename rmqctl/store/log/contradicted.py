@@ -20,6 +20,7 @@ from contextlib import closing
 from itertools import groupby
 
 from rmqctl.errors import FormatError
+from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MIN_SIZE, Record, decode
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
@@ -54,11 +55,11 @@ class Known(Leads):
         damaged page of a consumequeue holds, as long as nothing knows of what else is here.
         ``besides``: how much else speaks against them.
         """
-        against = [self._against(record) for record in records]
+        against = [self.against(record) for record in records]
         return (sum(map(sum, against)) + besides > 1 and any(here for _, here in against)
                 and 4 * sum(map(any, against)) >= len(records))
 
-    def _against(self, record: Record) -> tuple[int, int]:
+    def against(self, record: Record) -> tuple[int, int]:
         """How much: (its queue offset's row leads elsewhere; another record has its queue offset,
         begins here or within it, or the index has none of its keys, though later ones).
         """
@@ -88,8 +89,8 @@ class Known(Leads):
     def _lacks_keys(self, record: Record) -> bool:
         """Whether the index has no entry for its place, but for one behind it and near."""
         end = record.physical_offset + record.total_size
-        return (record.physical_offset not in self.keys and bool(key_hashes(record))
-                and bool(len(self.witness.keys(end, end + _WINDOW)[0])))
+        return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
+                and record.physical_offset not in self.keys and bool(len(self.witness.keys(end, end + _WINDOW)[0])))
 
     def _has_twin(self, record: Record) -> bool:
         """Whether its queue offset's row leads to a record that says itself to be there."""

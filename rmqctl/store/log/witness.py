@@ -273,8 +273,7 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """What another one knows, but for files before: else one would ask for the next, to the first.
-    """
+    """What another one knows, but for files before: these would ask for more, to the first."""
 
     def __init__(self, known: StoreWitness) -> None:
         super().__init__(known._opener, known.largest_record)
