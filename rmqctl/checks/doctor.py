@@ -97,7 +97,7 @@ class Diagnosis:
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
-            parts = [Phrase("no damage, and nothing is lost")]
+            parts = [self._replaced or Phrase("no damage, and nothing is lost")]
             if not start.not_judged:
                 parts.append(Phrase("a {version} broker would start on it and {what}",
                                     version=start.broker_version, what=start.costless))
@@ -135,6 +135,14 @@ class Diagnosis:
         if self.findings.ok:
             return Phrase("no damage found, but {what}. {advice}", **said)
         return Phrase("damaged: {what}. {advice}", **said)
+
+    @property
+    def _replaced(self) -> Phrase | None:
+        """What a repair could not bring back; None where nothing is known of one."""
+        count = self.findings.coverage.messages_replaced
+        return Phrase("no damage now, but {count:,} lost message was replaced by a filler",
+                      "no damage now, but {count:,} lost messages were replaced by fillers",
+                      count=count) if count else None
 
     @property
     def _advice(self) -> Phrase:
@@ -186,6 +194,7 @@ class Diagnosis:
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             "messages_undecided": self.findings.coverage.messages_undecided,
+            "messages_replaced": self.findings.coverage.messages_replaced,
             "already_lost": start.messages_already_lost,
             "already_lost_by_topic": start.already_lost_by_topic,
             "would_lose": self.would_lose,

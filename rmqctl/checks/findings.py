@@ -125,6 +125,10 @@ def _read_fillers(_finding: Finding, store: str) -> str:
     return f"rmqctl read {store} --where property.RMQCTL=lost"
 
 
+def _read_kept(_finding: Finding, store: str) -> str:
+    return f"rmqctl read {store} --where property.RMQCTL=damaged"
+
+
 def _by_topic_table(finding: Finding, store: str) -> str:
     if finding.topic is not None and finding.structure == "commitlog":
         return f"rmqctl query offset {store} --phy {finding.offset}"
@@ -214,6 +218,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "a consumequeue row contradicts topic, queue or queue offset", _by_topic_table),
     "fillers": Category(
         INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
+    "kept-damaged": Category(
+        INFO, "messages that `recover` kept with the damage of their bodies", _read_kept),
     "header-born-port": Category(
         ERROR, "a born port that is none: clients drop it and what follows in a pull",
         _recover_log),

@@ -123,10 +123,14 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
 def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
     start = found.start
     count = start.messages_already_lost
+    replaced = found.findings.coverage.messages_replaced
+    before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
+                  "{count:,} messages were lost before, and a repair put fillers in their place.",
+                  count=replaced)] if replaced else []
     if not count:
-        return [say("No message is known to be lost.") if not start.positions_unclear else
+        return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]
-    sentences = [say(
+    sentences = [*before, say(
         "{count:,} message is gone from the log: other files of the store still know of it.",
         "{count:,} messages are gone from the log: other files of the store still know of them.",
         count=count)]

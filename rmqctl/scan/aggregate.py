@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.scan import text
-from rmqctl.scan.fillers import fillers
+from rmqctl.scan.fillers import fillers, replaced
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
@@ -66,6 +66,8 @@ class Aggregate:
         self.damaged_spans = self.undecided = 0
         self.fillers = 0
         """Of the messages counted, those that `recover` put in place of lost bytes."""
+        self.replaced = 0
+        """These, and those that it kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
         """Why the first place that the system does not give cannot be read; "" without any."""
@@ -94,6 +96,7 @@ class Aggregate:
             total, body = batch.column("total_size"), batch.column("body_length")
             times = batch.column("store_timestamp")
             self.fillers += int(fillers(batch).sum())
+            self.replaced += int(replaced(batch).sum())
             _include(self._all, np.zeros(1, np.int64), len(batch), total.sum(), body.sum(),
                      times.min(), times.max())
             codes, rows = GROUPINGS[self.by](self._keys, batch)
@@ -111,8 +114,8 @@ class Aggregate:
         _include(self._sums, codes, *other._sums[:, :len(codes)])
         _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans", "undecided", "fillers", "bytes_unread", "_counted",
-                     "_given_up"):
+                     "damaged_spans", "undecided", "fillers", "replaced", "bytes_unread",
+                     "_counted", "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unread = self.unread or other.unread
         self._bound()

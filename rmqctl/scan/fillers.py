@@ -24,6 +24,12 @@ def kept_damaged(batch: Batch) -> Array:
     return mask
 
 
+def replaced(batch: Batch) -> Array:
+    """Which messages of a batch stand for a lost one, or have lost some of their body (bool)."""
+    found: Array = fillers(batch) | kept_damaged(batch)
+    return found
+
+
 def fillers(batch: Batch) -> Array:
     """Which messages of a batch are fillers (bool)."""
     least, most = batch.reach("born_host.port") if len(batch) else (1, 1)

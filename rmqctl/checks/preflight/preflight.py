@@ -40,6 +40,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.phrases import Joined, Phrase, some_of
+from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.controller import read_epochs
 from rmqctl.store.log.commit_log import CommitLog
@@ -95,10 +96,11 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         with closing(loaded_log(store, version)) as log:
             queues = Queues(store, version)
             already = AlreadyLost(store, queues)
-            predicted.messages = 0
+            predicted.messages = predicted.messages_replaced = 0
             for batch in log.walk():
                 already.look(batch)
                 predicted.messages += _count_of(batch)
+                predicted.messages_replaced += _replaced_in(batch)
             already.judge(predicted, log, {}, running)
             if log.files:
                 _judge_consumers(store, version, predicted, by_queue(predicted, queues, already),
@@ -138,7 +140,7 @@ class _Start:
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
-        self.intact = 0
+        self.intact = self.replaced = 0
         self.ledger: Ledger | None = None
         """What DLedger leaves of its data; None for a plain log."""
 
@@ -159,6 +161,7 @@ class _Start:
                 self._older()
             self._count(predicted)
             predicted.messages = self.intact if self.full else None
+            predicted.messages_replaced = self.replaced if self.full else None
             if not self.full and predicted.messages_lost:
                 return
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
@@ -195,7 +198,7 @@ class _Start:
                 self.unreachable.add(batch, put)
             if not walk.odd:
                 self.already.look(batch, spans=False)
-            self.intact += _count_of(batch)
+            self._add(batch)
             self._read(batch)
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
@@ -239,7 +242,7 @@ class _Start:
                     put = self._dispatch(batch, np.ones(len(batch), bool), odd=False)
                     self.unreachable.add(batch, put)
                     self.already.look(batch, spans=False)
-                    self.intact += _count_of(batch)
+                    self._add(batch)
                     self._read(batch)
                 cut = walk.end
                 if walk.last_valid is not None:
@@ -249,7 +252,7 @@ class _Start:
                                        else walk.last_valid + 1):
                     self.already.look(batch)
                     self.unreachable.add(batch, np.zeros(len(batch), bool))
-                    self.intact += _count_of(batch)
+                    self._add(batch)
             if reach >= cut:
                 self.queues.truncate(cut)
                 self.unreachable.cut(log, ledger.end)
@@ -294,7 +297,7 @@ class _Start:
                 if self.ledger is not None and self.clean:
                     self.already.look(batch, spans=False)
                 if start < self.start and (self.clean or self.ledger is None):
-                    self.intact += _count_of(batch, before=self.start)
+                    self._add(batch, before=self.start)
                 if self.clean:
                     self.unreachable.add(batch, put)
                 else:
@@ -316,7 +319,7 @@ class _Start:
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
             self.already.look(batch)
-            self.intact += _count_of(batch, before=self.start)
+            self._add(batch, before=self.start)
             if len(batch):
                 self.unreachable.add(batch, np.zeros(len(batch), bool))
                 self._read(batch)
@@ -364,10 +367,15 @@ class _Start:
                 "{count:,} messages without a row belong to topics that are not in "
                 "config/topics.json; deleted topics are not counted", count=count))
 
+    def _add(self, batch: Batch, before: int | None = None) -> None:
+        """Counts a batch, or what of it starts ``before`` a physical offset."""
+        self.intact += _count_of(batch, before)
+        self.replaced += _replaced_in(batch, before)
+
     def _beyond(self, batch: Batch) -> None:
         """A batch beyond the end of the log."""
         self.already.look(batch)
-        self.intact += _count_of(batch)
+        self._add(batch)
 
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
@@ -447,3 +455,11 @@ def _count_of(batch: Batch, before: int | None = None) -> int:
         return 0
     good = intact(batch)
     return int((good if before is None else good & (batch.offset < before)).sum())
+
+
+def _replaced_in(batch: Batch, before: int | None = None) -> int:
+    """How many messages of a batch stand for lost ones; see `_count_of`."""
+    if not len(batch):
+        return 0
+    found = replaced(batch)
+    return int((found if before is None else found & (batch.offset < before)).sum())

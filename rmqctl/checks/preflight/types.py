@@ -98,6 +98,8 @@ class Prediction:
     """The earliest and the latest store time (ms) of all of them."""
     messages: int | None = None
     """Intact messages of the log; None where not all of it was read."""
+    messages_replaced: int | None = None
+    """Of these, messages that a repair put in place of lost ones, or kept damaged."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -220,6 +222,7 @@ class Prediction:
             "actions": [action.as_dict() for action in self.actions],
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
             "messages_undecided": self.messages_undecided,
+            "messages_replaced": self.messages_replaced,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
             "messages_already_lost": self.messages_already_lost,

@@ -169,6 +169,9 @@ class RangeResult:
     fillers: dict[str, int] = field(default_factory=dict)
     """How many by topic."""
     first_filler: int | None = None
+    kept_damaged: int = 0
+    """Messages that a repair kept with damaged bodies."""
+    first_kept: int | None = None
     profile: LogProfile | None = None
     """Where one was wanted."""
     entries: EntryTally | None = None
@@ -205,6 +208,9 @@ class RangeResult:
             self.fillers[topic] = self.fillers.get(topic, 0) + count
         if self.first_filler is None:
             self.first_filler = other.first_filler
+        self.kept_damaged += other.kept_damaged
+        if self.first_kept is None:
+            self.first_kept = other.first_kept
         if self.profile is not None and other.profile is not None:
             self.profile.merge(other.profile)
 

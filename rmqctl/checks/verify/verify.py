@@ -82,11 +82,13 @@ class Coverage:
     """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``.
 
     ``messages_undecided``: whole records that may be messages or lie in a body, stale ones too.
+    ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
     """
 
     bytes_total: int = 0
     messages: int = 0
     messages_undecided: int = 0
+    messages_replaced: int = 0
     bytes_in_messages: int = 0
     bytes_blank: int = 0
     bytes_zero: int = 0
@@ -146,6 +148,8 @@ class Verification:
                 self.ok = False
             if finding.category == "ambiguous":
                 self.coverage.messages_undecided += finding.count
+            if finding.category in ("fillers", "kept-damaged"):
+                self.coverage.messages_replaced += finding.count
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)

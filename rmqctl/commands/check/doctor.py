@@ -103,6 +103,11 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
         facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
+    if covered.messages_replaced:
+        facts["replaced"] = Phrase(
+            "{count:,} message was lost before: a filler of `recover` stands for it",
+            "{count:,} messages were lost before: fillers of `recover` stand for them",
+            count=covered.messages_replaced)
     if covered.messages_undecided:
         facts["undecided"] = Phrase(
             "{count:,} record, a message or bytes in the body of a damaged one",

@@ -190,6 +190,7 @@ def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
         "damaged_bytes": counts["bytes_damaged"],
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
         "messages_undecided": sum(aggregate.undecided for aggregate in sums),
+        "messages_replaced": sum(aggregate.replaced for aggregate in sums),
         "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
     }

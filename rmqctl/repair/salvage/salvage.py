@@ -180,8 +180,8 @@ class _Job:
             survey = self._survey(parts)
         if self.ambiguous != "keep":
             self.contradicted = contradicted_places(self.store, parts, survey)
-            self.aged = self.contradicted | (
-                set() if self.sources else beside | unclear_places(parts, survey))
+            self.aged = self.contradicted | beside | (
+                set() if self.sources else unclear_places(parts, survey))
         if self.aged:
             self.rejected |= self.aged
             survey = self._survey(parts)

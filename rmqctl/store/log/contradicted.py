@@ -90,7 +90,8 @@ class Known(Leads):
         """Whether the index has no entry for its place, but for one behind it and near."""
         end = record.physical_offset + record.total_size
         return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
-                and record.physical_offset not in self.keys and bool(len(self.witness.keys(end, end + _WINDOW)[0])))
+                and record.physical_offset not in self.keys
+                and bool(len(self.witness.keys(end, end + _WINDOW)[0])))
 
     def _has_twin(self, record: Record) -> bool:
         """Whether its queue offset's row leads to a record that says itself to be there."""

@@ -23,7 +23,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Message, decode
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
-from rmqctl.scan.fillers import fillers
+from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
@@ -159,10 +159,15 @@ class LogPass:
         self._messages.check(Part(batch, properties, codes, ok, sealed))
 
     def _count_fillers(self, batch: Batch, codes: Array, ok: Array) -> None:
+        result = self.result
+        kept = np.flatnonzero(kept_damaged(batch) & ok)
+        if len(kept):
+            result.kept_damaged += len(kept)
+            if result.first_kept is None:
+                result.first_kept = int(batch.offset[kept[0]])
         rows = np.flatnonzero(fillers(batch) & ok)
         if not len(rows):
             return
-        result = self.result
         if result.first_filler is None:
             result.first_filler = int(batch.offset[rows[0]])
         for code, count in zip(*np.unique(codes[rows], return_counts=True), strict=True):
