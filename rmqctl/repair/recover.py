@@ -31,9 +31,10 @@ from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
-from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step, Watch
+from rmqctl.repair.plan import Action, MoveAside, Patch, Plan, Planned, Step, Watch
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
+from rmqctl.repair.rebuild.disputes import Disputes, disputes
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -41,10 +42,11 @@ from rmqctl.repair.rebuild.foreign_files import (
     joined,
     refusals_left,
 )
-from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Kept, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.rebuild import wants as wants_queue
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.salvage.correct import Correct
+from rmqctl.repair.salvage.log_files import laid_over, over
 from rmqctl.repair.salvage.salvage import (
     Ambiguous,
     Fillers,
@@ -55,7 +57,8 @@ from rmqctl.repair.salvage.salvage import (
 from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
-from rmqctl.scan.overlay import LogPart
+from rmqctl.repair.targets import part_target
+from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.topic_queue_table import disagreements
 from rmqctl.store.queue.topic_queue_table import rebuild as count_table
@@ -150,6 +153,8 @@ class _Planner:
         self._steps: list[Step] = []
         self._notes: list[str] = []
         self._untold_queues: set[tuple[str, int]] = set()
+        self._disputed: set[str] = set()
+        """Structures with entries that stay although their messages contradict them."""
         self._unplaceable = 0
         """Messages that get no row."""
         self._before: int | None = None
@@ -190,7 +195,8 @@ class _Planner:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
-                "one")]))
+                "one" if not self._disputed else
+                "the log is whole: the next start is a clean one")]))
         elif (self._store.layout.is_dledger and self._options.topic is None and not held
                 and self._options.only.issuperset((CONSUMEQUEUE, INDEX))
                 and self._store.has_abort):
@@ -348,8 +354,59 @@ class _Planner:
             survey = Surveyor(self._generation, self._known.batch_topics, progress=done).run(parts)
         return survey.inner_batch_topics
 
-    def _derived(self, saved: Salvage) -> Rebuilt | None:
-        """Consumequeues and index, made from that log; None where none was asked for."""
+    def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
+        """What entries that differ from the log say of messages of it."""
+        queues = {_queue_of(step.target) for step in steps
+                  if _part_of(step.target) == CONSUMEQUEUE}
+        found = disputes(self._store, saved.parts, rebuilt, queues, index=any(
+            _part_of(step.target) == INDEX for step in steps))
+        if COMMITLOG not in self._options.only or self._options.topic is not None:
+            for change in found.corrected:
+                found.open[CONSUMEQUEUE].add(change.message)
+            found.corrected.clear()
+        if tags := found.open[CONSUMEQUEUE]:
+            self._disputed.add(CONSUMEQUEUE)
+            self._notes.append(
+                f"{plural(len(tags), 'entry has', 'entries have')} the hash of another tag "
+                "than the message, and damage of either explains it: both stay as they are, and "
+                "`rmqctl verify` goes on to show them")
+        if keys := found.open[INDEX]:
+            self._disputed.add(INDEX)
+            self._notes.append(
+                f"the index has other keys of {plural(len(keys), 'message')} than the log, "
+                f"the first at {min(keys)}, and no changed byte of it explains that: both "
+                "stay as they are, and `rmqctl verify` goes on to show them")
+        return found
+
+    def _corrected(self, saved: Salvage, settled: Disputes) -> Salvage:
+        """The log with the properties that entries have proven."""
+        pieces: dict[int, list[Piece]] = {}
+        for change in {change.place: change for change in settled.corrected}.values():
+            number = next(number for number, part in enumerate(saved.parts)
+                          if part.base <= change.place < part.end)
+            part = saved.parts[number]
+            target = part_target(self._store, part)
+            piece = Piece.of(change.place - part.base, bytes([change.after]))
+            pieces.setdefault(number, []).append(piece)
+            self._actions.append(Action(
+                "correct", target, f"0x{change.before:02x}", f"0x{change.after:02x}",
+                change.reason, offset=change.place, length=1))
+            patch = next((at for at, step in enumerate(self._steps)
+                          if isinstance(step, Patch) and step.target == target), None)
+            if patch is None:
+                self._steps.insert(0, Patch(target, (piece,)))
+            else:
+                step = self._steps[patch]
+                assert isinstance(step, Patch)
+                self._steps[patch] = replace(step, pieces=tuple(sorted(
+                    over(step.pieces, (piece,)), key=lambda one: one.at)))
+        return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
+
+    def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:
+        """Consumequeues and index, made from that log; None where none was asked for.
+
+        ``settled``: what entries have told of it.
+        """
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
         if self._options.topic is not None or not self._known.settings.message_index:
             wanted -= {INDEX}
@@ -365,7 +422,8 @@ class _Planner:
                 topic=self._options.topic, queue=self._options.queue, jobs=self._options.jobs,
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
-                and self._options.topic is None else None)
+                and self._options.topic is None else None,
+                **({} if settled is None else {"kept": Kept(settled.tags, settled.keys)}))
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
                 f"{self._root}: entries of the log are lost or damaged, nothing is put in their "
@@ -376,6 +434,10 @@ class _Planner:
         whole = not saved.steps and not rebuilt.damage.count
         steps, actions = derived_steps(
             rebuilt, lambda: whole and index_is_right(self._store))
+        if steps and saved.parts and settled is None and self._make is rebuild:
+            settled = self._settle(saved, rebuilt, steps)
+            if settled.tags or settled.keys:
+                return self._derived(self._corrected(saved, settled), settled)
         if whole and self._store.snapshot is not None:
             # They are of now and the log is that of its fixed end: what differs may be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not _troubled(self._store, part)]
@@ -436,7 +498,8 @@ class _Planner:
         """What stays as it is although it is wrong: messages of topics that can be no folder, which
         get no row, or that the index contradicts, and an index of unknown shape.
         """
-        left = (COMMITLOG,) if self._unplaceable or saved.wrong_topics else ()
+        left = (*((COMMITLOG,) if self._unplaceable or saved.wrong_topics else ()),
+                *sorted(self._disputed))
         if not (INDEX in self._options.only and self._options.topic is None
                 and self._known.index_unknown and _troubled(self._store, INDEX)):
             return left

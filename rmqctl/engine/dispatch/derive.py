@@ -7,8 +7,8 @@ index.md §5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,6 +97,26 @@ class Derived:
                    for part, first in zip(parts, begin, strict=False) if part.further is not None]
         return cls(topics=parts[-1].topics, **columns, key_row=key_row, key_hash=key_hash,
                    further=Further.joined(further) if further else None, inner=inner)
+
+
+def overridden(derived: Derived, tags: Mapping[int, int],
+               keys: Mapping[int, Sequence[int]]) -> Derived:
+    """With other tags codes and index keys for messages at some physical places."""
+    named = np.array(sorted({*tags, *keys}), np.int64)
+    rows = np.flatnonzero(np.isin(derived.physical, named)) if len(named) else named
+    if not len(rows):
+        return derived
+    codes, key_row, key_hash = derived.tags.copy(), derived.key_row, derived.key_hash
+    for row in rows.tolist():
+        place = int(derived.physical[row])
+        if place in tags and len(codes):
+            codes[row] = tags[place]
+        if place in keys and key_row is not None and key_hash is not None:
+            low, high = np.searchsorted(key_row, (row, row + 1)).tolist()
+            own = np.array(keys[place], np.int64)
+            key_row = np.concatenate([key_row[:low], np.full(len(own), row), key_row[high:]])
+            key_hash = np.concatenate([key_hash[:low], own, key_hash[high:]])
+    return replace(derived, tags=codes, key_row=key_row, key_hash=key_hash)
 
 
 class Deriver:

@@ -21,15 +21,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
-from rmqctl.engine.dispatch.derive import Derived
+from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
@@ -63,6 +63,14 @@ NAME = "rebuild.json"
 _VERSION = 1
 _MOST = 1 << 20
 _BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """By physical place of a message: the hash of its ``tags``, and those of its ``keys``."""
+
+    tags: Mapping[int, int] = field(default_factory=dict)
+    keys: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +158,14 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             only: Collection[str] = BOTH, topic: str | None = None, queue: int | None = None,
             jobs: int = 1, progress: Callable[[int], None] | None = None,
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
-            save_every: float = SAVE_EVERY) -> Rebuilt:
+            save_every: float = SAVE_EVERY, kept: Kept | None = None) -> Rebuilt:
     """Makes the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
     ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
     made, and no index. Messages that do not end at or before ``log_end`` are left out.
-    ``progress`` hears of the bytes done. ``batch_topics`` have batch queues.
+    ``progress`` hears of the bytes done. ``batch_topics`` have batch queues. ``kept``: what entries
+    of some messages have, whatever these say.
 
     Interrupted by any exception, the same call with the same scratch folder (one that is kept)
     goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
@@ -165,7 +174,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
-               topic, queue, frozenset(batch_topics), log_end)
+               topic, queue, frozenset(batch_topics), log_end, kept or Kept())
     return job.run(jobs, progress, save_every)
 
 
@@ -191,7 +200,8 @@ class _Job:
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
-                 batch_topics: frozenset[str], log_end: int | None) -> None:
+                 batch_topics: frozenset[str], log_end: int | None, kept: Kept) -> None:
+        self._kept = kept
         self._parts, self._root, self._settings = parts, root, settings
         self._scratch, self._only = scratch, wanted
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
@@ -207,7 +217,8 @@ class _Job:
             self._batches = list(seed.expired_batches(
                 root, settings.batch_consumequeue_file_size, self._log_min))
         self._state = StateFile(scratch, identity(
-            parts, settings, (root, sorted(wanted), topic, queue, sorted(batch_topics), log_end),
+            parts, settings, (root, sorted(wanted), topic, queue, sorted(batch_topics), log_end,
+                              sorted(kept.tags.items()), sorted(kept.keys.items())),
             [*self._expired.seeds, *(file for file, _ in self._batches)]))
 
     def run(self, jobs: int, progress: Callable[[int], None] | None,
@@ -283,7 +294,8 @@ class _Job:
                 for part, part_range in results:
                     complete = False
                     if part_range.derived:
-                        derived = Derived.joined(part_range.derived)
+                        derived = overridden(Derived.joined(part_range.derived),
+                                             self._kept.tags, self._kept.keys)
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
                     reached.append(part_range)

@@ -119,7 +119,7 @@ def judge(base: Base, damaged: Mapping[int, bytes | None], after: After, plan: P
             _gone(place, now, plan, verdict, bool(theirs))
     _judge_others(base, after, verdict, theirs or {})
     _judge_rows(base, damaged, after, verdict, theirs or {}, says_gap(plan))
-    _judge_index(after, verdict)
+    _judge_index(base, after, verdict)
     verdict.fates = Counter({name: count for name, count in verdict.fates.items() if name})
     return verdict
 
@@ -238,8 +238,10 @@ def _judge_rows(base: Base, damaged: Mapping[int, bytes | None], after: After, v
                     verdict.add(f"no row {key} {offset} for the intact message @{place}")
 
 
-def _judge_index(after: After, verdict: Verdict) -> None:
-    """Every entry leads to a message with a key of that hash."""
+def _judge_index(base: Base, after: After, verdict: Verdict) -> None:
+    """Every entry leads to a message with a key of that hash, or one that had it before it was
+    damaged.
+    """
     for hash_, place in after.index():
         record = after.records.get(place)
         if place < after.start:
@@ -247,8 +249,15 @@ def _judge_index(after: After, verdict: Verdict) -> None:
         if record is None:
             verdict.add(f"index entry leads to no message at {place}")
             continue
-        values = props.parse(record.properties.decode("utf-8", "replace"))
-        topic = record.topic.decode("utf-8", "replace")
-        keys = [values.get(props.UNIQUE_KEY, ""), *values.get(props.KEYS, "").split(" ")]
-        if hash_ not in {abs(java_hash(f"{topic}#{key}")) for key in keys if key}:
+        if hash_ in _hashes(record):
+            continue
+        before = base.messages.get(place)
+        if is_filler(record) or before is None or hash_ not in _hashes(decode(before)):
             verdict.add(f"index entry leads to another key's message at {place}")
+
+
+def _hashes(record: Record) -> set[int]:
+    values = props.parse(record.properties.decode("utf-8", "replace"))
+    topic = record.topic.decode("utf-8", "replace")
+    keys = [values.get(props.UNIQUE_KEY, ""), *values.get(props.KEYS, "").split(" ")]
+    return {abs(java_hash(f"{topic}#{key}")) for key in keys if key}

@@ -245,7 +245,9 @@ def _is_said(finding: Finding, plan: Plan, verdict: Verdict) -> bool:
     return any(start <= (finding.offset or 0) < end for start, end in verdict.unseen
                if finding.structure == "commitlog") or (
         finding.category == "file-size" and any(
-            "does not start on this store" in note for note in plan.notes))
+            "does not start on this store" in note for note in plan.notes)) or (
+        finding.category in ("cq-wrong-tag", "index-entry")
+        and finding.structure in plan.left_damaged)
 
 
 def _look_again(base: Base, root: Path, options: RecoverOptions, plan: Plan,

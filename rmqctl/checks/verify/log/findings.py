@@ -256,8 +256,9 @@ def _fillers(context: Context) -> Iterator[Finding]:
     counts, first = context.result.fillers, context.result.first_filler
     kept = context.result.kept_damaged
     if kept and context.result.first_kept is not None:
-        yield Finding("kept-damaged", "commitlog", f"{plural(kept, 'message keeps', 'messages keep')} "
-                      "the damage of the body (RMQCTL=damaged), the first at "
+        yield Finding("kept-damaged", "commitlog",
+                      f"{plural(kept, 'message keeps', 'messages keep')} the damage of the body "
+                      "(RMQCTL=damaged), the first at "
                       f"{context.result.first_kept}", count=kept,
                       **_place(context, context.result.first_kept))
     if first is None:

@@ -1,0 +1,284 @@
+"""Properties of messages that an entry of a consume queue or of the index contradicts.
+
+No CRC covers properties. An entry was made when the message was intact, so what is rebuilt from a
+damaged property would destroy the only proof of what it was. Where the place and the size of an
+entry are the message's and its hash is not:
+
+* One changed byte of the property explains the hash, and only one: the message is set right. An
+  index entry has to hang in the chain of its own hash's slot for that.
+* One turned bit of a tag's hash in the entry would explain it, and nothing in the message: the
+  entry is set right.
+* Both do, or several changes of the message: it is undecided, and neither is touched.
+* Nothing does: where the properties are no text, or the index has another key of the message, the
+  entry is right and the message is not, and neither is touched. Else the entry is another
+  message's, of another history of the log, and made anew.
+
+Index entries have to stand where the order of messages has them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import tags_code
+from rmqctl.formats.local.consume_queue_ext import is_address
+from rmqctl.formats.local.filler import is_filler
+from rmqctl.formats.local.index_file import ENTRY
+from rmqctl.formats.local.message import Record
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
+from rmqctl.repair.rebuild.seed import queues_of
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.index_files import IndexFile
+from rmqctl.store.store import Store
+
+_MOST = 1000
+"""Entries that are looked at: where more contradict the log, it is no message that was hit."""
+_MOST_STEPS = 10_000
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A byte of the ``message`` at a physical offset that is set right: its ``place``, what it was
+    and will be.
+    """
+
+    message: int
+    place: int
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Disputes:
+    """By place of messages the hash of the ``tags``, and those of the ``keys``, that their entries
+    keep; ``corrected``: what makes messages agree with theirs; ``open``: places of the others.
+    """
+
+    tags: dict[int, int] = field(default_factory=dict)
+    keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    corrected: list[Changed] = field(default_factory=list)
+    open: dict[str, set[int]] = field(default_factory=lambda: {CONSUMEQUEUE: set(), INDEX: set()})
+
+
+def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: set[QueueKey], *,
+             index: bool) -> Disputes:
+    """What the entries of some queues that differ from the log say, and those of the index, of
+    messages that are in ``parts`` as they are in the store. StoreIOError.
+    """
+    found = Disputes()
+    records = _Records(store, parts)
+    if CONSUMEQUEUE in rebuilt.only:
+        for code, record in _tags(rebuilt, queues, records):
+            _judge_tags(found, code, record)
+    if INDEX in rebuilt.only and index:
+        for place, hashes in _keys(store, rebuilt).items():
+            _judge_keys(found, records.at(place), place, hashes)
+    return found
+
+
+class _Records:
+    """Intact messages by place; none that a repair has made, and none with a CRC of its properties:
+    that tells what is right.
+    """
+
+    def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
+        self._log = store.log
+        self._changed = sorted((part.base + piece.at, part.base + piece.end)
+                               for part in parts for piece in part.pieces)
+
+    def at(self, place: int, size: int | None = None) -> Record | None:
+        record = self._log.record_at(place, size)
+        if record is None or (record.body and not record.crc_ok) or is_filler(record):
+            return None
+        behind = bisect_left(self._changed, (place + record.total_size, 0))
+        if behind and self._changed[behind - 1][1] > place:
+            return None
+        return None if props.CRC32.encode() in record.properties else record
+
+
+# -- tags -----------------------------------------------------------------------------------------
+
+
+def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: _Records) -> Iterator[
+        tuple[int, Record]]:
+    """(the hash in its entry, the message) where that is another one's."""
+    size = rebuilt.settings.consumequeue_file_size
+    present, made = queues_of(rebuilt.root, size), queues_of(rebuilt.scratch.root, size)
+    left = _MOST
+    for key in sorted(queues & present.keys() & made.keys()):
+        with closing(present[key]) as ours, closing(made[key]) as theirs:
+            first = max(ours.first_index, theirs.first_index)
+            end = min(ours.written, theirs.written)
+            for (_, here), (_, there) in zip(ours.pages(first, end), theirs.pages(first, end),
+                                                  strict=False):
+                if len(here) != len(there):
+                    break
+                odd = (here["physical_offset"] == there["physical_offset"]) & (
+                    here["size"] == there["size"]) & (here["tags_code"] != there["tags_code"])
+                for row in np.flatnonzero(odd).tolist():
+                    left -= 1
+                    if left < 0:
+                        return
+                    code = int(here[row]["tags_code"])
+                    record = records.at(int(here[row]["physical_offset"]), int(here[row]["size"]))
+                    if record is not None and not is_address(code):
+                        yield code, record
+
+
+def _judge_tags(found: Disputes, code: int, record: Record) -> None:
+    def fits(changed: Record) -> bool:
+        try:
+            return tags_code(_text(changed.topic), props.parse(_text(changed.properties)),
+                             changed.store_timestamp) == code
+        except ValueError:
+            return False
+
+    try:
+        own = tags_code(_text(record.topic), props.parse(_text(record.properties)),
+                        record.store_timestamp)
+    except ValueError:  # a level of delay that is no number
+        return
+    turned = ((own ^ code) & _WORD).bit_count() == 1
+    changes = list(_changes(record, (props.TAGS,), fits))
+    if not changes and (turned or not _is_hit(record)):
+        return  # the entry's own bit, or another message's entry
+    found.tags[record.physical_offset] = code
+    if len(changes) == 1 and not turned:
+        found.corrected.append(replace(changes[0], reason=(
+            f"the entry of queue offset {record.queue_offset} has the hash of this tag")))
+    else:
+        found.open[CONSUMEQUEUE].add(record.physical_offset)
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[int, ...]]:
+    """All hashes that the index has for messages, by place, where any is of no key of theirs. Each
+    hangs in the chain of its slot, and stands in the order of the messages.
+    """
+    made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
+    known = set(zip(made["physical_offset"].tolist(), made["key_hash"].tolist(), strict=True))
+    found: dict[int, tuple[int, ...]] = {}
+    for file in store.index_listing.files:
+        try:
+            index = store.open_index(file)
+        except (FormatError, StoreIOError):
+            continue
+        with closing(index):
+            rows = ENTRY.array(index.source.read(
+                index.shape.entry_position(1), index.header.entries * ENTRY.size))
+            place = rows["physical_offset"].astype(np.int64)
+            ordered: Array = np.ones(len(rows), bool)
+            ordered[1:] &= place[1:] >= place[:-1]
+            ordered[:-1] &= place[:-1] <= place[1:]
+            odd = {at for at, key in zip(place.tolist(), rows["key_hash"].tolist(), strict=True)
+                   if (at, key) not in known}
+            if len(odd) > _MOST:
+                continue
+            for number in np.flatnonzero(ordered & np.isin(place, sorted(odd))).tolist():
+                key = int(rows["key_hash"][number])
+                if _hangs(index, number + 1, key):
+                    at = int(place[number])
+                    found[at] = (*found.get(at, ()), key)
+    return {at: keys for at, keys in found.items()
+            if any((at, key) not in known for key in keys)}
+
+
+def _hangs(index: IndexFile, number: int, key: int) -> bool:
+    """Whether an entry is in the chain of its hash's slot."""
+    at = index.slot(index.shape.slot_of(key)) if key >= 0 else 0
+    for _ in range(_MOST_STEPS):
+        if at <= number:
+            break
+        entry = index.entry(at)
+        at = 0 if entry is None else entry.previous
+    return at == number
+
+
+def _pairs(store: Store) -> Array:
+    """All entries of a store's index."""
+    parts = [np.zeros(0, ENTRY.array(b"").dtype)]
+    for file in store.index_listing.files:
+        with closing(store.open_index(file)) as index:
+            count = index.header.entries
+            parts.append(ENTRY.array(index.source.read(
+                index.shape.entry_position(1), count * ENTRY.size)))
+    return np.concatenate(parts)
+
+
+def _judge_keys(found: Disputes, record: Record | None, place: int,
+                hashes: tuple[int, ...]) -> None:
+    if record is None:
+        return
+
+    def fits(changed: Record) -> bool:
+        return key_hashes(changed) == set(hashes)
+
+    changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
+    if not changes and not _is_hit(record) and not key_hashes(record) & set(hashes):
+        return
+    found.keys[place] = hashes
+    if len(changes) == 1:
+        found.corrected.append(replace(changes[0], reason="the index has the hash of this key"))
+    else:
+        found.open[INDEX].add(place)
+
+
+# -- one byte -------------------------------------------------------------------------------------
+
+
+def _changes(record: Record, names: Sequence[str],
+             fits: Callable[[Record], bool]) -> Iterator[Changed]:
+    """Single bytes in the values of some properties whose change makes a message fit; those that
+    turn one bit alone, if there are any.
+    """
+    raw = record.properties
+    start = record.physical_offset + record.total_size - len(raw)
+    places = [at for name in names for at in _value(raw, name)]
+    for values in (lambda byte: (byte ^ 1 << bit for bit in range(8)), lambda _: range(33, 127)):
+        changes = [Changed(record.physical_offset, start + at, raw[at], value, "") for at in places
+                   for value in values(raw[at]) if value != raw[at] and fits(replace(
+                       record, properties=raw[:at] + bytes([value]) + raw[at + 1:]))]
+        if changes:
+            yield from changes
+            return
+
+
+def _is_hit(record: Record) -> bool:
+    """Whether the properties of a message are none that a broker writes: no text, or no pairs."""
+    raw = record.properties
+    try:
+        pairs = raw.decode().removesuffix(props.PROPERTY_SEPARATOR).split(props.PROPERTY_SEPARATOR)
+    except UnicodeDecodeError:
+        return True
+    return b"\0" in raw or (bool(raw) and any(
+        props.NAME_VALUE_SEPARATOR not in pair for pair in pairs))
+
+
+def _value(raw: bytes, name: str) -> range:
+    """Where the value of a property stands."""
+    head = (name + props.NAME_VALUE_SEPARATOR).encode()
+    mark = props.PROPERTY_SEPARATOR.encode()
+    at = 0 if raw.startswith(head) else raw.find(mark + head) + 1
+    if not raw.startswith(head, at):
+        return range(0)
+    first = at + len(head)
+    end = raw.find(mark, first)
+    return range(first, len(raw) if end < 0 else end)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,114 @@
+"""Properties have no CRC: where an entry contradicts one, what proves itself is set right, and what
+does not is left as it is, on both sides, to be seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.writer import Layout, Put, Writer
+from tests.support import damage
+from tests.support.cli import run
+
+JSON = ("-o", "json")
+SIZES = ("--index-slots", "16", "--index-max", "256")
+QUEUE, INDEX = "consumequeue/orders/0/" + "0" * 20, "index"
+
+
+def orders(folder: Path, tag: str = "paid") -> tuple[Path, list[Put]]:
+    writer = Writer(Layout(log_file_size=64 << 10, index_slots=16, index_entries=256))
+    puts = [writer.put("orders", b"order %d" % number * 9, tags=tag, keys=f"order-{number}")
+            for number in range(20)]
+    return writer.write(folder / "store"), puts
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for part in (
+        "commitlog", "consumequeue", INDEX) for path in sorted((store / part).rglob("*"))
+        if path.is_file()}
+
+
+def change(store: Path, put: Put, before: bytes, after: bytes) -> None:
+    """In the properties of a message."""
+    path = f"commitlog/{0:020d}"
+    at = put.physical + put.raw.rindex(before)
+    damage.write(store, path, at, after)
+
+
+def recover(store: Path, *options: str) -> dict[str, Any]:
+    found: dict[str, Any] = run("recover", store, *SIZES, *options, *JSON).expect(0, 1).json()
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (b"paid", b"pahd"), (b"paid", b"qaid"), (b"paid", b"pzid"),  # one bit, one bit, one byte
+    (b"order-7", b"order-6"), (b"order-7", b"orde2-7")])
+def test_an_entry_proves_what_a_property_was(before: bytes, after: bytes, tmp_path: Path) -> None:
+    store, puts = orders(tmp_path)
+    whole = contents(store)
+    change(store, puts[7], before, after)
+    assert not run("verify", store, *SIZES, *JSON).expect(1).json()["ok"]
+    plan = recover(store)
+    assert [(one["action"], one["length"]) for one in plan["actions"]] == [
+        ("correct", 1)]
+    recover(store, "--apply", "--yes")
+    assert contents(store) == whole
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+    run("undo", store, "--yes").expect(0)
+    assert contents(store) != whole
+
+
+def test_an_entry_of_which_one_bit_is_turned_is_set_right(tmp_path: Path) -> None:
+    """No byte of the message explains its hash."""
+    store, _ = orders(tmp_path)
+    whole = contents(store)
+    damage.flip_bit(store, QUEUE, 7 * 20 + 12 + 5, 6)
+    recover(store, "--apply", "--yes")
+    assert contents(store) == whole
+
+
+@pytest.mark.parametrize("which", ["message", "entry"])
+def test_what_damage_of_either_explains_stays_on_both_sides(which: str, tmp_path: Path) -> None:
+    """The last character of a tag is what the last bits of its hash are."""
+    store, puts = orders(tmp_path)
+    if which == "message":
+        change(store, puts[7], b"paid", b"paie")
+    else:
+        damage.flip_bit(store, QUEUE, 7 * 20 + 12 + 7, 0)
+    before = contents(store)
+    plan = recover(store)
+    assert plan["left_damaged"] == ["consumequeue"]
+    assert plan["actions"] == []
+    run("recover", store, *SIZES, "--apply", "--yes").expect(1)
+    assert contents(store) == before
+    assert not run("verify", store, *SIZES, *JSON).expect(1).json()["ok"]
+
+
+def test_an_entry_that_stays_keeps_others_from_no_repair(tmp_path: Path) -> None:
+    store, puts = orders(tmp_path)
+    change(store, puts[7], b"paid", b"paie")
+    before = contents(store)
+    damage.zero(store, QUEUE, 12 * 20, 60)
+    recover(store, "--apply", "--yes")
+    assert contents(store) == before
+
+
+def test_keys_that_no_changed_byte_explains_stay_in_the_index(tmp_path: Path) -> None:
+    store, puts = orders(tmp_path)
+    change(store, puts[7], b"order-7", b"\0" * 7)
+    before = {name: data for name, data in contents(store).items() if name.startswith(INDEX)}
+    run("recover", store, *SIZES, "--apply", "--yes").expect(1)
+    assert {name: data for name, data in contents(store).items()
+            if name.startswith(INDEX)} == before
+
+
+def test_an_index_entry_in_the_chain_of_another_hash_is_set_right(tmp_path: Path) -> None:
+    store, _ = orders(tmp_path)
+    whole = contents(store)
+    name = next(name for name in whole if name.startswith(INDEX))
+    damage.flip_bit(store, name, 40 + 16 * 4 + 20 * 9 + 3, 0)
+    recover(store, "--apply", "--yes")
+    assert contents(store) == whole
