@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import threading
@@ -153,8 +154,10 @@ def _fail(task: int) -> int:
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """No thread and no descriptor more at the end than before."""
+    gc.collect()  # what other tests have left open is closed now, or not before the end
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     yield
+    gc.collect()
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
 
 

@@ -24,12 +24,15 @@ from rmqctl.formats.local.message import (
     total_size_at,
     variant,
 )
+from rmqctl.scan.damage.tails import LONGEST_TAIL, tails_of
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 
 _HEAD = {name: layout.field(Message, name) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
+_LENGTH = 4
+"""Bytes of the length of a body, the last field before it."""
 MOST_BODY = 8 << 20
 """Larger records are not mended: it bounds memory on damaged lengths."""
 
@@ -214,6 +217,31 @@ def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
     topic = shape.topic_length.unpack_from(head, topic_at)[0]
     if topic >= 0 and topic_at + width + topic + 2 <= len(head):
         yield from _turned(head, topic_at + width + topic, 2)
+
+
+def with_other_lengths(raw: bytes, magic: int) -> Iterator[bytes]:
+    """The record with each other length of its body, or of its properties, with which all of its
+    bytes are accounted for, and the body matches its CRC.
+    """
+    shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
+    width, first = shape.topic_length.size, shape.head_size
+    if len(raw) < shape.fixed_size:
+        return
+    body = shape.head.unpack_from(raw)[-1]
+    crc = field_of(raw, "body_crc")
+    # Behind the body the length of a topic that ends, with the properties, where the record does.
+    begin = max(first - 1, len(raw) - LONGEST_TAIL)
+    for place in sorted(tails_of(raw[begin:])):
+        end = begin + place - width
+        if end >= first and end - first != body and body_crc(raw[first:end]) == crc:
+            yield raw[:first - _LENGTH] + (end - first).to_bytes(_LENGTH, "big") + raw[first:]
+    if 0 <= body <= len(raw) - shape.fixed_size and body_crc(raw[first:first + body]) == crc:
+        topic = shape.topic_length.unpack_from(raw, first + body)[0]
+        at = first + body + width + max(topic, 0)
+        length = len(raw) - at - PROPERTIES_LENGTH_SIZE
+        if topic > 0 and 0 <= length < 1 << 15:
+            yield (raw[:at] + length.to_bytes(PROPERTIES_LENGTH_SIZE, "big")
+                   + raw[at + PROPERTIES_LENGTH_SIZE:])
 
 
 def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:

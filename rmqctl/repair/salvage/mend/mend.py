@@ -50,12 +50,14 @@ from rmqctl.repair.salvage.records import (
     is_foreign_place,
     whole_record,
     with_fields,
+    with_other_lengths,
 )
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.resync import is_placed
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
@@ -250,8 +252,10 @@ class _Round:
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
-            if not self._supported(record, rows, is_foreign_place(said, start, part.size),
-                                   moved=self._parts[0].base <= said < self._parts[-1].end):
+            foreign = is_foreign_place(said, start, part.size) and not (
+                (said ^ start).bit_count() == 1 and _is_timely(region, record))
+            if not self._supported(record, rows, foreign,
+                                   moved=self._may_be_of(said)):
                 continue
             self._confirmed[start] = len(candidate)
             raw = candidate if topic is None else build(record)
@@ -261,6 +265,13 @@ class _Round:
                     self._records.reasons[start] = topic.reason
             return len(raw)
         return self._by_crc(source, start, room, rows) or self._by_twin(source, start, room, rows)
+
+    def _may_be_of(self, place: int) -> bool:
+        """Whether a message may have been at a place of this log: no other one is there."""
+        if not self._parts[0].base <= place < self._parts[-1].end:
+            return False
+        _, record, _ = self._records.read(place, None)
+        return record is None or not record.crc_ok
 
     def _by_twin(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
         """The size of a record whose body another message has, too; 0 without one."""
@@ -374,9 +385,9 @@ class _Round:
                 size = extent(source, position, bent, magic)
                 if size is None or not MIN_SIZE <= size <= min(room, MOST_BODY):
                     continue
-                # Its size needs a second witness, or to be one bit off.
-                if size not in sizes and (
-                        bent != fixed or (size ^ stored).bit_count() != 1):
+                # Its size needs a second witness, to be one bit off, or to lead to another record.
+                if size not in sizes and (bent != fixed or not (
+                        (size ^ stored).bit_count() == 1 or is_placed(source, position + size))):
                     continue
                 self._budget -= size
                 if self._budget < 0:
@@ -392,3 +403,19 @@ class _Round:
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
+            for size in sizes:
+                self._budget -= size
+                if size > MOST_BODY or self._budget < 0:
+                    continue
+                raw = with_fields(source.read(position, size), total_size=size, magic=magic,
+                                  physical_offset=source.base + position)
+                yield from with_other_lengths(raw, magic)
+
+
+def _is_timely(region: Region, record: Record) -> bool:
+    """Whether a message begins where the one before a region ends, and was stored between those
+    around it: what an earlier life of a file left is older.
+    """
+    return region.start == record.physical_offset and (
+        region.before is not None and region.after is not None
+        and region.before <= record.store_timestamp <= region.after)
