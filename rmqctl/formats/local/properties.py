@@ -85,3 +85,16 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
         return []
     return [(name, int(number)) for name, number in zip(names, numbers, strict=True)
             if name and number.isascii() and number.isdigit() and len(number) < 19]
+
+
+def are_sound(raw: bytes) -> bool:
+    """Whether the properties of a message are some that a broker writes: pairs of text.
+
+    No CRC covers them.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return False
+    pairs = text.removesuffix(PROPERTY_SEPARATOR).split(PROPERTY_SEPARATOR) if text else []
+    return "\0" not in text and all(NAME_VALUE_SEPARATOR in pair for pair in pairs)

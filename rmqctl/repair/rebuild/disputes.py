@@ -152,7 +152,7 @@ def _judge_tags(found: Disputes, code: int, record: Record) -> None:
         return
     turned = ((own ^ code) & _WORD).bit_count() == 1
     changes = list(_changes(record, (props.TAGS,), fits))
-    if not changes and (turned or not _is_hit(record)):
+    if not changes and (turned or props.are_sound(record.properties)):
         return  # the entry's own bit, or another message's entry
     found.tags[record.physical_offset] = code
     if len(changes) == 1 and not turned:
@@ -228,7 +228,7 @@ def _judge_keys(found: Disputes, record: Record | None, place: int,
         return key_hashes(changed) == set(hashes)
 
     changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    if not changes and not _is_hit(record) and not key_hashes(record) & set(hashes):
+    if not changes and props.are_sound(record.properties) and not key_hashes(record) & set(hashes):
         return
     found.keys[place] = hashes
     if len(changes) == 1:
@@ -255,17 +255,6 @@ def _changes(record: Record, names: Sequence[str],
         if changes:
             yield from changes
             return
-
-
-def _is_hit(record: Record) -> bool:
-    """Whether the properties of a message are none that a broker writes: no text, or no pairs."""
-    raw = record.properties
-    try:
-        pairs = raw.decode().removesuffix(props.PROPERTY_SEPARATOR).split(props.PROPERTY_SEPARATOR)
-    except UnicodeDecodeError:
-        return True
-    return b"\0" in raw or (bool(raw) and any(
-        props.NAME_VALUE_SEPARATOR not in pair for pair in pairs))
 
 
 def _value(raw: bytes, name: str) -> range:

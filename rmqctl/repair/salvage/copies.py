@@ -16,6 +16,7 @@ from typing import Any
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
+from rmqctl.repair.salvage.agreement import disputed
 from rmqctl.repair.salvage.comparison import Comparison, compare
 from rmqctl.repair.salvage.log_files import FAR, laid_over
 from rmqctl.repair.salvage.proven import Proven, by_part, has_parted, proven_part
@@ -75,11 +76,13 @@ class Copier:
         self._bytes = Copying(scratch)
         self._survey_of, self._progress = survey_of, progress
         self._fillers: list[int] = []
+        self._sources: Sequence[Source] = ()
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
             Copied, Survey]:
         """StoreIOError; RefusedError for a source that is of another log."""
         result = Copied(list(parts))
+        self._sources = sources
         for source in sources:
             result.notes += source.notes
             gone, found = self._compared(result, source, survey)
@@ -215,6 +218,7 @@ class Copier:
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
         if not source.preferred:
             ranges = _without(source, ranges, stretch)
+            ranges = self._undisputed(result, source, found, ranges)
         ranges, refused = _near(source, ranges, result.parts)
         if refused:
             result.notes.append(f"{source.name}: not all of it is copied: {refused}")
@@ -226,6 +230,33 @@ class Copier:
                     if (one := _clipped(source, item, part.base, part.end)) is not None]
             if here:
                 self._copy(result, source, number, here, proven, stretch)
+
+    def _undisputed(self, result: Copied, source: Source, found: Comparison,
+                    ranges: Sequence[Range]) -> list[Range]:
+        """The ranges without messages that ours, or other sources, contradict; tells of those."""
+        others = [other for other in self._sources if other is not source]
+        replaced = sorted((int(place), int(end)) for some in found.fillers for place, end in some)
+        left: list[Range] = []
+        for item in ranges:
+            start = item.start
+            for low, high in disputed(result.parts, source, others, item, replaced):
+                left += [one for one in [_clipped(source, item, start, low)] if one is not None]
+                start = high
+                self._told(result, source, low, high)
+            left += [one for one in [_clipped(source, item, start, item.end)] if one is not None]
+        return left
+
+    def _told(self, result: Copied, source: Source, low: int, high: int) -> None:
+        part = next(part for part in result.parts if part.base <= low < part.end)
+        result.conflicts += not self._keep_ours
+        result.actions.append(Action(
+            "conflict", part_target(self._store, part), None, None,
+            f"what is left of our message, or another source, contradicts {source.name}: "
+            + ("ours stays, as preferred" if self._keep_ours else
+               f"not copied, unless --prefer {source.name} is given"), offset=low,
+            length=high - low, proof={
+                "source": source.name, "messages": 1, "topics": {}, "fields": [],
+                "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
 
     # -- the bytes --------------------------------------------------------------------------------
 

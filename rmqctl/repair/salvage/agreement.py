@@ -1,0 +1,131 @@
+"""Whether what is left of a damaged record can be of the message that another store has there.
+
+Two logs may be one on both sides of a place and not at it. So a copy has to agree with what of our
+record survived: with the CRC that its head has of its body, or, where the damage took that, with
+every byte that the damage left. Damage is a run of bytes, or zeros; what differs outside of it was
+another message.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import is_filler
+from rmqctl.formats.local.message import MIN_SIZE, decode
+from rmqctl.repair.salvage.ranges import Range
+from rmqctl.repair.salvage.records import body_crc_at
+from rmqctl.repair.sources.opening import Source
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.walk import Walk
+
+_ZEROS = 8
+"""So many zeros are damage, where the other has something else."""
+_MOST_BITS = 8
+_APART = 16
+"""Bytes that agree between two that differ: another run of damage."""
+
+
+def agrees(ours: bytes, theirs: bytes) -> bool | None:
+    """Whether what is left of ours is of that message; None where nothing is left that tells."""
+    here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
+    if len(here) != len(there) or not here.any():
+        return None
+    at = body_crc_at()
+    crc = slice(at, at + 4)
+    if here[crc].any() and (here[crc] == there[crc]).all():
+        return True
+    differs = (here != there) & ~_zeroed(here)
+    places = np.flatnonzero(differs)
+    if not len(places):
+        return True
+    # A few turned bits, or one run of damage, explain another CRC; more do not.
+    if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS:
+        return True
+    runs = np.split(places, np.flatnonzero(np.diff(places) > _APART) + 1)
+    if len(runs) == 1 and places[0] < crc.stop and places[-1] >= crc.start:
+        return None if places[-1] - places[0] > len(here) * 3 // 4 else True
+    return None if _is_dense(differs) else False
+
+
+def _zeroed(data: Array) -> Array:
+    """Which bytes are in a run of zeros (bool)."""
+    bounds = np.flatnonzero(np.diff(np.concatenate([[False], data == 0, [False]]).astype(np.int8)))
+    found: Array = np.zeros(len(data), bool)
+    for start, end in bounds.reshape(-1, 2).tolist():
+        if end - start >= _ZEROS:
+            found[start:end] = True
+    return found
+
+
+def _is_dense(differs: Array) -> bool:
+    """Whether so much differs, everywhere, that nothing is left of the record."""
+    quarters = np.array_split(differs, 4)
+    return all(float(part.mean()) > 0.85 for part in quarters)
+
+
+def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
+    """(physical offset, bytes) of the messages that a source has in a range. StoreIOError."""
+    position = item.start
+    while position < item.end and (place := source.log.locate(position)) is not None:
+        file, at = place
+        walk = Walk(file, at, min(file.size, item.end - file.base))
+        for batch in walk:
+            for row in range(len(batch)):
+                yield int(batch.offset[row]), batch.bytes_at(row)
+        position = file.base + max(walk.position, at + 1)
+
+
+def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source], item: Range,
+             replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """``[start, end)`` of the messages in a range that what is left of ours contradicts, or of
+    which other sources have different ones, no fewer than have the same, where ours does not tell.
+    ``replaced``: what an earlier repair has put into ours, ascending. StoreIOError.
+    """
+    found = []
+    ends = [end for _, end in replaced]
+    for start, theirs in records_of(source, item):
+        if len(theirs) < MIN_SIZE:
+            continue
+        end = start + len(theirs)
+        near = bisect_right(ends, start)
+        told = None if near < len(replaced) and replaced[near][0] < end else agrees(
+            _ours(parts, start, len(theirs)), theirs)
+        if told is None:
+            votes = [vote for other in others if (vote := other.log.raw_at(start)) is not None
+                     and vote != theirs and _counts(parts, vote)]
+            same = sum(other.log.raw_at(start) == theirs for other in others)
+            told = not votes or (_counts(parts, theirs) and 1 + same > len(votes))
+        if told is False:
+            found.append((start, end))
+    return found
+
+
+def _counts(parts: Sequence[LogPart], raw: bytes) -> bool:
+    """Whether a message is one: whole, with properties that are some, and with a key that our index
+    has for its place, if that has any.
+    """
+    try:
+        record = decode(raw)
+    except FormatError:
+        return False
+    if not record.crc_ok or not props.are_sound(record.properties) or is_filler(record):
+        return False
+    witness = parts[0].witness
+    place = record.physical_offset
+    known = set() if witness is None else set(witness.keys(place, place + 1)[1].tolist())
+    return not known or bool(known & key_hashes(record))
+
+
+def _ours(parts: Sequence[LogPart], start: int, size: int) -> bytes:
+    part = next((part for part in parts if part.base <= start < part.end), None)
+    if part is None or (part.path is None and not part.pieces):
+        return b""
+    with part.open() as source:
+        return source.read(start - part.base, size)
