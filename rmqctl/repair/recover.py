@@ -89,7 +89,7 @@ class RecoverOptions:
     commitlog_dirs: Sequence[str] = ()
     sizes: Sizes = field(default_factory=Sizes)
     given: Mapping[str, Any] = field(default_factory=dict)
-    correct: Correct = "bit"
+    correct: Correct = "byte"
     keep_damaged: bool = False
     fillers: Fillers = "in-place"
     sources: Sequence[str] = ()

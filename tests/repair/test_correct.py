@@ -166,10 +166,10 @@ def test_the_engines_own_byte_comes_back(name: str, golden: GoldenFolder,
     store = golden_copy(f"{name}/before")
     version = name.partition("/")[0]
     original = golden(f"{version}/crash-base/store")
-    # Two bits were changed, so the default does not correct it.
-    assert corrections(run("recover", store, *JSON).expect(1).json()) == []
+    # Two bits were changed.
+    assert corrections(run("recover", store, "--correct", "bit", *JSON).expect(1).json()) == []
     assert corrections(run("recover", store, "--correct", "off", *JSON).expect(1).json()) == []
-    plan = run("recover", store, "--correct", "byte", *JSON).expect(0).json()
+    plan = run("recover", store, *JSON).expect(0).json()
     (action,) = corrections(plan)
     proof = action["proof"]
     assert proof["candidates"] / 2 ** 31 == proof["chance"] < MOST_CHANCE

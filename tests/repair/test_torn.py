@@ -259,7 +259,7 @@ def test_recover_brings_runs_and_names_back(tmp_path: Path) -> None:
         content[position:position + len(value)] = value
         (store / name).write_bytes(content)
     options = ("--index-slots", "8", "--index-max", "32", "-o", "json")
-    plan = run("recover", store, *options).expect(1)
+    plan = run("recover", store, *options, "--correct", "bit").expect(1)
     assert "--correct byte brings it back" in plan.err
     document_of = run("recover", store, *options, "--correct", "byte", "--apply",
                       "--yes").expect(0).json()

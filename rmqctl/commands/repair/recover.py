@@ -60,9 +60,9 @@ def command(
         "no part of it. Default: maxMessageSize of --broker-conf, or 4 MiB, or the largest record "
         "with an entry, and 64 KiB.")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="A message that its CRC disproves, and that one changed bit explains "
-        "(byte: also one byte, or up to 4 at a known place): what does it is set right, if only "
-        "one does, and less than 1 chance in 10,000 that it is wrong. off: a filler.")] = "bit",
+        "--correct", help="A message that its CRC disproves, and that one changed byte explains, "
+        "or up to 4 at a known place (bit: one bit alone): what does it is set right, if only one "
+        "does, and less than 1 chance in 10,000 that it is wrong. off: a filler.")] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
         "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
@@ -103,7 +103,7 @@ def command(
 
         rmqctl recover STORE --apply
 
-        rmqctl recover STORE --correct byte
+        rmqctl recover STORE --correct bit
 
         rmqctl recover STORE --from /backup/store --apply
 

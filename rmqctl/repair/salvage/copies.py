@@ -65,13 +65,16 @@ class Copier:
     """Fills what our log lacks out of one source after the other.
 
     ``survey_of`` makes a survey of a log's parts. In some ranges of places no record counts as
-    damaged any more that was intact by itself; at some places one does from now on.
+    damaged any more that was intact by itself; at some places one does from now on. ``strange``:
+    bytes of ours that are of no message of this log.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
                  survey_of: Callable[[Sequence[LogPart], Sequence[tuple[int, int]],
                                       Iterable[int]], Survey],
-                 progress: Callable[[int], None] | None = None) -> None:
+                 progress: Callable[[int], None] | None = None, *,
+                 strange: Sequence[tuple[int, int]] = ()) -> None:
+        self._strange = strange
         self._store, self._keep_ours = store, keep_ours
         self._bytes = Copying(scratch)
         self._survey_of, self._progress = survey_of, progress
@@ -235,7 +238,8 @@ class Copier:
                     ranges: Sequence[Range]) -> list[Range]:
         """The ranges without messages that ours, or other sources, contradict; tells of those."""
         others = [other for other in self._sources if other is not source]
-        replaced = sorted((int(place), int(end)) for some in found.fillers for place, end in some)
+        replaced = sorted([*self._strange, *(
+            (int(place), int(end)) for some in found.fillers for place, end in some)])
         left: list[Range] = []
         for item in ranges:
             start = item.start

@@ -30,6 +30,7 @@ from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded,
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
 from rmqctl.repair.salvage.mend.mend import Mending, keep, mend, put_back
 from rmqctl.repair.salvage.ranges import Range, Ranges
+from rmqctl.repair.salvage.records import Records
 from rmqctl.repair.salvage.stale import contradicted_places, stale_records, unclear_places
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.survey.surveyor import Surveyor
@@ -260,7 +261,10 @@ class _Job:
         if doubtful:
             self.rejected |= doubtful
             survey = self._survey(parts)
-        copier = Copier(self.store, self.scratch, self.keep_ours, survey_of)
+        records = Records(parts)
+        strange = [(place, place + len(records.read(place, None)[2]))
+                   for place in sorted(self.stale | self.aged)]
+        copier = Copier(self.store, self.scratch, self.keep_ours, survey_of, strange=strange)
         self.copied, survey = copier.run(parts, survey, self.sources)
         self.notes += self.copied.notes
         self.actions += self.copied.actions
