@@ -38,3 +38,21 @@ class Bounds:
         raise RefusedError(
             f"{target} is outside the store{where}. If the folder belongs to this store, name it: "
             f"--write-outside {shlex.quote(os.path.dirname(path))}")
+
+    def refuse_links(self, folder: str) -> None:
+        """RefusedError for a link in a folder, or below it, that leads outside: what writes there
+        would write elsewhere. What cannot be looked at is left to who writes.
+        """
+        if os.path.islink(folder):
+            self.require(folder, os.path.realpath(folder))
+        left = [folder]
+        while left:
+            try:
+                entries = list(os.scandir(left.pop()))
+            except (OSError, ValueError):
+                continue
+            for entry in entries:
+                if entry.is_symlink():
+                    self.require(entry.path, os.path.realpath(entry.path))
+                elif entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)

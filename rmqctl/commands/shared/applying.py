@@ -47,6 +47,11 @@ _FILLED = Phrase("A filler takes the place of each: a consumer receives a messag
                  "with the property RMQCTL=lost, without tag and keys.")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 
+WriteOutside = Annotated[list[str] | None, typer.Option(
+    "--write-outside", metavar="FOLDER", show_default=False,
+    help="Also write in this folder outside DIR, which a link leads to.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(OptionGroup):
     """Whether the plan is carried out."""

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Annotated
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out
 from rmqctl.commands.shared.tiered_options import TierOptions
@@ -21,6 +22,7 @@ def command(
     *,
     tier: Annotated[TierOptions, pick("metadata broker_conf")],
     dry_run: DryRun = False,
+    write_outside: WriteOutside = None,
     out: Out,
 ) -> int:
     """Complete what an upload that was killed or failed left half done in a tier.
@@ -42,7 +44,8 @@ def command(
         return ExitCode.OK
     committed: list[Committed] = []
     with DeferredSignals() as signals, closing(
-            commit_tier(tier.root, tier.metadata, now_ms, dry_run=dry_run)) as queues:
+            commit_tier(tier.root, tier.metadata, now_ms, dry_run=dry_run,
+                        outside=write_outside or ())) as queues:
         for queue in queues:
             if queue.done.changed or queue.done.fault:
                 committed.append(queue)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.options import DryRun, Out, Zone, complete_folders
 from rmqctl.commands.shared.tiered_options import (
     Broker,
@@ -43,6 +44,7 @@ def command(
         "broker from 5.3.1 on does at a clean shutdown. Or only full ones, as while it "
         "runs.")] = True,
     dry_run: DryRun = False,
+    write_outside: WriteOutside = None,
     metadata: MetadataFile = None,
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option(
@@ -89,7 +91,7 @@ def command(
     from rmqctl.tiered.index.compaction import CompactRequest
 
     request = CompactRequest(root, tier.metadata, tier.cluster, tier.broker, everything,
-                             tier.index_slots, tier.index_max)
+                             tier.index_slots, tier.index_max, tuple(write_outside or ()))
     out.rows(_rows(out, request, dry_run=dry_run), _COLUMNS,
              brief=_BRIEF, empty="no index files to upload",
              render={"timestamp": time_text, "items": count_text, "bytes": size_text})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.applying import blank_for_none
+from rmqctl.commands.shared.applying import WriteOutside, blank_for_none
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out, StoreQueues
 from rmqctl.commands.shared.tiered_options import TieredIndexMax, TieredIndexSlots, TierRoot
@@ -99,6 +99,7 @@ def command(
         "--verify-after", help="Read back what was uploaded, compare it with STORE, and verify the "
         "whole of this broker's tier.")] = False,
     dry_run: DryRun = False,
+    write_outside: WriteOutside = None,
     now: Annotated[str | None, typer.Option(
         "--now", metavar="TIME", help="The time it is taken to be.")] = None,
     store: StoreQueues,
@@ -137,7 +138,7 @@ def command(
          "group_commit_count": group_commit_count, "group_commit_size": group_commit_size,
          "group_commit_timeout": group_commit_timeout, "rolling_interval": rolling_interval,
          "rolling_min_size": rolling_min_size},
-        store.folders, store.sizes)
+        store.folders, store.sizes, tuple(write_outside or ()))
     if seal_index and no_index:
         raise UsageError("--seal-index goes not with --no-index")
     result = _rehearsed(request, clock) if dry_run else _run(out, request, clock)

@@ -32,7 +32,10 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given."""
+    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given.
+
+    ``outside``: folders that links in the tier may lead to.
+    """
 
     store: str
     root: str
@@ -49,6 +52,7 @@ class Request:
     given: dict[str, int | None] = field(default_factory=dict)
     commitlog_dirs: tuple[str, ...] = ()
     sizes: Sizes | None = None
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

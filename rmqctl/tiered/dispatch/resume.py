@@ -9,7 +9,7 @@ of them what is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -355,8 +355,9 @@ class Committed:
 
 
 def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
-                dry_run: bool = False) -> Generator[Committed]:
+                dry_run: bool = False, outside: Sequence[str] = ()) -> Generator[Committed]:
     """Completes the queues of a tier one after the other; the metadata is saved at the end.
+    ``outside``: folders that links may lead to.
 
     NotAStoreError, UsageError (no metadata), RefusedError (metadata that would lose something),
     StoreHeldError, StoreIOError.
@@ -371,8 +372,8 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
             for queue in tier.queues():
                 yield Committed(queue, plan_resume(queue, tier.metadata))
             return
-    with locked(tier_root, broker_root), Tier.open(root, metadata) as tier, closing(
-            open_writer(tier_root)) as writer:
+    with locked(tier_root, broker_root, outside=outside), \
+            Tier.open(root, metadata) as tier, closing(open_writer(tier_root)) as writer:
         _refuse(tier, path)
         settings, _ = resolve(writer, {})
         try:

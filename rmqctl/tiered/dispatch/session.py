@@ -113,7 +113,7 @@ def _locked(request: Request, target: Target) -> Iterator[None]:
     config = os.path.dirname(target.metadata_path)
     if os.path.basename(config) == "config" and config != os.path.join(request.store, "config"):
         make_folders(os.path.abspath(config))  # the next run knows the tier by it
-    with locked(target.tier, target.broker_root, request.store):
+    with locked(target.tier, target.broker_root, request.store, outside=request.outside):
         yield
 
 

@@ -281,6 +281,8 @@ class CompactRequest:
     everything: bool = False
     slots: int | None = None
     max_items: int | None = None
+    outside: tuple[str, ...] = ()
+    """Folders that links in the tier may lead to."""
 
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
@@ -294,7 +296,8 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
     malloc_tuning.keep_freed_memory()
     with Tier.open(request.root, request.metadata) as tier:
         root, broker_root = tier.name, _known_root(tier)
-    with locked(root, broker_root), Tier.open(request.root, request.metadata) as tier:
+    with locked(root, broker_root, outside=request.outside), \
+            Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:
             note(text)
