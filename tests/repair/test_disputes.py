@@ -14,12 +14,12 @@ from tests.support import damage
 from tests.support.cli import run
 
 JSON = ("-o", "json")
-SIZES = ("--index-slots", "16", "--index-max", "256")
+SIZES = ("--index-slots", "101", "--index-max", "256")
 QUEUE, INDEX = "consumequeue/orders/0/" + "0" * 20, "index"
 
 
 def orders(folder: Path, tag: str = "paid") -> tuple[Path, list[Put]]:
-    writer = Writer(Layout(log_file_size=64 << 10, index_slots=16, index_entries=256))
+    writer = Writer(Layout(log_file_size=64 << 10, index_slots=101, index_entries=256))
     puts = [writer.put("orders", b"order %d" % number * 9, tags=tag, keys=f"order-{number}")
             for number in range(20)]
     return writer.write(folder / "store"), puts
@@ -109,6 +109,21 @@ def test_an_index_entry_in_the_chain_of_another_hash_is_set_right(tmp_path: Path
     store, _ = orders(tmp_path)
     whole = contents(store)
     name = next(name for name in whole if name.startswith(INDEX))
-    damage.flip_bit(store, name, 40 + 16 * 4 + 20 * 9 + 3, 0)
+    damage.flip_bit(store, name, 40 + 101 * 4 + 20 * 9 + 3, 0)
     recover(store, "--apply", "--yes")
     assert contents(store) == whole
+
+
+@pytest.mark.parametrize(("number", "verdict", "remedy"), [
+    (3, "intact", "none"), (8, "damaged", "filled")])
+def test_a_place_is_explained(number: int, verdict: str, remedy: str, tmp_path: Path) -> None:
+    store, puts = orders(tmp_path)
+    damage.zero(store, f"commitlog/{0:020d}", puts[8].physical, puts[8].size)
+    one = puts[number]
+    asked = ("recover", store, *SIZES, "--explain", str(one.physical + 5))
+    place = run(*asked, *JSON).expect(0).json()
+    assert (place["verdict"], place["remedy"]) == (verdict, remedy)
+    assert (place["start"], place["end"]) == (one.physical, one.end)
+    assert "record" in {each["source"] for each in place["evidence"]}
+    run(*asked, "--apply").expect(2)
+    run("recover", store, *SIZES, "--explain", "99999999").expect(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC
@@ -27,7 +28,7 @@ from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
-    from rmqctl.output import Output
+    from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
@@ -81,6 +82,10 @@ def command(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
         "a SOURCE has other intact messages at the same place (split brain): one of those of "
         "--from, or ours. Without it ours stay, and the exit code is 1.")] = None,
+    explain: Annotated[int | None, typer.Option(
+        "--explain", metavar="OFFSET", min=0, show_default=False,
+        help="Say of one physical offset what is there, what the plan does with it, and what "
+        "tells.")] = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -131,6 +136,9 @@ def command(
 
         recover_table.command(jobs=jobs, store=store, out=out)
         return
+    if explain is not None:
+        _explain(out, store, wishes, explain, apply)
+        return
     if strategy == "broker":
         _as_broker(out, store, wishes, engine.version, apply)
         return
@@ -147,6 +155,29 @@ def command(
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
                  mends=True, folders=store.folders, writes=wishes.writes)
+
+
+def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: int,
+             apply: ApplyOptions) -> None:
+    from rmqctl.repair.explain import explain
+    from rmqctl.repair.recover import plan_recover
+    from rmqctl.repair.scratch import Scratch
+
+    if apply.apply:
+        raise UsageError("--explain only tells: it goes without --apply")
+    with Scratch(None, f"rmqctl-{uuid.uuid4().hex}") as scratch:
+        plan = plan_recover(store.root, scratch, wishes, out.watch)
+    with store.open() as opened:
+        place = explain(opened, plan, offset)
+
+    def show(page: Human) -> None:
+        page.pairs({"place": f"{place.start} to {place.end}", "verdict": place.verdict,
+                    "remedy": place.remedy})
+        page.blank()
+        page.table([{"source": one.source, "detail": one.detail} for one in place.evidence],
+                   ("source", "detail"))
+
+    out.document(place.as_dict(), show)
 
 
 def _open_question(plan: Plan, ambiguous: str | None) -> str:

@@ -4,10 +4,11 @@ No CRC covers properties. An entry was made when the message was intact, so what
 damaged property would destroy the only proof of what it was. Where the place and the size of an
 entry are the message's and its hash is not:
 
-* One changed byte of the property explains the hash, and only one: the message is set right. An
-  index entry has to hang in the chain of its own hash's slot for that.
-* One turned bit of a tag's hash in the entry would explain it, and nothing in the message: the
-  entry is set right.
+* One changed byte of the property explains the hash, and only one, and the entry is proven: the
+  message is set right. An index entry is, where it hangs in the chain of its own hash's slot, and
+  that of the message's key is another one; a tag's hash, where other entries of the queue have it.
+* One changed byte of the hash in the entry would explain it, and nothing in the message: the entry
+  is set right.
 * Both do, or several changes of the message: it is undecided, and neither is touched.
 * Nothing does: where the properties are no text, or the index has another key of the message, the
   entry is right and the message is not, and neither is touched. Else the entry is another
@@ -45,6 +46,8 @@ _MOST = 1000
 """Entries that are looked at: where more contradict the log, it is no message that was hit."""
 _MOST_STEPS = 10_000
 _WORD = (1 << 64) - 1
+_SPACE = 32
+"""Bytes below are control characters: separators, or no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,11 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
     found = Disputes()
     records = _Records(store, parts)
     if CONSUMEQUEUE in rebuilt.only:
-        for code, record in _tags(rebuilt, queues, records):
-            _judge_tags(found, code, record)
+        for code, record, common in _tags(rebuilt, queues, records):
+            _judge_tags(found, code, record, common=common)
     if INDEX in rebuilt.only and index:
-        for place, hashes in _keys(store, rebuilt).items():
-            _judge_keys(found, records.at(place), place, hashes)
+        for place, (hashes, slots) in _keys(store, rebuilt).items():
+            _judge_keys(found, records.at(place), place, hashes, slots)
     return found
 
 
@@ -112,8 +115,10 @@ class _Records:
 
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: _Records) -> Iterator[
-        tuple[int, Record]]:
-    """(the hash in its entry, the message) where that is another one's."""
+        tuple[int, Record, bool]]:
+    """(the hash in its entry, the message, whether other entries have it) where that is another
+    one's.
+    """
     size = rebuilt.settings.consumequeue_file_size
     present, made = queues_of(rebuilt.root, size), queues_of(rebuilt.scratch.root, size)
     left = _MOST
@@ -134,10 +139,10 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: _Records) -> Iterato
                     code = int(here[row]["tags_code"])
                     record = records.at(int(here[row]["physical_offset"]), int(here[row]["size"]))
                     if record is not None and not is_address(code):
-                        yield code, record
+                        yield code, record, int((here["tags_code"] == code).sum()) > 1
 
 
-def _judge_tags(found: Disputes, code: int, record: Record) -> None:
+def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> None:
     def fits(changed: Record) -> bool:
         try:
             return tags_code(_text(changed.topic), props.parse(_text(changed.properties)),
@@ -150,12 +155,12 @@ def _judge_tags(found: Disputes, code: int, record: Record) -> None:
                         record.store_timestamp)
     except ValueError:  # a level of delay that is no number
         return
-    turned = ((own ^ code) & _WORD).bit_count() == 1
+    turned = _is_one_byte(own ^ code)
     changes = list(_changes(record, (props.TAGS,), fits))
     if not changes and (turned or props.are_sound(record.properties)):
         return  # the entry's own bit, or another message's entry
     found.tags[record.physical_offset] = code
-    if len(changes) == 1 and not turned:
+    if code and len(changes) == 1 and common and ((own ^ code) & _WORD).bit_count() > 1:
         found.corrected.append(replace(changes[0], reason=(
             f"the entry of queue offset {record.queue_offset} has the hash of this tag")))
     else:
@@ -165,19 +170,26 @@ def _judge_tags(found: Disputes, code: int, record: Record) -> None:
 # -- keys -----------------------------------------------------------------------------------------
 
 
-def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[int, ...]]:
-    """All hashes that the index has for messages, by place, where any is of no key of theirs. Each
-    hangs in the chain of its slot, and stands in the order of the messages.
+def _is_one_byte(differs: int) -> bool:
+    """Whether two words differ in one byte at most."""
+    return sum(byte > 0 for byte in (differs & _WORD).to_bytes(8, "big")) <= 1
+
+
+def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], int]]:
+    """(all hashes that the index has for messages, the slots of its files), by place, where any is
+    of no key of theirs. Each hangs in the chain of its slot, and stands in the messages' order.
     """
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     known = set(zip(made["physical_offset"].tolist(), made["key_hash"].tolist(), strict=True))
     found: dict[int, tuple[int, ...]] = {}
+    slots = 1
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError):
             continue
         with closing(index):
+            slots = index.shape.slots
             rows = ENTRY.array(index.source.read(
                 index.shape.entry_position(1), index.header.entries * ENTRY.size))
             place = rows["physical_offset"].astype(np.int64)
@@ -193,7 +205,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[int, ...]]:
                 if _hangs(index, number + 1, key):
                     at = int(place[number])
                     found[at] = (*found.get(at, ()), key)
-    return {at: keys for at, keys in found.items()
+    return {at: (keys, slots) for at, keys in found.items()
             if any((at, key) not in known for key in keys)}
 
 
@@ -219,19 +231,24 @@ def _pairs(store: Store) -> Array:
     return np.concatenate(parts)
 
 
-def _judge_keys(found: Disputes, record: Record | None, place: int,
-                hashes: tuple[int, ...]) -> None:
+def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tuple[int, ...],
+                slots: int) -> None:
     if record is None:
         return
+    own = key_hashes(record)
+    pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
+    is_proven = all(key % slots != mine % slots for key, mine in pairs)
+    turned = any(_is_one_byte(key ^ mine) for key, mine in pairs) and not is_proven
 
     def fits(changed: Record) -> bool:
         return key_hashes(changed) == set(hashes)
 
     changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    if not changes and props.are_sound(record.properties) and not key_hashes(record) & set(hashes):
+    if not changes and (turned or (
+            props.are_sound(record.properties) and not own & set(hashes))):
         return
     found.keys[place] = hashes
-    if len(changes) == 1:
+    if len(changes) == 1 and is_proven:
         found.corrected.append(replace(changes[0], reason="the index has the hash of this key"))
     else:
         found.open[INDEX].add(place)
@@ -250,8 +267,8 @@ def _changes(record: Record, names: Sequence[str],
     places = [at for name in names for at in _value(raw, name)]
     for values in (lambda byte: (byte ^ 1 << bit for bit in range(8)), lambda _: range(33, 127)):
         changes = [Changed(record.physical_offset, start + at, raw[at], value, "") for at in places
-                   for value in values(raw[at]) if value != raw[at] and fits(replace(
-                       record, properties=raw[:at] + bytes([value]) + raw[at + 1:]))]
+                   for value in values(raw[at]) if value >= _SPACE and value != raw[at] and fits(
+                       replace(record, properties=raw[:at] + bytes([value]) + raw[at + 1:]))]
         if changes:
             yield from changes
             return

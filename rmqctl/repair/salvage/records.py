@@ -239,7 +239,9 @@ def with_other_lengths(raw: bytes, magic: int) -> Iterator[bytes]:
         topic = shape.topic_length.unpack_from(raw, first + body)[0]
         at = first + body + width + max(topic, 0)
         length = len(raw) - at - PROPERTIES_LENGTH_SIZE
-        if topic > 0 and 0 <= length < 1 << 15:
+        if topic > 0 and 0 <= length < 1 << 15 and props.are_sound(
+                raw[at + PROPERTIES_LENGTH_SIZE:]) and all(
+                32 < byte < 127 for byte in raw[first + body + width:at]):
             yield (raw[:at] + length.to_bytes(PROPERTIES_LENGTH_SIZE, "big")
                    + raw[at + PROPERTIES_LENGTH_SIZE:])
 

@@ -1,0 +1,131 @@
+"""What is at a place of a log: the verdict, what a plan does with it, and what tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.plan import Plan
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.frames import BLANK, ZERO, Span
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk, start_of
+from rmqctl.store.store import Store
+
+_REMEDIES = {"copy": "copied", "put back": "moved_back", "correct": "corrected",
+             "mend record": "reconstructed", "keep damaged": "kept", "fill": "filled",
+             "zero": "dropped"}
+_WINDOW = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for a verdict: its ``source`` and, in words, what that says."""
+
+    source: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Physical ``[start, end)`` of a log."""
+
+    start: int
+    end: int
+    verdict: str
+    remedy: str
+    evidence: tuple[Evidence, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"start": self.start, "end": self.end, "verdict": self.verdict,
+                "remedy": self.remedy, "evidence": [
+                    {"source": one.source, "detail": one.detail} for one in self.evidence]}
+
+
+def explain(store: Store, plan: Plan, offset: int) -> Place:
+    """The record, or the damage, at a physical offset. UsageError where no log is; StoreIOError."""
+    located = store.log.locate(offset)
+    if located is None:
+        raise UsageError(f"physical offset {offset}: {store.log.explain(offset)}")
+    source, position = located
+    begin = start_of(source, max(0, position - _WINDOW)) if position > _WINDOW else 0
+    if begin > position:
+        begin = 0
+    for batch in Walk(source, begin):
+        for row, (start, size) in enumerate(zip(
+                batch.offset.tolist(), batch.column("total_size").tolist(), strict=True)):
+            if start - batch.head <= offset < start + size:
+                return _message(plan, source, decode(batch.bytes_at(row)))
+        for span in batch.spans:
+            if span.offset <= offset < span.end:
+                return _span(plan, source, span, offset)
+    raise UsageError(f"physical offset {offset}: nothing was found there")
+
+
+def _message(plan: Plan, source: Source, record: Record) -> Place:
+    start, end = record.physical_offset, record.physical_offset + record.total_size
+    whole = record.crc_ok or not record.body
+    evidence = [Evidence("record", "its body matches its CRC" if whole else
+                         "its body does not match its CRC")]
+    leads = None if source.witness is None else source.witness.confirms(record)
+    if leads is not None:
+        evidence.append(Evidence("consumequeue", f"the entry of queue offset {record.queue_offset} "
+                                 + ("leads here" if leads else "leads elsewhere")))
+    evidence += _keys(source, record)
+    contradicted = leads is False or any("other keys" in one.detail for one in evidence)
+    return Place(start, end, "damaged" if not whole else "contradicted" if contradicted else
+                 "intact", _remedy(plan, start, end), tuple(evidence))
+
+
+def _keys(source: Source, record: Record) -> Iterator[Evidence]:
+    place = record.physical_offset
+    known = set() if source.witness is None else set(
+        source.witness.keys(place, place + 1)[1].tolist())
+    if known:
+        own = known & key_hashes(record)
+        yield Evidence("index", f"it has {len(own)} of its keys" if own else "it has other keys")
+
+
+def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:
+    frame = next(((start, size) for start, size in span.doubtful
+                  if start <= offset < start + size), None)
+    if frame is not None:
+        start, end = frame[0], sum(frame)
+        return Place(start, end, "undecided", _remedy(plan, start, end), tuple(
+            _undecided(source, span, start - source.base, frame[1])))
+    verdict = "unused" if span.kind in (BLANK, ZERO) and not span.reason else "damaged"
+    evidence = [Evidence("record", span.reason + (f" (field {span.field})" if span.field else "")
+                         )] if span.reason else []
+    if span.doubtful:
+        evidence.append(Evidence("damage", f"{len(span.doubtful)} undecided records follow, from "
+                                 f"{span.doubtful[0][0]} on"))
+    return Place(span.offset, span.end, verdict, _remedy(plan, span.offset, span.end),
+                 tuple(evidence))
+
+
+def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:
+    yield Evidence("damage", f"the record damaged at {span.offset} may end behind it: nothing is "
+                   "left that says how long that was")
+    try:
+        record = decode(source.read(position + source.head, size - source.head))
+    except FormatError:
+        return
+    yield Evidence("record", "its lengths add up, and it says that it lies here" + (
+        "; its body matches its CRC" if record.crc_ok and record.body else ""))
+    if source.witness is not None:
+        yield Evidence("assumed", f"no record has more than {source.witness.largest_record} bytes")
+        if source.witness.confirms(record) is None:
+            yield Evidence("consumequeue", "it has no entry for this queue offset")
+
+
+def _remedy(plan: Plan, start: int, end: int) -> str:
+    for action in plan.actions:
+        remedy = _REMEDIES.get(action.action)
+        if remedy is None or action.offset is None or not action.target.startswith("commitlog"):
+            continue
+        if action.offset < end and start < action.offset + (action.length or 1):
+            return remedy
+    return "none"
