@@ -244,8 +244,8 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tupl
         return key_hashes(changed) == set(hashes)
 
     changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    if not changes and (turned or (
-            props.are_sound(record.properties) and not own & set(hashes))):
+    if not changes and (turned or (props.are_sound(record.properties) and not (
+            is_proven and own & set(hashes)))):
         return
     found.keys[place] = hashes
     if len(changes) == 1 and is_proven:

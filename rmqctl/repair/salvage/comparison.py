@@ -389,7 +389,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     others = sum(one.messages for one in found.conflicts.items) - sum(
         next(found.conflicts.within(place, place + 1), None) is not None for place in found.hit)
     if not any(one.messages for one in found.equal.items) and (others or not any(
-            one.keys and not one.against for one in gone)):
+            (one.keys or one.alike) and not one.against for one in gone)):
         raise RefusedError(
             f"{source.name}: no message of it is the same as one of ours at the same physical "
             "offset"

@@ -86,7 +86,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 else "begins before ours, and nothing of ours tells of it: it has expired")
         return Proven(start, end, None, after,
                       f"the messages from {after} on are equal{told}")
-    if stretch.keys and not against and not found.conflicts.items:
+    if (stretch.keys or stretch.alike) and not against and not found.conflicts.items:
         if found.bare:
             end = _far(parts, source, found, stretch, start)
             return Proven(start or _head(parts), end, None, None,
