@@ -150,8 +150,12 @@ def command(
         lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
+        refused = _open_question(plan, ambiguous)
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
-                                 instead=instead, refused=_open_question(plan, ambiguous))
+                                 instead=instead, refused=refused,
+                                 choice=(
+                                     ("--ambiguous", "keep"), ("--ambiguous", "leave-out"),
+                                 ) if refused else ())
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
                  mends=True, folders=store.folders, writes=wishes.writes)

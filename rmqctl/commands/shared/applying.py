@@ -120,7 +120,8 @@ class Proposal:
 
     ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
     the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
-    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is.
+    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
+    ``choice`` the words of which one has to be added to it.
     """
 
     plan: Plan
@@ -130,6 +131,7 @@ class Proposal:
     impact: Impact | None = None
     instead: Sequence[str] = ()
     refused: str = ""
+    choice: Sequence[Sequence[str]] = ()
 
 
 Propose = Callable[["Scratch"], Proposal]
@@ -184,9 +186,12 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         following = (typed.other(*proposal.instead) if proposal.instead else
                      None if proposal.plan.empty else
                      _look(store_root, tier) if refused else
-                     typed.again("--apply", without=("--dry-run",)))
+                     typed.again(*(proposal.choice[0] if proposal.choice else ("--apply",)),
+                                 without=("--dry-run",)))
         _show(out, _warned(store_root, proposal),
               Phrase("There is nothing to do.") if proposal.plan.empty else
+              Phrase("Nothing was changed. --apply wants a decision first: {words}.",
+                     words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
               Phrase("Nothing was changed. --apply carries this out."), following)
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
