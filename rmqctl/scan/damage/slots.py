@@ -34,6 +34,8 @@ _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
 """Frames right before and right behind a stretch that are looked at."""
 _SEGMENTS = 8
+_RUNS_AHEAD, _MOST_RUNS = 3, 64
+"""Runs of frames behind a border that are counted, one after the other; runs that are looked at."""
 _LIGHT = LMQ_PREFIX.encode()
 
 Stretch = tuple[int, int]
@@ -142,27 +144,44 @@ class Numbered:
 def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
     """How many more messages are missing before each of the frames than can be lost behind ``at``,
     if all frames up to there are none; not above 0 where that is not known. StoreIOError.
+
+    The next message of a queue may lie behind further damage, which has taken others of it. So
+    what is missing is counted up to the end of one run of frames after the other, and what may be
+    lost up to there as well.
     """
     is_sound = _goes_up(frames)
     most: Array = -frames.lost
-    order = np.argsort(frames.queue, kind="stable")
-    same = frames.queue[order[1:]] == frames.queue[order[:-1]]
+    ends = [*(np.flatnonzero(np.diff(frames.lost)) + 1).tolist(), len(frames.start)]
+    begins = [0, *ends[:-1]]
+    runs = [(begins[max(0, number - _RUNS_AHEAD)], end) for number, end in enumerate(
+        ends[:_MOST_RUNS])]
+    if len(ends) > 1:
+        runs.append((0, len(frames.start)))
     for known, extra in passed.known_before(source, at):
         last: Array = np.full(len(frames.numbers) + 1, -2, np.int64)  # the last one is for -1
-        for queue, ends in known.items():
+        for queue, bounds in known.items():
             number = frames.numbers.get(queue)
-            if number is not None and ends is not None and queue[0] not in frames.batched:
-                last[number] = ends[1]
+            if number is not None and bounds is not None and queue[0] not in frames.batched:
+                last[number] = bounds[1]
         missing = frames.offset - last[frames.queue] - 1
         room = (frames.start - at) // MIN_SIZE + extra + 1
         missing[~is_sound | (last[frames.queue] < -1) | (missing < 0) | (missing > room)] = 0
-        # Of each queue the first frame from a place on counts.
-        step = missing[order]
-        step[:-1] -= np.where(same, missing[order[1:]], 0)
-        steps: Array = np.empty_like(step)
-        steps[order] = step
-        most = np.maximum(most, np.cumsum(steps[::-1])[::-1] - frames.lost - extra)
+        for low, high in runs:
+            counted = _from_each(frames.queue[low:high], missing[low:high])
+            most[low:high] = np.maximum(most[low:high],
+                                        counted - int(frames.lost[high - 1]) - extra)
     return most
+
+
+def _from_each(queue: Array, missing: Array) -> Array:
+    """From each frame on, the sum of what the first frame of each queue lacks."""
+    order = np.argsort(queue, kind="stable")
+    step = missing[order]
+    step[:-1] -= np.where(queue[order[1:]] == queue[order[:-1]], missing[order[1:]], 0)
+    steps: Array = np.empty_like(step)
+    steps[order] = step
+    counted: Array = np.cumsum(steps[::-1])[::-1]
+    return counted
 
 
 def _goes_up(frames: Numbered) -> Array:
