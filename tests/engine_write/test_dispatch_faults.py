@@ -188,6 +188,7 @@ def test_a_queue_that_cannot_be_listed(golden, tmp_path):
     (tmp_path / "consumequeue").mkdir(mode=0)
     with pytest.raises(StoreIOError, match="cannot list .*permission denied"):
         dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    (tmp_path / "consumequeue").chmod(0o700)  # or nobody could remove it
 
 
 def test_a_file_where_a_folder_should_be(golden, tmp_path):
