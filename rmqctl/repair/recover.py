@@ -367,15 +367,15 @@ class _Planner:
         if tags := found.open[CONSUMEQUEUE]:
             self._disputed.add(CONSUMEQUEUE)
             self._notes.append(
-                f"{plural(len(tags), 'entry has', 'entries have')} the hash of another tag "
-                "than the message, and damage of either explains it: both stay as they are, and "
-                "`rmqctl verify` goes on to show them")
+                f"{plural(len(tags), 'consume queue entry does', 'consume queue entries do')} not "
+                "match the tags of the message. Either may be damaged, so neither is changed; "
+                "`rmqctl verify` still reports it")
         if keys := found.open[INDEX]:
             self._disputed.add(INDEX)
             self._notes.append(
-                f"the index has other keys of {plural(len(keys), 'message')} than the log, "
-                f"the first at {min(keys)}, and no changed byte of it explains that: both "
-                "stay as they are, and `rmqctl verify` goes on to show them")
+                f"index entries do not match the keys of {plural(len(keys), 'message')} (the first "
+                f"at {min(keys)}), and no single changed byte explains it. Neither is changed; "
+                "`rmqctl verify` still reports it")
         return found
 
     def _corrected(self, saved: Salvage, settled: Disputes) -> Salvage:

@@ -110,8 +110,8 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
             count=covered.messages_replaced)
     if covered.messages_undecided:
         facts["undecided"] = Phrase(
-            "{count:,} record, a message or bytes in the body of a damaged one",
-            "{count:,} records, messages or bytes in the body of a damaged one",
+            "{count:,} record: a message, or part of a damaged message's body",
+            "{count:,} records: messages, or part of a damaged message's body",
             count=covered.messages_undecided)
     facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
     if start.positions_unclear:

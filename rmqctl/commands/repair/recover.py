@@ -52,18 +52,16 @@ def command(
         "--missing-file", help="What stands for a commitlog file that is missing between others: "
         "fillers of the messages known of it, or one blank record.")] = "fillers",
     ambiguous: Annotated[Literal["leave-out", "keep"] | None, typer.Option(
-        "--ambiguous", help="Whole records behind damage that may be messages, or bytes in the "
-        "body of a damaged one, put there by its sender: nothing tells. keep makes all of them "
-        "messages, leave-out none. --apply needs one of the two where there are such.")] = None,
+        "--ambiguous", help="keep: treat all undecided records after damage as messages; "
+        "leave-out: none of them. Required with --apply if records are undecided.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
-        help="No record of this store was ever larger: what lies further behind a damaged one is "
-        "no part of it. Default: maxMessageSize of --broker-conf, or 4 MiB, or the largest record "
-        "with an entry, and 64 KiB.")] = None,
+        help="Size of the largest record in this store  [default: maxMessageSize of --broker-conf "
+        "or 4 MiB, or the largest record with an entry, plus 64 KiB]")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="A message that its CRC disproves, and that one changed byte explains, "
-        "or up to 4 at a known place (bit: one bit alone): what does it is set right, if only one "
-        "does, and less than 1 chance in 10,000 that it is wrong. off: a filler.")] = "byte",
+        "--correct", help="Correct a message that does not match its CRC if exactly one change "
+        "explains it: one flipped bit, or one byte (up to 4 at known places). off: never.",
+    )] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
         "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
@@ -84,8 +82,7 @@ def command(
         "--from, or ours. Without it ours stay, and the exit code is 1.")] = None,
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
-        help="Say of one physical offset what is there, what the plan does with it, and what "
-        "tells.")] = None,
+        help="Show verdict, planned repair and evidence for one physical offset.")] = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -189,8 +186,8 @@ def _open_question(plan: Plan, ambiguous: str | None) -> str:
     if not plan.ambiguous or ambiguous is not None:
         return ""
     return (f"{plan.ambiguous:,} record{'s are' if plan.ambiguous > 1 else ' is'} undecided: "
-            "messages, or bytes in the body of a damaged one. Choose --ambiguous keep or "
-            "--ambiguous leave-out. Nothing was changed")
+            "messages, or part of a damaged message's body. Nothing was changed. Pass --ambiguous "
+            "keep or --ambiguous leave-out")
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:

@@ -49,7 +49,7 @@ _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size",
 
 WriteOutside = Annotated[list[str] | None, typer.Option(
     "--write-outside", metavar="FOLDER", show_default=False,
-    help="Also write in this folder outside DIR, which a link leads to.")]
+    help="Also write to FOLDER outside DIR, to which a link points.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                                  without=("--dry-run",)))
         _show(out, _warned(store_root, proposal),
               Phrase("There is nothing to do.") if proposal.plan.empty else
-              Phrase("Nothing was changed. --apply wants a decision first: {words}.",
+              Phrase("Nothing was changed. Choose before --apply: {words}",
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
               Phrase("Nothing was changed. --apply carries this out."), following)
     if refused:

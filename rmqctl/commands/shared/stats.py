@@ -94,8 +94,8 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
             f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
         )
     if sums.undecided:
-        out.warn(f"{where}{counted(sums.undecided, 'record')} not counted: undecided, messages or "
-                 "bytes in the body of a damaged one")
+        out.warn(f"{where}{counted(sums.undecided, 'record')} not counted: undecided (messages, or "
+                 "part of a damaged message's body)")
     if sums.unread:
         out.warn(f"{where}{counted(sums.bytes_unread, 'byte')} left out: {sums.unread}")
     if sums.is_cut:

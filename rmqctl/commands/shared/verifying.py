@@ -121,7 +121,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     cover = verdict.coverage
     pairs = {
         "messages": count_text(cover.messages),
-        **({"undecided": Phrase("{count} (messages, or parts of a damaged body)",
+        **({"undecided": Phrase("{count} (messages, or part of a damaged message's body)",
                                 count=count_text(cover.messages_undecided))}
            if cover.messages_undecided else {}),
         "commitlog": Phrase(
