@@ -265,6 +265,8 @@ CATEGORIES: dict[str, Category] = {
         WARNING, "a row in RocksDB has not its message's store time", _rebuild),
     "cq-wrong-tag": Category(ERROR, "a row has not its message's tags code", _rebuild),
     "cq-duplicate": Category(ERROR, "a row repeats another row's message", _rebuild),
+    "cq-after-gap": Category(
+        INFO, "the log lacks queue offsets; later entries are where a broker puts them"),
     "cq-out-of-order": Category(ERROR, "a row holds the message of another queue offset", _rebuild),
     "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _rebuild),
     "cq-batch": Category(

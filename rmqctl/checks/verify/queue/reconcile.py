@@ -41,6 +41,8 @@ class LeftOver:
         self._ahead: list[tuple[int, int]] = []
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
+        self._gaps: list[tuple[int, int, int]] = []
+        """Rows after a gap: first queue offset, number of messages, places too early."""
         self._unseen = 0
 
     def finding(self, category: str, detail: str, row: int | None, *, count: int = 1,
@@ -100,6 +102,9 @@ class LeftOver:
         Where the beginning of the log was not read, nobody can tell how many were skipped.
         """
         tally, context = self.tally, self.context
+        if not self.queue.topic.startswith(props.LMQ_PREFIX):
+            self._settle_gaps()
+            return
         complete = context.looked_at is None and context.store.log.min_offset == 0
         untold = self._is_switched and context.store.light_queues.untold
         skipped = sorted(tally.skipped)
@@ -107,17 +112,48 @@ class LeftOver:
             if not complete or untold or by <= bisect_left(skipped, first):
                 tally.cover(first - by, first - by + count)
                 continue
-            single = min(count, SINGLE)
-            tally.unlisted += count - single
-            for offset in range(first, first + single):
-                held = self.queue.unit(offset - by)
-                unit = self.queue.unit(offset) if offset < self.end else None
-                if held is not None:
-                    row = None if unit is None else (
-                        unit.physical_offset, unit.size, unit.tags_code)
-                    tally.claims.append(Claim(offset, held.physical_offset, held.size,
-                                              held.tags_code, row))
+            self._claim(first, count, by)
         tally.shifted.clear()
+
+    def _settle_gaps(self) -> None:
+        """Accept the rows after a gap in the queue offsets of the log.
+
+        A broker appends such a row at the end of its queue, before the queue offset of its message
+        (`ConsumeQueue.putMessagePositionInfo`). So each run of rows continues the one before it,
+        and no other message has a queue offset inside the gap. From the first run of other rows
+        on, messages become claims again.
+        """
+        tally = self.tally
+        claimed = sorted(claim.queue_offset for claim in tally.claims)
+        by_before, end, accepted = 0, None, True
+        for first, count, by in sorted(tally.shifted):
+            missing = by - by_before
+            accepted = (accepted and missing >= 0 and end in (None, first - by)
+                        and bisect_left(claimed, first) == bisect_left(claimed, first - missing))
+            if not accepted:
+                self._claim(first, count, by)
+                continue
+            tally.cover(first - by, first - by + count)
+            end = first - by + count
+            if by == by_before:
+                first, count = self._gaps[-1][0], self._gaps.pop()[1] + count
+            self._gaps.append((first, count, by))
+            by_before = by
+        tally.shifted.clear()
+
+    def _claim(self, first: int, count: int, by: int) -> None:
+        """Turn messages whose rows are ``by`` places too early into claims."""
+        tally = self.tally
+        single = min(count, SINGLE)
+        tally.unlisted += count - single
+        for offset in range(first, first + single):
+            held = self.queue.unit(offset - by)
+            unit = self.queue.unit(offset) if offset < self.end else None
+            if held is not None:
+                row = None if unit is None else (
+                    unit.physical_offset, unit.size, unit.tags_code)
+                tally.claims.append(Claim(offset, held.physical_offset, held.size,
+                                          held.tags_code, row))
 
     @property
     def _is_switched(self) -> bool:
@@ -184,6 +220,10 @@ class QueueReconciler(LeftOver):
                 "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
                 f"{first} on lead to {where} and beyond, where the log has ended "
                 f"({self.context.log_end})", first, count=end - first)
+        for start, count, by in self._gaps:
+            yield self.finding(
+                "cq-after-gap", f"{plural(count, 'entry', 'entries')} from queue offset {start} "
+                f"on: {by} before the offset in the message", start - by, count=count)
         if self._lost:
             yield self.finding(
                 "cq-lost", f"{plural(len(self._lost), 'row')} leading to damaged or missing "

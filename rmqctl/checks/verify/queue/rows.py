@@ -337,7 +337,7 @@ class QueueRows:
     def _keep(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array | None,
               which: Array) -> None:
         which = which & ~rows.damaged
-        if queue.topic.startswith(props.LMQ_PREFIX) and which.any():
+        if which.any():
             which[np.flatnonzero(which)] = ~self._shifted(queue, tally, rows.take(which))
         for index in np.flatnonzero(which).tolist():
             if self._listed >= KEEP:
@@ -347,7 +347,7 @@ class QueueRows:
             tally.claims.append(_claim(rows, units, index))
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
-        """Which messages have a row further ahead in their light queue (bool)."""
+        """Which messages have a row further ahead in their queue (bool)."""
         known = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if known is None else known
         ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
@@ -412,7 +412,7 @@ def _compare_times(tally: QueueTally, rows: Rows, noted: Array) -> None:
 
 
 class Shift(NamedTuple):
-    """Messages of a light queue, from queue offset ``first`` on, ``length`` in a row, that have
+    """Messages of a queue, from queue offset ``first`` on, ``length`` in a row, that have
     rows which stand ``by`` places too early.
     """
 
