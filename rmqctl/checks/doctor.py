@@ -7,12 +7,13 @@ this says what both come to, who is concerned, and what to do next, the safest f
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rmqctl.checks import advice
+from rmqctl.checks.advice import Outlook, Remaining, Step
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _ORDER = (ERROR, WARNING, INFO)
 _KEPT = 1000
-_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,6 @@ class Damage:
     file: str | None
 
 
-class Step(NamedTuple):
-    """A command to go on with, which changes nothing, and what it is for."""
-
-    command: str
-    why: Phrase
-
-
 class Disk(NamedTuple):
     """Bytes of the file system a store lies on, and what of it is left to its owner."""
 
@@ -59,6 +52,7 @@ class Disk(NamedTuple):
 class Diagnosis:
     """``findings``: what a check of every byte came to; ``start``: what a broker's start does.
     ``lock``: who holds the store. ``profile``: what the log holds, where it was asked for.
+    ``outlook``: what a repair would do, where one was planned.
     """
 
     findings: Verdict[Coverage]
@@ -66,6 +60,7 @@ class Diagnosis:
     lock: LockState
     disk: Disk
     profile: LogProfile | None = None
+    outlook: Outlook | None = None
 
     @property
     def sound(self) -> bool:
@@ -164,24 +159,18 @@ class Diagnosis:
 
     @property
     def next(self) -> list[Step]:
-        """At most three, the safest first; none where nothing is to be done."""
-        if self.sound:
-            return []
-        root, start = shlex.quote(self.findings.root), self.start
-        steps = []
-        if start.consumers is not None and start.consumers.groups_affected:
-            steps.append(Step(f"rmqctl impact {root}", Phrase("which groups miss what")))
-        if not start.harmless:
-            steps.append(Step(f"rmqctl preflight {root}",
-                              Phrase("what a start would do, file by file")))
-        if not self.findings.ok:
-            steps.append(Step(f"rmqctl verify {root}", Phrase("every finding, with its place")))
-        judged = not start.not_judged or start.unopened  # what does not open is made anew
-        if judged and start.mendable and not self.lock.held:
-            del steps[_STEPS - 1:]
-            steps.append(Step(f"rmqctl recover {root}", Phrase(
-                "the plan of a repair; changes nothing without --apply")))
-        return steps[:_STEPS]
+        """The steps in their order, repairs before commands that only look; none where nothing
+        needs to be done.
+        """
+        return [] if self.sound else list(advice.steps(
+            self.findings.root, self.start, self.outlook, is_held=self.lock.held,
+            is_damaged=not self.findings.ok))
+
+    @property
+    def remains(self) -> list[Remaining]:
+        """What no command repairs, and what to do by hand."""
+        return [] if self.sound else advice.remains(
+            [(row.category, row.count) for row in self.damaged], self.outlook)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``doctor``."""
@@ -211,6 +200,8 @@ class Diagnosis:
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
             "next": [step.command for step in self.next],
+            "steps": [step.as_dict() for step in self.next],
+            "remains": [remaining.as_dict() for remaining in self.remains],
         }
 
     def require_judged(self) -> None:

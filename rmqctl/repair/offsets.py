@@ -7,6 +7,7 @@ as it is, in its order. What consumers keep themselves (broadcasting) is not her
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import named
@@ -30,17 +32,21 @@ from rmqctl.store.store import Store
 COMMAND = "offsets-reset"
 _FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
+_BARE_ID, _QUOTED_ID = re.compile(rb"[{,]\s*-?\d+\s*:"), re.compile(rb'[{,]\s*"\d+"\s*:')
 _SINCE = 5
+_REASONS = {"earliest": "the first message", "latest": "behind the last message",
+            "beyond-end": "beyond the end of the queue, skips 0 unread messages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Whose positions, and whereto: a store time in epoch ms, or an end of the queue. ``topic``
     None: all topics the group committed in, but its retry topic; ``queue_id`` None: all queues.
+    ``beyond-end``: offsets beyond the end of a queue move to its end, all others stay.
     """
 
     group: str
-    to: int | Literal["earliest", "latest"]
+    to: int | Literal["earliest", "latest", "beyond-end"]
     topic: str | None = None
     queue_id: int | None = None
 
@@ -91,7 +97,8 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     if not queues:
         raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
                            "reset")
-    changed = [queue for queue in queues if queue.before != queue.after]
+    changed = [queue for queue in queues if queue.before != queue.after
+               and (queue.before is not None or wanted.to != "beyond-end")]
     cut = cut_by_broker(view)
     notes = _notes(store, wanted, file, before)
     if cut is not None:
@@ -110,7 +117,7 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     target = file.main.path if in_rocksdb else f"{FOLDER}/{file.name}"
     if not changed:
         return Offsets(Plan(COMMAND, store.root, notes=tuple(notes)), queues)
-    value = _changed(file, wanted.group, changed, store.generation, clock)
+    value = _changed(store, file, wanted.group, changed, clock)
     steps: tuple[Step, ...]
     if in_rocksdb:
         steps = tuple(replaced(store, file.name, value, scratch))
@@ -194,6 +201,10 @@ def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
     old = before.get(queue_id)
     with ExitStack() as stack:
         rows = _rows(store, view, topic, queue_id, stack)
+        if wanted.to == "beyond-end" and (rows is None or (old or 0) <= rows.end):
+            # A queue without entries is not empty for sure: a repair may rebuild them.
+            least, most = (0, 0) if rows is None else (rows.first, rows.end)
+            return Moved(topic, queue_id, old, old or 0, least, most, None)
         if rows is None:  # no file: the queue begins with 0
             return Moved(topic, queue_id, old, 0, 0, 0, None)
         if isinstance(wanted.to, int):
@@ -221,7 +232,7 @@ def _rows(store: Store, view: View, topic: str, queue_id: int,
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _changed(file: ConfigFile, group: str, queues: list[Moved], generation: int,
+def _changed(store: Store, file: ConfigFile, group: str, queues: list[Moved],
              clock: Callable[[], int]) -> dict[str, Any]:
     """The whole of the file, with the positions as they are to be."""
     value = dict(file.value or {})
@@ -233,15 +244,24 @@ def _changed(file: ConfigFile, group: str, queues: list[Moved], generation: int,
         table[key] = queue.after if light else {**(table.get(key) or {}),
                                                 str(queue.queue_id): queue.after}
     value[name] = table
-    for each in (_TABLE,):  # numbers of queues stand bare, as a broker writes them
-        value[each] = {key: {int(queue): offset for queue, offset in entry.items()}
-                       for key, entry in (value.get(each) or {}).items()}
+    if not _quotes_queue_ids(store, file, value.get(_TABLE)):
+        value[_TABLE] = {key: {int(queue): offset for queue, offset in entry.items()}
+                         for key, entry in (value.get(_TABLE) or {}).items()}
     version = value.get("dataVersion")
     if isinstance(version, dict) and isinstance(version.get("counter"), int):
         value["dataVersion"] = {**version, "counter": version["counter"] + 1, "timestamp": clock()}
-    elif generation >= _SINCE and not file.value:
+    elif store.generation >= _SINCE and not file.value:
         value["dataVersion"] = {"counter": 1, "stateVersion": 0, "timestamp": clock()}
     return value if file.value else dict(sorted(value.items()))
+
+
+def _quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
+    """Whether the file has its queue ids as JSON texts; a broker writes them bare."""
+    if file.used is None or file.used.database or not table:
+        return False
+    with FileSource(store.path(file.used.path)) as source:
+        data = source.read(0, source.size)
+    return _QUOTED_ID.search(data) is not None and _BARE_ID.search(data) is None
 
 
 def _action(target: str, wanted: Reset, queue: Moved, *, cut: bool) -> Action:
@@ -251,7 +271,7 @@ def _action(target: str, wanted: Reset, queue: Moved, *, cut: bool) -> Action:
                    "nothing that a start leaves was stored then or later" if cut else
                    "nothing was stored then or later")
     else:
-        reason += "the first message" if wanted.to == "earliest" else "behind the last message"
+        reason += _REASONS[wanted.to]
     return Action("reset", target, queue.before, queue.after, reason, proof={
         "group": wanted.group, "topic": queue.topic, "queue_id": queue.queue_id,
         "min_offset": queue.min_offset, "max_offset": queue.max_offset,

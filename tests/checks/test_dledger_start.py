@@ -56,7 +56,7 @@ def test_what_it_says_and_how_it_ends() -> None:
     folder = layout_set("5.3.3/dledger-crash-idle") / "before"
     said = run("preflight", folder, "--broker-version", "5.3.3").expect(1)
     assert "leaves out the heads of DLedger's entries" in " ".join(f"{said.out}{said.err}".split())
-    assert f"rmqctl recover {folder}" in said.out
+    assert f"rmqctl doctor {folder}" in said.out
     run("preflight", folder, "--broker-version", "4.9.3").expect(0)
     assert run("doctor", folder, "-o", "json").expect(1).json()["would_lose"] == 1
     run("doctor", layout_set("5.3.3/dledger3") / "store").expect(0)

@@ -377,10 +377,10 @@ def test_rows_that_a_wild_row_takes_along(golden_copy):
 
 
 def test_one_next_command_where_something_is_lost(golden):
-    """The plan of a repair, which changes nothing; none where a start is harmless."""
+    """The diagnosis, which names the repair; none where a start is harmless."""
     root = golden("5.3.3/crash-crc/before")
-    assert cli.run("preflight", root, "-o", "json").json()["next"] == f"rmqctl recover {root}"
-    assert f"What next\n---------\nrmqctl recover {root}\n" in cli.run(
+    assert cli.run("preflight", root, "-o", "json").json()["next"] == f"rmqctl doctor {root}"
+    assert f"What next\n---------\nrmqctl doctor {root}\n" in cli.run(
         "preflight", root, "-o", "plain").out
     done = cli.run("preflight", golden(CLEAN), "-o", "json")
     assert (done.code, done.json()["next"]) == (0, None)

@@ -147,7 +147,7 @@ def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 239
     refused = run("preflight", store, "-o", "json").expect(1).json()
     assert (refused["starts"], refused["next"]) == (False, f"rmqctl recover {store}")
-    assert run("doctor", store, "-o", "json").expect(1).json()["next"][-1] == (
+    assert run("doctor", store, "-o", "json").expect(1).json()["next"][0] == (
         f"rmqctl recover {store}")
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_block_of_rows(golden_copy):
         doctor = run("doctor", store, "-o", "json").expect(1).json()
     assert [one["category"] for one in doctor["damaged"]] == ["cq-database"]
     assert doctor["would_lose"] == sum(own.values())
-    assert doctor["next"][-1] == f"rmqctl recover {store}"
+    assert doctor["next"][0] == f"rmqctl recover {store}"
     shown = run("read", store, "--topic", max(unread), "-o", "jsonl").expect(1)
     assert "rows that cannot be read are left out" in shown.err
     # The log has it all.
@@ -200,7 +200,7 @@ def test_a_damaged_block_of_what_is_noted(golden_copy):
     said = run("preflight", store, "-o", "json").expect(1).json()
     assert not said["starts"]
     assert "column family offset" in said["refusals"][0]
-    assert run("doctor", store, "-o", "json").expect(1).json()["next"][-1] == (
+    assert run("doctor", store, "-o", "json").expect(1).json()["next"][0] == (
         f"rmqctl recover {store}")
     assert len(run("read", store, "--topic", "TP_mail_Topic", "-o", "jsonl").expect(0).jsonl()) > 9
 

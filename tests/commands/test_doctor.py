@@ -46,9 +46,10 @@ def test_each_next_command_runs_and_changes_nothing(name: str, golden_copy: Gold
     store = golden_copy(name)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     commands = [command.split()[1:] for command in said(rmqctl, store)["next"]]
-    assert 0 < len(commands) < 4
-    assert [words[0] for words in commands][-1] == "recover"
+    assert ["recover", str(store)] in commands
     for words in commands:
+        if words[-1] == "COPY":
+            continue
         assert rmqctl(*words).code in (0, 1)
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
 

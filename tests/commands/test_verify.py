@@ -205,10 +205,10 @@ def test_when_what_is_damaged_was_stored(golden: GoldenFolder, rmqctl: Runner) -
 
 
 def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: Runner) -> None:
-    """The command that only looks comes before the one that repairs."""
+    """The command that plans a repair and says which step comes first."""
     root = golden("5.3.3/crash-nocq/before")
     found = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert found["next"] == f"rmqctl preflight {root}"
+    assert found["next"] == f"rmqctl doctor {root}"
     assert found["impact"] == {
         "messages": 274, "of": 274, "topics": {"TP_bill_Event9": 138, "TP_pay_Topic": 136},
         "from": None, "to": None, "complete": True, "rows": 0, "bytes": 0}

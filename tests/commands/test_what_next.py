@@ -126,7 +126,7 @@ def test_what_a_start_costs_is_out_of_all_messages(damaged: Path, rmqctl: Runner
         "messages": 21, "of": 274, "topics": {"TP_bill_Event9": 12, "TP_pay_Topic": 9},
         "from": "2024-06-23T19:13:56.253Z", "to": "2024-06-23T19:14:02.482Z", "complete": True}
     assert predicted["messages"] == 273
-    assert predicted["next"] == f"rmqctl recover {damaged}"
+    assert predicted["next"] == f"rmqctl doctor {damaged}"
     said = rmqctl("preflight", damaged).out.splitlines()[1]
     assert said.startswith("concerned: 21 of 274 messages; TP_bill_Event9 12, TP_pay_Topic 9; ")
     quick = rmqctl("preflight", damaged, "--quick", "-o", "json").expect(1).json()

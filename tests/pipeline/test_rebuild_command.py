@@ -28,7 +28,7 @@ SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size
 
 def without_next(plan: dict[str, Any]) -> dict[str, Any]:
     """A plan but for the command that carries it out."""
-    return {name: value for name, value in plan.items() if name != "next"}
+    return {name: value for name, value in plan.items() if name not in ("next", "steps")}
 
 
 def harm(store: Path) -> None:

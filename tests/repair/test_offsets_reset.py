@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -58,7 +59,8 @@ def test_to_an_end_and_back(tmp_path: Path, to: str) -> None:
                   if key != "orders@billing"}
     assert list(after) == list(before)
     assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1
-    assert b"{0:" in (store / "config" / "consumerOffset.json").read_bytes()
+    # Queue ids stay JSON texts, as the file had them.
+    assert re.search(rb'{\s*"0":', (store / "config" / "consumerOffset.json").read_bytes())
     # A second run has nothing to do; impact has nothing to say; undo brings the file back.
     assert reset(store, "--to", to, *JSON).expect(0).json()["actions"] == []
     assert run("impact", store, *SIZES, "--group", "billing", *JSON).json()["queues"][-1][

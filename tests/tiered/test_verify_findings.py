@@ -454,7 +454,7 @@ def test_the_command(tier: Small, rmqctl: Runner) -> None:
     assert found["ok"] is True
     assert found["coverage"]["messages"] == 9
     assert set(found) == {"ok", "findings", "coverage", "checked", "findings_total", "counts",
-                          "known", "not_judged", "next", "impact", "damaged_from",
+                          "known", "not_judged", "next", "steps", "impact", "damaged_from",
                           "damaged_to"}
     body(tier)
     found = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from rmqctl.checks.advice import Step
 from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
 from rmqctl.checks.verify.verify import Coverage, Verification
@@ -23,6 +24,7 @@ _WITHOUT_MESSAGE = frozenset({"cq-ahead", "cq-lost"})
 _BODIES = frozenset({"body-crc"})
 _BROKEN = frozenset({"record-damaged", "body-crc"})
 _TOPICS = 3
+_WHY = Phrase("shows what the findings mean and what to do")
 KNOWN = "known"
 """What stands for the severity of a finding that was known before."""
 Known = Callable[[Finding], bool]
@@ -92,7 +94,7 @@ class Verdict(Generic[C]):
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ")) for remedy in remedies):
-            return f"rmqctl preflight {shlex.quote(self.root)}"
+            return f"rmqctl doctor {shlex.quote(self.root)}"
         return next(iter(remedies), None)
 
     @property
@@ -201,6 +203,7 @@ class Verdict(Generic[C]):
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
             "findings_total": self.total, "known": self.known, "next": self.next,
+            "steps": [Step(self.next, _WHY).as_dict()] if self.next else [],
             "impact": self.impact,
             "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,
             "counts": [{"category": category, "severity": severity, "count": count}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.advising import complete, planned, show_steps
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -52,8 +53,9 @@ def command(
         size = 2 * opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance)
+        found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
-    document["next"] = [typed.completed(command) for command in document["next"]]
+    complete(document)
     out.document(document, lambda page: _show(page, found, store.root))
     if refused:
         raise StoreIOError(f"{refused[0]}; the diagnosis is made without it")
@@ -76,11 +78,7 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
         if len(rows) > _KINDS:
             page.text(Phrase("and {some} more kinds (rmqctl verify has all)",
                              some=len(rows) - _KINDS))
-    if found.next:
-        page.heading("What next, the safest first")
-        for step in found.next:
-            page.text(f"{typed.completed(step.command)}")
-            page.text(Phrase("    {why}", why=step.why), "dim")
+    show_steps(page, found)
 
 
 def _facts(found: Diagnosis) -> dict[str, str]:

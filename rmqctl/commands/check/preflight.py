@@ -19,6 +19,7 @@ from rmqctl.parse_values import show_times_in
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
+    from rmqctl.checks.advice import Step
     from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Human
 
@@ -59,8 +60,10 @@ def command(
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
-    following = _next(predicted, store.root)
-    out.document({**predicted.as_dict(), "next": following},
+    step = _next(predicted, store.root)
+    following = step.command if step else None
+    out.document({**predicted.as_dict(), "next": following,
+                  "steps": [step.as_dict()] if step else []},
                  lambda page: _show(page, predicted, following))
     if not out.is_data:
         for text in predicted.notes:
@@ -75,24 +78,30 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _next(prediction: Prediction, root: str) -> str | None:
-    """The one command to go on with, which only looks or shows a plan; None where nothing is to be
+def _next(prediction: Prediction, root: str) -> Step | None:
+    """The one step to go on with, which only looks or shows a plan; None where nothing needs to be
     done.
     """
+    from rmqctl.checks.advice import Step
+
     if prediction.unopened:
-        return typed.other("recover", root)
-    if prediction.not_judged:  # `recover` plans nothing for such a store
-        return typed.other("verify", root)
-    if prediction.harmless:
+        return Step(typed.other("recover", root),
+                    Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it"),
+                    "reversible")
+    if not prediction.not_judged and prediction.harmless:
         return None
-    if not prediction.mendable:
-        return typed.other("verify", root)
-    ahead = prediction.offsets_beyond_end
-    if ahead and ahead[0].group and prediction.start_is_harmless and not (
+    if prediction.not_judged or not prediction.mendable:  # `recover` plans nothing for such a store
+        return Step(typed.other("verify", root), Phrase("lists every finding with its place"))
+    if prediction.start_is_harmless and not (
             prediction.messages_already_lost or prediction.undecodable):
-        # Nothing but groups beyond an end, which `recover` leaves as they are.
-        return typed.other("offsets", "reset", root, "--group", ahead[0].group, "--to", "latest")
-    return typed.other("recover", root)
+        # Nothing but offsets beyond the end of a queue, which `recover` does not change.
+        group = next((ahead.group for ahead in prediction.offsets_beyond_end if ahead.group), None)
+        if group is not None:
+            return Step(typed.other("offsets", "reset", root, "--group", group, "--beyond-end"),
+                        Phrase("moves offsets beyond the end of a queue to its end; skips 0 "
+                               "unread messages"), "reversible")
+    return Step(typed.other("doctor", root),
+                Phrase("shows what the damage means and which repair helps"))
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:

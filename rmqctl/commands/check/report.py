@@ -6,6 +6,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.advising import planned
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals, require
@@ -75,6 +77,8 @@ def command(
     with store.open() as opened, noting_refusals() as refused:
         facts = gather(opened, engine.version, worker_count(jobs), out.watch, hashes=hashes)
         facts.notes.extend(refused)
+        facts = replace(facts, diagnosis=replace(facts.diagnosis, outlook=planned(
+            opened, facts.diagnosis, store, out)))
         mask = Mask(kinds, facts.topic_names, facts.group_names,
                     (os.path.realpath(store.root), os.path.abspath(store.root), store.root),
                     _paths(opened))

@@ -29,6 +29,9 @@ def command(
     to: Annotated[Literal["earliest", "latest"] | None, typer.Option(
         "--to", show_default=False, help="To the first message there is, or behind the last.",
     )] = None,
+    beyond_end: Annotated[bool, typer.Option(
+        "--beyond-end", help="Move offsets beyond the end of a queue to its end; keep all others. "
+        "Skips no unread message.")] = False,
     view: View = "auto",
     tz: Zone = UTC,
     apply: ApplyOptions,
@@ -46,18 +49,20 @@ def command(
         rmqctl offsets reset STORE --group billing --time 2024-06-21T19:53:00Z
 
         rmqctl offsets reset STORE --group billing --topic orders --queue 3 --to earliest --apply
+
+        rmqctl offsets reset STORE --group billing --beyond-end
     """
     from rmqctl.broker.view import view_of
     from rmqctl.commands.shared import applying
     from rmqctl.repair.offsets import Reset, plan_reset
 
     show_times_in(tz)
-    if (time is None) == (to is None):
-        raise UsageError("where to: give one of --time and --to")
+    if sum((time is not None, to is not None, beyond_end)) != 1:
+        raise UsageError("pass one of --time, --to and --beyond-end")
     if queue is not None and topic is None:
         raise UsageError("--queue needs --topic")
-    wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None else to or "latest",
-                          topic, queue)
+    wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None
+                          else "beyond-end" if beyond_end else to or "latest", topic, queue)
 
     def propose(scratch: Scratch) -> applying.Proposal:
         with store.open() as opened:

@@ -366,11 +366,30 @@ def _show(out: Output, proposal: Proposal, last: str = "", following: str | None
     impact = _impact(proposal)
     document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
                 "impact": None if impact is None else impact.as_dict(), "next": following,
+                "steps": _steps(proposal, following, is_done=bool(done)),
                 "applied": False, "id": None, **(done or {})}
     if out.is_data or not (done and out.quiet):
         out.document(document, lambda page: _page(page, proposal, document, last))
     for text in plan.notes:
         out.warn(text)
+
+
+def _steps(proposal: Proposal, following: str | None, *, is_done: bool) -> list[dict[str, Any]]:
+    """The command to go on with, and each of those among which the user has to choose."""
+    from rmqctl.checks.advice import Step
+
+    if following is None:
+        return []
+    if is_done or proposal.plan.empty:
+        return [Step(following, Phrase("checks the store again")).as_dict()]
+    lost = max(len(proposal.plan.messages_lost), proposal.plan.messages_lost_total or 0)
+    loses = {"messages": lost} if lost else {}
+    if proposal.instead or not proposal.choice:
+        return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
+                     loses).as_dict()]
+    return [Step(typed.again(*words, without=("--dry-run",)),
+                 Phrase("decides about undecided records"), "reversible", loses).as_dict()
+            for words in proposal.choice]
 
 
 def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from rmqctl.commands.app import typed
+from rmqctl.commands.shared.advising import complete
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.phrases import Joined, Phrase, counted
@@ -64,7 +65,7 @@ def show(out: Output, verdict: Verdict[C],
 def completed(document: dict[str, Any]) -> dict[str, Any]:
     """The JSON of a verdict, whose commands read the store as this one was told to."""
     for row in (document, *document["findings"]):
-        row["next"] = typed.completed(row["next"])
+        complete(row)
     return document
 
 
@@ -159,7 +160,7 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
     verdicts = document(judged)
     for row in (*verdicts["findings"], *verdicts["stores"]):
         if "next" in row:
-            row["next"] = typed.completed(row["next"])
+            complete(row)
     out.listing(verdicts, lambda page: _show_table(page, judged), columns=("store", *COLUMNS),
                 rows=verdicts["findings"])
 

@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, PutRight, deleted
-from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, merged
+from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, merged
 from rmqctl.checks.verify.queue.switched import stored_while_on
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
@@ -27,6 +27,8 @@ SINGLE = 20_000
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-conf FILE with "
             "enableMultiDispatch=false says the former, and recover --multi-dispatch makes rows")
+_GAP = 1 << 20
+"""So many queue offsets are not missing before a queue's last message: its field is damaged."""
 _MOST = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
@@ -120,13 +122,17 @@ class LeftOver:
 
         A broker appends such a row at the end of its queue, before the queue offset of its message
         (`ConsumeQueue.putMessagePositionInfo`). So each run of rows continues the one before it,
+        no later row is at the queue offset of its message,
         and no other message has a queue offset inside the gap. From the first run of other rows
         on, messages become claims again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
-        by_before, end, accepted = 0, None, True
-        for first, count, by in sorted(tally.shifted):
+        runs = sorted(tally.shifted)
+        exact = max((end for _, end in tally.covered), default=0)
+        accepted = bool(runs) and exact <= runs[0].first - runs[0].by and not _is_flip(*runs)
+        by_before, end = 0, None
+        for first, count, by in runs:
             missing = by - by_before
             accepted = (accepted and missing >= 0 and end in (None, first - by)
                         and bisect_left(claimed, first) == bisect_left(claimed, first - missing))
@@ -136,8 +142,10 @@ class LeftOver:
             tally.cover(first - by, first - by + count)
             end = first - by + count
             if by == by_before:
-                first, count = self._gaps[-1][0], self._gaps.pop()[1] + count
-            self._gaps.append((first, count, by))
+                begin, length, _ = self._gaps.pop()
+                self._gaps.append((begin, length + count, by))
+            else:
+                self._gaps.append((first, count, by))
             by_before = by
         tally.shifted.clear()
 
@@ -460,6 +468,12 @@ class QueueReconciler(LeftOver):
             yield self.finding(
                 "cq-wrong-tag", f"row has the tags code {row}, the message at "
                 f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)
+
+
+def _is_flip(run: Shift, *more: Shift) -> bool:
+    """Whether a damaged queue offset of the last message explains its row better than a gap."""
+    return run.length == 1 and not more and (
+        (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _GAP)
 
 
 def dispatched_to(record: Record, queue: str) -> bool:

@@ -1,0 +1,163 @@
+"""What to do next about a store: the steps, in their order, and what no command repairs.
+
+A step is offered only where it changes something: `Outlook` holds what a planned repair would do.
+A step never loses what the one before it had: another copy comes first, then the repair of this
+store alone, then consumer offsets, then commands that only look.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rmqctl.phrases import Phrase
+
+if TYPE_CHECKING:
+    from rmqctl.checks.preflight.types import Prediction
+
+Effect = Literal["read-only", "reversible", "irreversible"]
+"""What a command does once it is carried out: `undo` reverts what is reversible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command, the reason for it, its effect, and what it loses: ``{"messages": 3}`` become
+    fillers, ``{"undecided": 2}`` records are left out.
+    """
+
+    command: str
+    why: Phrase
+    effect: Effect = "read-only"
+    loses: Mapping[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"command": self.command, "why": self.why, "effect": self.effect,
+                "loses": dict(self.loses)}
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Findings that no command repairs, and what to do by hand."""
+
+    category: str
+    count: int
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"category": self.category, "count": self.count, "why": self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What `recover` would do to a store as it is.
+
+    ``changes``: whether it changes anything. ``lost``: messages that it replaces by fillers or
+    drops; ``undecided``: records that need a decision of the user. ``undo_first``: the repair that
+    keeps what this one cannot bring back. ``refused``: why there is no plan. ``is_member``: the log
+    is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
+    log, where truncating the files that go on beyond it loses no message and helps.
+    """
+
+    changes: bool = False
+    lost: int = 0
+    undecided: int = 0
+    undo_first: str | None = None
+    refused: str | None = None
+    is_member: bool = False
+    truncate_to: int | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a command of this program changes anything for the better."""
+        return bool(self.changes or self.undo_first or self.truncate_to is not None)
+
+
+_COPY = Phrase("if a replica, a backup or another disk has these messages: restores them from it")
+_MEMBER = Phrase("restores the log from another member of the DLedger group")
+_UNDO = Phrase("an earlier repair moved parts of the log aside; this restores them first")
+_PLAN = Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it")
+_KEEP = Phrase("treats undecided records as messages")
+_LEAVE_OUT = Phrase("discards undecided records, which may be part of a message body")
+_TRUNCATE = Phrase("removes entries for messages beyond the end of the log; loses no message")
+_BEYOND = Phrase("moves offsets beyond the end of a queue to its end; skips 0 unread messages")
+_BY_HAND: dict[str, Phrase] = {
+    "message-fields": Phrase(
+        "consumers never get these messages, because another message has their queue offset: read "
+        "them with `rmqctl query offset`, and send them again if they are still needed"),
+    "epoch-file": Phrase(
+        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
+        "same log"),
+    "epoch-start": Phrase(
+        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
+        "same log"),
+    "cq-wrong-tag": Phrase(
+        "entry and message contradict each other and nothing proves which one is damaged: a "
+        "consumer with a tag filter may miss the message; compare with a replica"),
+    "index-entry": Phrase(
+        "index entry and message contradict each other and nothing proves which one is damaged: "
+        "compare with a replica"),
+}
+_OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
+
+
+def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: bool,
+          is_damaged: bool) -> Iterator[Step]:
+    """The steps for a store that is not sound. ``outlook``: None where no repair was planned; then
+    one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
+    ``is_damaged``: `verify` finds damage.
+    """
+    root = shlex.quote(root)
+    judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
+    outlook = outlook or Outlook(changes=start.mendable)
+    if judged and not is_held:
+        yield from _repairs(root, outlook, lost=start.messages_already_lost)
+        if any(offset.group for offset in start.offsets_beyond_end):
+            for group in sorted({offset.group for offset in start.offsets_beyond_end}):
+                yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
+                           _BEYOND, "reversible")
+    if is_damaged:
+        yield Step(f"rmqctl verify {root}", Phrase("lists every finding with its place"))
+    if start.consumers is not None and start.consumers.groups_affected:
+        yield Step(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
+    if not start.harmless:
+        yield Step(f"rmqctl preflight {root}",
+                   Phrase("shows what a broker's startup would do, file by file"))
+
+
+def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
+    """Another copy first, then this store alone."""
+    if outlook.undo_first is not None:
+        yield Step(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
+        return
+    if outlook.is_member and (outlook.refused or outlook.lost):
+        yield Step(f"rmqctl recover {root} --from MEMBER", _MEMBER, "reversible")
+    elif outlook.lost or outlook.undecided or lost:
+        yield Step(f"rmqctl recover {root} --from COPY", _COPY, "reversible")
+    loses = {"messages": outlook.lost} if outlook.lost else {}
+    if outlook.undecided:
+        yield Step(f"rmqctl recover {root} --ambiguous keep", _KEEP, "reversible", loses)
+        yield Step(f"rmqctl recover {root} --ambiguous leave-out", _LEAVE_OUT, "reversible",
+                   {**loses, "undecided": outlook.undecided})
+    elif outlook.changes:
+        yield Step(f"rmqctl recover {root}", _PLAN, "reversible", loses)
+    elif outlook.truncate_to is not None:
+        yield Step(f"rmqctl truncate {root} --to-phy {outlook.truncate_to}", _TRUNCATE,
+                   "reversible")
+
+
+def remains(damaged: Sequence[tuple[str, int]], outlook: Outlook | None) -> list[Remaining]:
+    """What no command of this program repairs; nothing where a repair is possible, or where none
+    was planned. ``damaged``: categories of findings and their counts.
+    """
+    if outlook is None or outlook.is_possible:
+        return []
+    if outlook.is_member:
+        return [Remaining(category, count, _OF_A_MEMBER) for category, count in damaged]
+    found = [Remaining(category, count, _BY_HAND.get(
+        category, Phrase("no command repairs this; `rmqctl explain {category}` says what it "
+                         "means", category=category))) for category, count in damaged]
+    if outlook.refused is not None:
+        found.insert(0, Remaining("refused", 1, outlook.refused))
+    return found

@@ -1,0 +1,56 @@
+"""The steps that a verdict advises: planned for `doctor` and `report`, and shown to people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.commands.app import typed
+from rmqctl.phrases import Phrase
+
+if TYPE_CHECKING:
+    from rmqctl.checks.advice import Outlook
+    from rmqctl.checks.doctor import Diagnosis
+    from rmqctl.commands.shared.options import StoreOptions
+    from rmqctl.output import Human, Output
+    from rmqctl.store.store import Store
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add to the commands of a document the options that say how this store is read."""
+    following = document["next"]
+    document["next"] = (
+        [typed.completed(command) for command in following] if isinstance(following, list)
+        else typed.completed(following))
+    for step in document.get("steps", ()):
+        step["command"] = typed.completed(step["command"])
+
+
+def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -> Outlook | None:
+    """What `recover` with the same options would do; None where nothing needs to be done, or
+    nothing can be.
+    """
+    judged = not found.start.not_judged or found.start.unopened
+    if found.sound or found.lock.held or not judged or not found.start.mendable:
+        return None
+    from rmqctl.repair.outlook import outlook
+    from rmqctl.repair.recover import RecoverOptions
+
+    options = RecoverOptions(commitlog_dirs=store.folders, sizes=store.sizes,
+                             given=store.over_conf({}))
+    return outlook(opened, options, out.watch, {row.category for row in found.damaged})
+
+
+def show_steps(page: Human, found: Diagnosis) -> None:
+    """What remains to be done by hand, and the commands to go on with."""
+    left = found.remains
+    if left:
+        page.heading("What no command repairs")
+        for one in left:
+            page.text(Phrase("{category} ({count:,}): {why}", category=one.category,
+                             count=one.count, why=one.why))
+    steps = found.next
+    if steps:
+        page.heading("What next, in this order")
+        for step in steps:
+            page.text(typed.completed(step.command) or "")
+            page.text(Phrase("   {why}", why=step.why), "dim")

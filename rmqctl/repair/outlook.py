@@ -1,0 +1,54 @@
+"""What `recover` would do to a store, for those who advise: planned, and thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from rmqctl.checks.advice import Outlook
+from rmqctl.errors import RmqctlError
+from rmqctl.repair.plan import Watch
+from rmqctl.repair.recover import RecoverOptions, plan_recover
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.truncate.truncate import truncate
+from rmqctl.store.log.end import find_end
+from rmqctl.store.store import Store
+
+LARGEST = 4 << 30
+"""Bytes of a log up to which a repair is planned for a piece of advice: a plan reads the log once
+more, and writes entries and index into a temporary folder."""
+_BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
+"""Findings that `truncate` to the end of the log may settle."""
+
+
+def outlook(store: Store, options: RecoverOptions, watch: Watch,
+            found: Container[str]) -> Outlook | None:
+    """Plan a repair of an opened store in a temporary folder. ``found``: categories of findings.
+
+    None where the log is larger than `LARGEST`, or the plan could not be made for a reason that
+    lies outside the store.
+    """
+    if store.log.size > LARGEST:
+        return None
+    is_member = store.layout.commitlog == "dledger"
+    with Scratch() as scratch:
+        try:
+            plan = plan_recover(store.root, scratch, options, watch)
+        except RmqctlError as error:
+            return Outlook(refused=str(error), is_member=is_member)
+        except OSError:
+            return None
+    lost = max(len(plan.messages_lost), plan.messages_lost_total or 0)
+    end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
+    return Outlook(not plan.empty, lost, plan.ambiguous, plan.undo_first, is_member=is_member,
+                   truncate_to=end)
+
+
+def _truncates(store: Store) -> int | None:
+    """The end of the log, where truncating there changes other files and cuts no message."""
+    try:
+        end = find_end(store).offset
+        with Scratch() as scratch:
+            cut = truncate(store, end, store.generation, lambda _done: None, scratch)
+    except RmqctlError:
+        return None
+    return None if cut.lost or cut.plan.empty else end

@@ -1,0 +1,146 @@
+"""The steps that doctor, preflight, verify and recover advise: they close, and lose nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.writer import Header, Layout, Writer
+from tests.conftest import GoldenFolder, Runner
+from tests.repair import damage
+
+DAMAGED = ["4.9.3/crash-cqshort/before", "5.3.3/crash-crc/before", "5.3.3/crash-nocq/before",
+           "4.9.3/crash-trunc-garbage/before", "5.3.3/crash-cqahead-file/before"]
+PLACEHOLDERS = ("COPY", "MEMBER")
+
+
+def state(store: Path) -> dict[str, bytes]:
+    """Every file of a store but what undo needs."""
+    return {str(path): path.read_bytes() for path in store.rglob("*")
+            if path.is_file() and ".rmqctl" not in path.parts}
+
+
+def followed(rmqctl: Runner, store: Path, rounds: int = 4) -> dict[str, Any]:
+    """What doctor says at last, once its first step that changes the store is taken each time."""
+    tried: list[str] = []
+    for _ in range(rounds + 1):
+        said: dict[str, Any] = rmqctl("doctor", store, "-o", "json").expect(0, 1).json()
+        assert said["next"] == [step["command"] for step in said["steps"]]
+        command = next((step["command"] for step in said["steps"]
+                        if step["effect"] != "read-only"
+                        and not step["command"].endswith(PLACEHOLDERS)), None)
+        if said["sound"] or command is None:
+            return said
+        assert command not in tried, "a step is advised again"
+        tried.append(command)
+        before = state(store)
+        rmqctl(*shlex.split(command)[1:], "--apply", "--yes").expect(0, 1)
+        assert state(store) != before, f"{command} changed nothing"
+    pytest.fail(f"no end after {tried}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DAMAGED)
+def test_the_advice_for_damaged_stores_closes(golden_copy: GoldenFolder, rmqctl: Runner,
+                                              name: str) -> None:
+    assert followed(rmqctl, golden_copy(name))["sound"]
+
+
+@pytest.mark.parametrize("behind", [1, 5000])
+def test_offsets_beyond_the_end_move_to_the_end_and_no_others(
+        golden_copy: GoldenFolder, rmqctl: Runner, behind: int) -> None:
+    store = golden_copy("4.9.3/basic/store")
+    queues = {row["queue_id"]: row["max_offset"] for topic in rmqctl(
+        "info", store, "-o", "json").expect(0).json()["topics"]
+        if topic["topic"] == "TP_fraud_Topic" for row in topic["queues"]}
+    file = store / "config/consumerOffset.json"
+    file.parent.mkdir(exist_ok=True)
+    before = {"TP_fraud_Topic@g1": {str(queue): end + behind if queue in (0, 1) else 2
+                                    for queue, end in queues.items()}}
+    file.write_text(json.dumps({"offsetTable": before}))
+    start = rmqctl("preflight", store, "-o", "json").expect(1).json()
+    assert start["next"].endswith("--group g1 --beyond-end")
+    assert followed(rmqctl, store)["sound"]
+    after = json.loads(file.read_text())["offsetTable"]["TP_fraud_Topic@g1"]
+    assert after == {str(queue): end if queue in (0, 1) else 2 for queue, end in queues.items()}
+
+
+def test_a_bare_queue_id_stays_bare(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden_copy("4.9.3/basic/store")
+    file = store / "config/consumerOffset.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"offsetTable":{"TP_fraud_Topic@g1":{0:99999}}}')
+    rmqctl("offsets", "reset", store, "--group", "g1", "--beyond-end", "--apply").expect(0)
+    assert "{0:" in "".join(file.read_text().split())
+
+
+def twice(folder: Path) -> Path:
+    """A store in which two messages have each of five queue offsets."""
+    writer = Writer(Layout())
+    for number in range(20):
+        writer.put("orders", b"first", keys=f"k{number}")
+    for number in range(5):
+        writer.put("orders", b"second", keys=f"s{number}", header=Header(queue_offset=10 + number))
+    return writer.write(folder)
+
+
+def test_messages_that_share_a_queue_offset_remain_and_are_named(rmqctl: Runner,
+                                                                 tmp_path: Path) -> None:
+    root = twice(tmp_path / "store")
+    shutil.rmtree(root / "consumequeue")
+    said = followed(rmqctl, root)
+    assert not said["sound"]
+    assert [(one["category"], one["count"]) for one in said["remains"]] == [("message-fields", 5)]
+    assert "queue offset" in said["remains"][0]["why"]
+    page = rmqctl("doctor", root).expect(1).out
+    assert "What no command repairs" in page
+
+
+def test_another_copy_comes_first_where_messages_are_lost(golden_copy: GoldenFolder,
+                                                          rmqctl: Runner) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    whole = damage.remember(store)
+    place = sorted(whole.records)[40]
+    log = next(path for path in sorted((store / "commitlog").iterdir(), reverse=True)
+               if int(path.name) <= place)
+    with log.open("r+b") as file:
+        file.seek(place - int(log.name) + 60)
+        file.write(bytes(64))
+    said = rmqctl("doctor", store, "-o", "json").expect(1).json()
+    assert said["next"][0].endswith("--from COPY")
+    alone = said["steps"][1]
+    assert (alone["command"], alone["effect"]) == (f"rmqctl recover {store}", "reversible")
+    assert alone["loses"] == {"messages": 1}
+    plan = rmqctl("recover", store, "-o", "json").expect(1).json()
+    assert [step["command"] for step in plan["steps"]] == [plan["next"]]
+    assert plan["steps"][0]["loses"] == {"messages": 1}
+
+
+def test_undecided_records_are_a_choice(rmqctl: Runner, tmp_path: Path) -> None:
+    writer = Writer(Layout())
+    puts = [writer.put("orders", b"x" * 100, keys=f"k{number}") for number in range(60)]
+    root = writer.write(tmp_path / "store")
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    log = next((root / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(puts[20].physical)
+        file.write(bytes(88))
+    said = rmqctl("doctor", root, "-o", "json").expect(1).json()
+    assert said["messages_undecided"]
+    choices = [step for step in said["steps"] if "--ambiguous" in step["command"]]
+    assert [step["command"].split("--ambiguous ")[1] for step in choices] == ["keep", "leave-out"]
+    assert choices[1]["loses"]["undecided"] == said["messages_undecided"]
+    assert f"rmqctl recover {root}" not in said["next"]
+
+
+def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> None:
+    root = golden("5.3.3/crash-crc/before")
+    said = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert said["steps"][0]["command"] == said["next"] == f"rmqctl doctor {root}"
+    assert said["steps"][0]["effect"] == "read-only"
