@@ -7,8 +7,7 @@ store that is there, `checked` says which sizes are possible and how a broker ro
 from __future__ import annotations
 
 import socket
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_que
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
-from rmqctl.store.files import StoreFile, common_size, listing
+from rmqctl.store.files import StoreFile, common_size, listing, queue_size
 from rmqctl.store.store import Sizes, Store
 from rmqctl.store.store_settings import MAX_INT, path_of
 
@@ -180,12 +179,14 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
     A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which
     wins over what the store has ``shown`` of itself, over the sizes that its files have, over a
-    broker's defaults; but what index files prove of their shape wins over ``store.json``. Without
-    ``files`` these are not asked: for who needs no sizes. UsageError for a version that is not
+    broker's defaults; but what index files prove of their shape wins over ``store.json``, and
+    sizes of ``store.sizes.conf`` that the files refute do not count. Without ``files`` these are
+    not asked: for who needs no sizes. UsageError for a version that is not
     known, RefusedError when ``store.json`` cannot be relied on: to guess at sizes could ruin the
     store.
     """
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items()
+              if value is not None and not store.sizes.is_refuted(name, value)}
     known = store.settings_file
     if known.notes:
         raise RefusedError(f"{known.notes[0]}; nothing is written as long as it is not known what "
@@ -274,18 +275,6 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
         texts.append("storePathCommitLog does not name several folders, but the log lies in "
                      f"{', '.join(store.log_folders)}")
     return [f"{conf.path} and the store differ: {text}" for text in texts]
-
-
-def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
-    """The size most queues have; those of several files tell it for certain, and so go first."""
-    sure: Counter[int] = Counter()
-    likely: Counter[int] = Counter()
-    for files in queues:
-        size = common_size(files)
-        if size and size % unit == 0:
-            (sure if len(files) > 1 else likely)[size] += 1
-    best = (sure or likely).most_common(1)
-    return best[0][0] if best else None
 
 
 def ext_files(store: Store) -> Iterator[list[StoreFile]]:

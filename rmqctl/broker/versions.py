@@ -193,6 +193,11 @@ def _differences(release: str) -> Iterator[Difference]:
             and release not in VERSIONS)
 
 
+def is_from(release: str, first: str) -> bool:
+    """Whether ``release`` is ``first`` or a later one."""
+    return _numbers(release) >= _numbers(first)
+
+
 def _numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, release.split(".")))
 

@@ -74,6 +74,7 @@ class Outlook:
         return bool(self.changes or self.undo_first or self.truncate_to is not None)
 
 
+CONFIGURATION = Phrase("shows what to correct in the broker's configuration file")
 _COPY = Phrase("if a replica, a backup or another disk has these messages: restores them from it")
 _MEMBER = Phrase("restores the log from another member of the DLedger group")
 _UNDO = Phrase("an earlier repair moved parts of the log aside; this restores them first")
@@ -108,8 +109,12 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
     ``is_damaged``: `verify` finds damage.
     """
+    if start.misled:
+        yield Step(start.look_at_configuration(root), CONFIGURATION)
     root = shlex.quote(root)
     judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
+    if start.misled and not is_damaged:
+        judged = False  # the files are intact
     outlook = outlook or Outlook(changes=start.mendable)
     if judged and not is_held:
         yield from _repairs(root, outlook, lost=start.messages_already_lost)

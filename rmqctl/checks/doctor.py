@@ -104,6 +104,10 @@ class Diagnosis:
             parts.append(Phrase("{count} message is lost already",
                                 "{count} messages are lost already",
                                 count=start.messages_already_lost))
+        if start.misled:
+            parts.append(Phrase("broker.conf does not fit this store ({settings})",
+                                settings=Joined(", ", dict.fromkeys(
+                                    told.setting for told in start.misled))))
         if not start.starts:
             parts.append(Phrase("a broker would not start"))
         elif self.would_lose:
@@ -112,7 +116,7 @@ class Diagnosis:
                                 count=self.would_lose))
         elif start.rows_lost:
             parts.append(Phrase("a start would destroy all consumequeues"))
-        elif not start.start_is_harmless:
+        elif not start.start_is_harmless and not start.misled:
             parts.append(Phrase("a start would take away what tells of the loss"))
         groups = {offset.group for offset in start.offsets_beyond_end}
         if groups:
@@ -191,6 +195,8 @@ class Diagnosis:
                                         + Counter(start.unreachable_by_topic)),
             "starts": None if self.untold is not None else start.starts,
             "broker_version": start.broker_version,
+            "configuration": [told.as_dict() for told in start.configuration],
+            "assumed": start.assumed,
             **fields,
             "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
             "impact": None if impact is None else impact.as_dict(),

@@ -117,6 +117,10 @@ def _recover_checkpoint(_finding: Finding, store: str) -> str:
     return f"rmqctl recover {store} --only checkpoint"
 
 
+def _by_hand(_finding: Finding, _store: str) -> None:
+    """For what only a person can correct: a broker's configuration file."""
+
+
 def _epochs(finding: Finding, store: str) -> str | None:
     return f"rmqctl config {store} epochs" if finding.position is None else _look(finding, store)
 
@@ -311,6 +315,14 @@ CATEGORIES: dict[str, Category] = {
         WARNING, "an entry of a configuration in RocksDB cannot be understood"),
     "config-import": Category(
         WARNING, "a JSON file beside a RocksDB configuration is taken over, or not, at a start"),
+    "conf-name": Category(
+        WARNING, "a name in broker.conf that the broker does not read", _by_hand),
+    "conf-value": Category(
+        ERROR, "a value in broker.conf that the broker reads differently than it looks", _by_hand),
+    "conf-path": Category(WARNING, "a folder in broker.conf does not exist", _by_hand),
+    "conf-store": Category(ERROR, "broker.conf contradicts the store", _by_hand),
+    "conf-default": Category(
+        INFO, "a setting that broker.conf leaves at its default", _by_hand),
     "config-topic": Category(
         WARNING, "a topic without configuration, whose RocksDB consumequeue a broker deletes"),
     "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),

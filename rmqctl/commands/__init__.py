@@ -95,6 +95,8 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and their lag"),
     _spec("dlq list", "read-only", _INSPECT, "Dead letters by group: where from, how often failed"),
     _spec("config", "read-only", _INSPECT, "Topics, groups, positions and the rest of config/"),
+    _spec("config check", "read-only", _INSPECT,
+          "Check a broker.conf: names, values, folders, store"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
     _spec("du", "read-only", _INSPECT, "Where the bytes are: structures, topics, kept repairs"),
     _spec("export", "writes-new", _INSPECT, "Messages for other programs: Parquet, CSV, Excel …"),

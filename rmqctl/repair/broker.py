@@ -20,7 +20,7 @@ from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.derive import deriver_for
 from rmqctl.engine.dispatch.reput import Dispatcher
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local import properties as props
@@ -56,6 +56,10 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     store.layout.require_writable(store.root)
     predicted = prediction or preflight(store, version)
     rules = version_of(predicted.broker_version)
+    if predicted.misled and predicted.starts:
+        raise RefusedError(
+            f"{store.root}: {predicted.misled[0].said}. Nothing is planned towards such a "
+            "configuration; correct the file, or leave --broker-conf out")
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)
     if not predicted.starts:

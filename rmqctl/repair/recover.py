@@ -174,6 +174,7 @@ class _Planner:
         if database is not None and CONSUMEQUEUE in self._options.only:
             self._before = self._rows_before()
         self._refuse_sources()
+        self._refuse_log_in_root()
         if not self._logs:
             self._refuse_without_log()
         cut = ended_by_repair(self._store)
@@ -283,6 +284,15 @@ class _Planner:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "
                 "that: is the log in other folders (--commitlog-dir), or not mounted?")
+
+    def _refuse_log_in_root(self) -> None:
+        """Beside checkpoint and lock no broker loads a log, and no repair could tell them apart."""
+        root = os.path.realpath(self._root)
+        if any(os.path.realpath(folder) == root for folder in self._store.log_folders):
+            raise RefusedError(
+                f"{self._root}: the log files are in the root of the store, beside checkpoint and "
+                "lock, and no broker starts on that. Nothing was changed. Move them into "
+                f"{os.path.join(self._root, COMMITLOG)} and set storePathCommitLog to that folder")
 
     def _refuse_half_a_log(self) -> None:
         """Of a log in several folders that nobody named, one may not be mounted: fillers in its

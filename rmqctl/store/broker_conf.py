@@ -68,6 +68,12 @@ class BrokerConf:
     tier_path: str | None = None
     """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict, hash=False)
+    """Every name of the file with its value as written; the last of several counts."""
+    lines: dict[str, int] = field(default_factory=dict, hash=False)
+    """The line on which each of them begins."""
+    repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
+    """Names with several values: all of their lines."""
 
     @property
     def metadata(self) -> str | None:
@@ -77,7 +83,7 @@ class BrokerConf:
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
-        """The log's folders for a store at ``root``: () where the file names none that is there.
+        """The log's folders for a store at ``root``: () where the file names none with a log in it.
 
         A folder below storePathRootDir is one below ``root``; another one is taken where it is. A
         DLedger broker has the plain ones only before it became one (spec: dledger.md §5).
@@ -93,8 +99,11 @@ class BrokerConf:
             plain = [path for path in (self._moved(path, root) for path in paths or ("commitlog",))
                      if listing(os.path.join(root, path)).files]
             return (*plain, *data) if data else ()
-        return tuple(path for path in (self._moved(path, root) for path in paths)
-                     if os.path.isdir(os.path.join(root, path)))
+        from rmqctl.store.files import listing
+
+        there = tuple(path for path in (self._moved(path, root) for path in paths)
+                      if os.path.isdir(os.path.join(root, path)))
+        return there if any(listing(os.path.join(root, path)).files for path in there) else ()
 
     def remarks(self, root: str) -> list[str]:
         """What is to be said of the file before a store at ``root`` is read by it."""
@@ -148,12 +157,17 @@ class _Reading:
         self._path = path
         self._notes: list[str] = []
         self._texts: dict[str, str] = {}
+        self._lines: dict[str, int] = {}
+        self._repeated: dict[str, list[int]] = {}
         for entry in entries:
             before = self._texts.get(entry.key)
             if entry.key in _KNOWN and before is not None and before != entry.value:
                 self._notes.append(f"{entry.key} is there twice: line {entry.line} "
                                    f"({entry.value!r}) counts, not {before!r}")
+            if before is not None:
+                self._repeated.setdefault(entry.key, [self._lines[entry.key]]).append(entry.line)
             self._texts[entry.key] = entry.value
+            self._lines[entry.key] = entry.line
 
     def conf(self) -> BrokerConf:
         values = {name: value for key, (name, read) in _SETTINGS.items()
@@ -172,7 +186,7 @@ class _Reading:
             {name: value for key, (name, read) in _TIER_SETTINGS.items()
              if (value := read(self, key)) is not None},
             self._text("tieredStoreFilePath") or self._text("tieredStoreFilepath"),
-            tuple(self._notes))
+            tuple(self._notes), self._texts, self._lines, self._repeated)
 
     def _text(self, key: str) -> str | None:
         value = self._texts.get(key, "").strip()

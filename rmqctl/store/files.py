@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -158,3 +159,15 @@ def common_size(files: list[StoreFile]) -> int | None:
             return best if best > 0 and all(s % best == 0 for s in steps) else smallest
     sizes = Counter(file.size for file in files if file.size)
     return sizes.most_common(1)[0][0] if sizes else None
+
+
+def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
+    """The size most queues have; those of several files tell it for certain, and so go first."""
+    sure: Counter[int] = Counter()
+    likely: Counter[int] = Counter()
+    for files in queues:
+        size = common_size(files)
+        if size and size % unit == 0:
+            (sure if len(files) > 1 else likely)[size] += 1
+    best = (sure or likely).most_common(1)
+    return best[0][0] if best else None

@@ -121,16 +121,18 @@ class Layout:
                                    f"written into it{hint}")
 
 
-def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, list[str]]:
+def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple[
+        CommitlogLayout, list[str]]:
     """(layout, which folders hold DLedger's data) of the log whose files are in ``folders``.
 
-    Where these have none, but several DLedger nodes do, all of those.
+    Where these have none, but several DLedger nodes do, all of those, unless it is ``decided``
+    that no other folder counts.
     """
     listings = {folder: log_listing(folder).files for folder in folders}
     framed = [folder for folder, files in listings.items()
               if any(file.head for file in files)]
     plain = [folder for folder, files in listings.items() if files and folder not in framed]
-    if not framed:
+    if not framed and not decided:
         nodes = log_folders.nodes_below(root)
         framed = [os.path.join(root, node) for node in nodes] if len(nodes) > 1 else []
     if framed:
@@ -154,23 +156,25 @@ def whose_log(root: str, folders: list[str]) -> str:
 
 
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
-              open_database: Callable[[], object], store_type: str | None = None) -> Layout:
+              open_database: Callable[[], object], store_type: str | None = None, *,
+              decided: bool = False) -> Layout:
     """The layout of the store at ``root``. Never raises.
 
     ``queues_reach_end`` says whether the consumequeue files hold all messages of the log; it is
     asked only where files and a RocksDB data base lie side by side, and then so is
     ``store_type``, what the broker's own configuration says. ``open_database`` opens the data base
-    of consumequeues where they are in one, and raises where that cannot be read.
+    of consumequeues where they are in one, and raises where that cannot be read. ``decided``: of
+    the log no other folder counts.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
     notes: list[str] = []
-    commitlog, framed = log_layout(root, folders)
+    commitlog, framed = log_layout(root, folders, decided=decided)
     if framed:
         beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
         data = ", ".join(os.path.relpath(folder, root) for folder in framed)
         unwritten["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_WRITTEN}"
-    undecided = whose_log(root, folders)
+    undecided = "" if decided else whose_log(root, folders)
     if undecided:
         unread["commitlog"] = unread["consumequeue"] = unwritten["consumequeue"] = undecided
     config = _config(root)

@@ -153,19 +153,19 @@ def _below(root: str) -> Iterator[str]:
         if name in _NOT_LOGS or name.startswith((".", NODE)):
             continue
         folder = os.path.join(root, name)
-        if _is_store(folder):
+        if is_store(folder):
             continue
         yield folder
         yield from (os.path.join(folder, inner) for inner in _folders(folder)
                     if inner.lower().startswith(COMMITLOG)
-                    and (inner != COMMITLOG or _is_store(root)))  # else the store is that folder
+                    and (inner != COMMITLOG or is_store(root)))  # else the store is that folder
 
 
 def _beside(root: str) -> Iterator[str]:
     above = os.path.dirname(root)
     for name in _folders(above):
         folder = os.path.join(above, name)
-        if name.startswith(".") or folder == root or _is_store(folder):
+        if name.startswith(".") or folder == root or is_store(folder):
             continue
         yield folder
         yield from (os.path.join(folder, inner) for inner in _folders(folder)
@@ -173,11 +173,11 @@ def _beside(root: str) -> Iterator[str]:
         for inner in _folders(folder):  # a disk's mount point, with a folder as the root's own
             if inner == os.path.basename(root):
                 below = os.path.join(folder, inner)
-                yield from (() if _is_store(below) else (os.path.join(below, each)
+                yield from (() if is_store(below) else (os.path.join(below, each)
                             for each in _folders(below) if each.lower().startswith(COMMITLOG)))
 
 
-def _is_store(folder: str) -> bool:
+def is_store(folder: str) -> bool:
     """Whether a folder is the root of another store: its log is its own."""
     return any(os.path.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 

@@ -97,7 +97,8 @@ def _names(folder: str) -> list[str]:
 class Sizes:
     """What is given of a broker's configuration: sizes (None: found from the files), which hold
     what ``conf`` says unless an option said otherwise, and ``conf``, the broker's own file.
-    ``largest_record``: no record of the log was ever larger.
+    ``largest_record``: no record of the log was ever larger. ``folders_given``: an option names
+    the log's folders; ``decided``: they are what a broker opens, whatever else there is.
     """
 
     commitlog_file: int | None = None
@@ -106,6 +107,15 @@ class Sizes:
     index_max: int | None = None
     conf: BrokerConf = NO_CONF
     largest_record: int | None = None
+    batch_queue_file: int | None = None
+    folders_given: bool = False
+    decided: bool = False
+    refuted: frozenset[str] = frozenset()
+    """Sizes of ``conf``, by their names there, that the files prove to be others."""
+
+    def is_refuted(self, name: str, value: Any) -> bool:
+        """Whether a value of the configuration is a size that the files prove to be another."""
+        return name in self.refuted and value == self.conf.values.get(name)
 
 
 def _remembered_folders(root: str) -> list[str]:
@@ -166,7 +176,12 @@ class Store(Closing):
             os.scandir(root).close()
         except OSError as error:
             raise StoreIOError.from_oserror(error, root, "list") from None
-        store = cls(root, folders, sizes or Sizes())
+        sizes = sizes or Sizes()
+        if sizes.conf.values:
+            from rmqctl.store.conf_sizes import as_files_are
+
+            sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
+        store = cls(root, folders, sizes)
         if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
             raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"
@@ -241,7 +256,8 @@ class Store(Closing):
     def layout(self) -> Layout:
         """Which layout the store has, and what of it cannot be read."""
         return recognise(self.root, self.log_folders, self._queues_reach_end,
-                         lambda: self.rocksdb, self.sizes.conf.store_type)
+                         lambda: self.rocksdb, self.sizes.conf.store_type,
+                         decided=self.sizes.decided)
 
     def _queues_reach_end(self) -> bool:
         """Whether the plain consumequeues have a row for the last message of the log."""
@@ -279,7 +295,7 @@ class Store(Closing):
 
     @cached_property
     def _log_is_known(self) -> bool:
-        return not whose_log(self.root, self.log_folders)
+        return self.sizes.decided or not whose_log(self.root, self.log_folders)
 
     @cached_property
     def _log(self) -> CommitLog:

@@ -75,7 +75,9 @@ def test_what_says_how_to_read_the_store_stays(damaged: Path, rmqctl: Runner,
 def test_so_it_does_after_a_verdict(command: str, damaged: Path, golden: GoldenFolder,
                                     rmqctl: Runner, tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
-    conf.write_text("enableLmq=false\n")
+    conf.write_text(
+        "enableLmq=false\nmappedFileSizeCommitLog=32768\nmappedFileSizeConsumeQueue=440\n"
+        "maxHashSlotNum=100\nmaxIndexNum=200\n")
     elsewhere = tmp_path / "log"
     shutil.move(damaged / "commitlog", elsewhere)
     if command == "diff":

@@ -13,6 +13,9 @@ from rmqctl.store.broker_conf import BrokerConf, read_conf
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 
+SIZES = ("mappedFileSizeCommitLog=32768", "mappedFileSizeConsumeQueue=440",
+         "maxHashSlotNum=100", "maxIndexNum=200")
+"""Those of the stores of the crash sets."""
 CRASHED = "5.3.3/crash-base/store"
 MULTI = "5.3.3/multipath/store"
 
@@ -58,6 +61,7 @@ def test_paths_below_the_files_root_are_below_the_store(tmp_path: Path) -> None:
     root, other = tmp_path / "copy", tmp_path / "disk2"
     for one in (root / "commitlog", root / "more" / "log", other):
         one.mkdir(parents=True)
+    (other / f"{0:020d}").write_bytes(b"\0")
     made = read(tmp_path, "storePathRootDir=/data/store/",
                 f"storePathCommitLog=/data/store/commitlog,/data/store/more/log,{other},/gone/log",
                 "readOnlyCommitLogStorePaths=/data/store/commitlog")
@@ -93,13 +97,15 @@ def test_an_option_wins_over_the_file_and_that_over_the_files(golden: GoldenFold
                                                               tmp_path: Path,
                                                               rmqctl: Runner) -> None:
     root = golden(CRASHED)
-    file = conf(tmp_path, "mappedFileSizeCommitLog=131072")
+    file = conf(tmp_path, *SIZES, "mappedFileSizeCommitLog=131072")
     words = ["preflight", root, "-o", "json"]
     assert rmqctl(*words).expect(0, 1).json()["starts"]
     done = rmqctl(*words, "--broker-conf", file).expect(1)
     assert not done.json()["starts"]
-    assert "32768 bytes where files have 131072" in done.json()["refusals"][0]
-    assert f"{file} and the store differ: mappedFileSizeCommitLog=131072, but the files" in done.err
+    refusals = done.json()["refusals"]
+    assert refusals[0] == ("mappedFileSizeCommitLog=131072: the broker expects log files of "
+                           "131,072 bytes, these have 32,768, and it does not start")
+    assert "32768 bytes where files have 131072" in refusals[1]
     done = rmqctl(*words, "--broker-conf", file, "--commitlog-file-size", "32KiB")
     assert done.expect(0, 1).json()["starts"]
 
@@ -110,15 +116,17 @@ def test_preflight_knows_whether_the_index_counts(golden: GoldenFolder, tmp_path
     words = ["preflight", root, "-o", "json"]
     alone = rmqctl(*words).expect(1).json()
     assert any("messageIndexSafe" in one for one in alone["differences"])
-    off = rmqctl(*words, "--broker-conf", conf(tmp_path)).expect(1).json()
+    off = rmqctl(*words, "--broker-conf", conf(tmp_path, *SIZES)).expect(1).json()
     assert not any("messageIndexSafe" in one for one in off["differences"])
-    assert off["next"] == f"{alone['next']} --broker-conf {conf(tmp_path)}"
-    changed = {"differences": 0, "next": 0, "steps": 0}
-    assert {**off, **changed} == {**alone, **changed}
-    safe = rmqctl(*words, "--broker-conf", conf(tmp_path, "messageIndexSafe=true")).expect(1).json()
+    assert off["next"] == f"{alone['next']} --broker-conf {conf(tmp_path, *SIZES)}"
+    same = {"differences": 0, "next": 0, "steps": 0, "assumed": 0}
+    assert {**off, **same} == {**alone, **same}
+    safe = rmqctl(*words, "--broker-conf", conf(
+        tmp_path, *SIZES, "messageIndexSafe=true")).expect(1).json()
     assert safe["dispatch_from"] <= off["dispatch_from"]
     assert safe["index"]["entries_lost"] <= off["index"]["entries_lost"]
-    none = rmqctl(*words, "--broker-conf", conf(tmp_path, "messageIndexEnable=false"))
+    none = rmqctl(*words, "--broker-conf", conf(
+        tmp_path, *SIZES, "messageIndexEnable=false"))
     assert none.expect(1).json()["index"]["entries_added"] == 0 < off["index"]["entries_added"]
 
 

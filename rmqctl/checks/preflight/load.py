@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import batch_topics, rocksdb_of
-from rmqctl.broker.settings import queue_size
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
@@ -19,7 +18,7 @@ from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.phrases import Phrase
 from rmqctl.store.config.config import UNREADABLE, load_one
-from rmqctl.store.files import StoreFile, Trouble, listing
+from rmqctl.store.files import StoreFile, Trouble, listing, queue_size
 from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
@@ -61,8 +60,8 @@ def load(store: Store, version: BrokerVersion) -> Load:
     for queue in () if in_rocksdb is not None else store.plain_queues.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
     if version.generation >= 5:
-        size = queue_size((batch.files for batch in store.batch_queues.values()),
-                          batch_consume_queue.UNIT_SIZE)
+        size = store.sizes.batch_queue_file or queue_size(
+            (batch.files for batch in store.batch_queues.values()), batch_consume_queue.UNIT_SIZE)
         for batch in store.batch_queues.values():
             _folder(store, version, loading, batch.folder, batch.files, batch.troubles, size)
         _batch_types(store, loading)

@@ -24,7 +24,7 @@ from rmqctl.broker.recovery import (
     loaded_log,
     start_file,
 )
-from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.consumers import QueueLosses, Situation, consumers
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
@@ -35,6 +35,7 @@ from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.startup import start
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
@@ -65,8 +66,15 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     ``progress`` is told bytes of the log. UsageError for a version that cannot be predicted,
     StoreIOError where the log cannot be read.
     """
-    release = broker_version or default_release(store)
-    version = version_of(release)
+    def predict(seen: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
+        return _predict(seen, release, version, full, progress)
+
+    return start(store, broker_version or default_release(store), predict, full=full)
+
+
+def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
+             progress: Progress | None) -> Prediction:
+    """The start of one broker on the files that it opens."""
     predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
                            profile=version.name, mendable=store.layout.is_mended)
     holder = store.lock

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqctl.actions import Action
+from rmqctl.broker.conf.follow import FATAL, Told
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
@@ -142,18 +144,34 @@ class Prediction:
     """Whether it does not start for a data base of consumequeues, which `recover` makes anew."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in a form that is not read, with the reason: nothing here is about them."""
+    configuration: list[Told] = field(default_factory=list)
+    """What the broker's configuration file does to this start."""
+    conf_path: str = ""
+    log_unopened: bool = False
+    """Whether the broker opens another log: ``messages_lost`` stay on the disk, unread."""
+    assumed: dict[str, Any] = field(default_factory=dict)
+    """Settings that nobody gave, with the values that they were taken to have."""
     queues: list[QueueChange] = field(default_factory=list)
     doomed: list[str] = field(default_factory=list)
     """Files and folders of log, consumequeues and index that go away (relative to the root or
     absolute), in the order in which a broker takes them away."""
 
     @property
+    def misled(self) -> list[Told]:
+        """The settings that keep the broker from starting on, or serving, all that is there."""
+        return [told for told in self.configuration if told.effect in FATAL]
+
+    def look_at_configuration(self, root: str) -> str:
+        """The command that says what is wrong with the broker's configuration file."""
+        return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
+
+    @property
     def start_is_harmless(self) -> bool:
         """Whether the broker starts and by that nothing readable is lost, and no row that tells of
         what is lost already.
         """
-        return self.starts and not (self.messages_lost or self.unreachable or self.rows_lost
-                                    or self.shadowed
+        return self.starts and not (self.misled or self.messages_lost or self.unreachable
+                                    or self.rows_lost or self.shadowed
                                     or (self.rows_cut and self.messages_already_lost))
 
     @property
@@ -245,5 +263,7 @@ class Prediction:
             "impact": None if self.impact is None else self.impact.as_dict(),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
+            "configuration": [told.as_dict() for told in self.configuration],
+            "assumed": self.assumed,
             "refusals": self.refusals, "notes": self.notes, "differences": self.differences,
         }

@@ -11,7 +11,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.advising import complete, planned, show_steps
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
+from rmqctl.commands.shared.options import Jobs, SpokenOut, StartedStore, Zone, worker_count
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import show_times_in
@@ -29,7 +29,7 @@ def command(
     *,
     engine: Annotated[EngineOptions, pick("version")],
     jobs: Jobs = 0,
-    store: StoreOptions,
+    store: StartedStore,
     tz: Zone = UTC,
     out: SpokenOut,
 ) -> None:
@@ -83,6 +83,9 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
 
 def _facts(found: Diagnosis) -> dict[str, str]:
     facts = {} if found.untold is not None else _of_messages(found)
+    misled = [told.said for told in found.start.misled if told.effect != "refuses"]
+    if misled:
+        facts["broker.conf"] = Joined("; ", misled)
     facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
                            total=size_text(found.disk.total))
     facts["in use"] = Phrase("no") if not found.lock.held else (
@@ -117,8 +120,9 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     lost = found.as_dict()["would_lose_by_topic"]
     loses = Phrase("loses {what}", what=_counted(found.would_lose, lost))
     said = {"loses": loses if found.would_lose else start.loses, "version": start.broker_version}
+    why = [told.said for told in start.misled if told.effect == "refuses"] or start.refusals
     facts["a start"] = (
-        Phrase("does not succeed: {why}", why=Joined("; ", start.refusals)) if not start.starts else
+        Phrase("does not succeed: {why}", why=Joined("; ", why)) if not start.starts else
         Phrase("{loses} (a {version} broker, as far as can be judged)", **said)
         if found.not_judged else Phrase("{loses} (a {version} broker)", **said))
     if start.impact is not None:

@@ -12,7 +12,7 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import SpokenOut, StoreOptions, Zone
+from rmqctl.commands.shared.options import SpokenOut, StartedStore, Zone
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import show_times_in
@@ -36,7 +36,7 @@ def command(
     start_only: Annotated[bool, typer.Option(
         "--start-only", help="Let the exit code judge this start alone: what is lost already is "
         "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
-    store: StoreOptions,
+    store: StartedStore,
     tz: Zone = UTC,
     out: SpokenOut,
 ) -> None:
@@ -57,7 +57,7 @@ def command(
 
     show_times_in(tz)
     with store.open() as opened:
-        total = opened.log.size
+        total = opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
     step = _next(predicted, store.root)
@@ -82,8 +82,10 @@ def _next(prediction: Prediction, root: str) -> Step | None:
     """The one step to go on with, which only looks or shows a plan; None where nothing needs to be
     done.
     """
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import CONFIGURATION, Step
 
+    if prediction.misled:
+        return Step(typed.completed(prediction.look_at_configuration(root)) or "", CONFIGURATION)
     if prediction.unopened:
         return Step(typed.other("recover", root),
                     Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it"),
@@ -111,7 +113,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.text(Phrase("not judged: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
-    for text in prediction.refusals:
+    for text in (*prediction.refusals, *(told.said for told in prediction.configuration
+                                         if told.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
     if prediction.starts:
         page.blank()
@@ -125,6 +128,13 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.heading("Other versions")
         for text in prediction.differences:
             page.text(Phrase("- {text}", text=text))
+    assumed = [f"{name}={str(value).lower() if value is True else value}"
+               for name, value in prediction.assumed.items()
+               if value not in (False, "default") and name != "storePathCommitLog"
+               and (prediction.conf_path or name != "storePathRootDir")]
+    if assumed:
+        page.blank()
+        page.text(Phrase("assumed: {settings}", settings=Joined(", ", assumed)), "dim")
     if following is not None:
         page.heading("What next")
         page.text(following)
@@ -143,7 +153,13 @@ def _headline(prediction: Prediction) -> Phrase:
     if not prediction.starts:
         return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
     costs = []
-    if prediction.messages_lost:
+    if prediction.misled:
+        costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
+            ", ", dict.fromkeys(told.setting for told in prediction.misled))))
+    if prediction.messages_lost and prediction.log_unopened:
+        costs.append(Phrase("not read {count:,} intact message",
+                            "not read {count:,} intact messages", count=prediction.messages_lost))
+    elif prediction.messages_lost:
         costs.append(Phrase("cut {count:,} intact message off the log",
                             "cut {count:,} intact messages off the log",
                             count=prediction.messages_lost))

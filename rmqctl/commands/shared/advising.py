@@ -30,6 +30,8 @@ def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -
     nothing can be.
     """
     judged = not found.start.not_judged or found.start.unopened
+    if found.start.misled and found.findings.ok:
+        return None  # the files are intact, the configuration is wrong
     if found.sound or found.lock.held or not judged or not found.start.mendable:
         return None
     from rmqctl.repair.outlook import outlook

@@ -164,7 +164,8 @@ class LayoutOptions(OptionGroup):
 
         sizes = self.given_sizes()
         return Sizes(sizes["commitlog_file_size"], sizes["consumequeue_file_size"],
-                     sizes["index_slots"], sizes["index_max"], self.broker_conf or NO_CONF)
+                     sizes["index_slots"], sizes["index_max"], self.broker_conf or NO_CONF,
+                     folders_given=bool(self.commitlog_dirs))
 
     def given_sizes(self) -> dict[str, Any]:
         """The sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
@@ -213,6 +214,16 @@ class StoreOptions(LayoutOptions):
         yield from self.broker_conf.remarks(self.root)
         with suppress(RmqctlError), OpenedStore.open(self.root, self.folders) as store:
             yield from contradictions(store, self.broker_conf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedStore(StoreOptions):
+    """The same for a command that predicts a start: it follows the broker's configuration file, so
+    it says itself what that costs.
+    """
+
+    def warnings(self) -> Iterator[str]:
+        return iter(())
 
 
 # What a command that needs only some of the files asks for.

@@ -1,0 +1,90 @@
+"""The settings of a broker that was started with a ``broker.conf``: the file's values as its
+release reads them, else that release's defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.broker.conf import java
+from rmqctl.broker.conf.names import RENAMED, is_read, meant, table
+from rmqctl.broker.versions import is_from
+from rmqctl.phrases import Phrase
+from rmqctl.store.broker_conf import BrokerConf
+
+TRIMS_SINCE = "5.2.0"
+"""From here on strings lose the blanks around them."""
+DERIVES_SINCE = "4.9.4"
+"""From here on the log is below storePathRootDir unless storePathCommitLog is set."""
+MULTI_PATH_SINCE = "4.9.2"
+DEFAULTS: dict[str, Any] = {
+    "mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 6_000_000,
+    "mapperFileSizeBatchConsumeQueue": 13_800_000, "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000, "enableDLegerCommitLog": False, "storeType": "default",
+    "configManagerVersion": "v1", "enableControllerMode": False,
+    "brokerClusterName": "DefaultCluster", "brokerRole": "ASYNC_MASTER", "brokerId": 0,
+    "fileReservedTime": 72, "deleteWhen": "04", "diskMaxUsedSpaceRatio": 75,
+    "messageIndexEnable": True, "messageIndexSafe": False}
+"""What a broker takes where the file says nothing, of all releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What a broker of ``release`` makes of ``conf``."""
+
+    conf: BrokerConf
+    release: str
+
+    def spelled(self, name: str) -> str:
+        """The name that this release reads for what later ones call ``name``."""
+        return name if is_read(name, self.release) else next(
+            (old for old, new in RENAMED.items() if new == name and is_read(old, self.release)),
+            name)
+
+    def text(self, name: str) -> str | None:
+        """What the file says for a name that this release reads; None: nothing."""
+        known = self.spelled(name)
+        return self.conf.texts.get(known) if is_read(known, self.release) else None
+
+    def given(self, name: str) -> Any:
+        """The value that the file sets; None where the default stays."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return java.value(table()[self.spelled(name)].kind, text, trims=self.trims)
+        except ValueError:
+            return None
+
+    def get(self, name: str) -> Any:
+        """The value that counts: the file's, or the default; None where that is not known."""
+        value = self.given(name)
+        return DEFAULTS.get(name) if value is None else value
+
+    @property
+    def trims(self) -> bool:
+        return is_from(self.release, TRIMS_SINCE)
+
+    def origin(self, name: str) -> Phrase:
+        """Where the value of a setting comes from: ``mappedFileSizeCommitLog=1024``, or why its
+        default stays.
+        """
+        known, text = self.spelled(name), self.text(name)
+        if text is not None:
+            said = Phrase("{name}={value}", name=known, value=shown(text))
+            if self.given(name) is not None:
+                return said
+            return Phrase("{setting} is not a number for Java, so the default counts",
+                          setting=said)
+        for other in self.conf.texts:
+            if other != known and meant(other, self.release) == known and (
+                    not is_read(other, self.release)):
+                return Phrase("{name} is not set ({other} is not read by {release}), so the "
+                              "default counts", name=known, other=other, release=self.release)
+        return Phrase("{name} is not set, so the default counts", name=known)
+
+
+def shown(text: str) -> str:
+    """A value as a sentence has it: in quotes where its ends would not be seen."""
+    return repr(text) if text != text.strip() or not text else text

@@ -1,0 +1,351 @@
+"""A store as the broker of a ``broker.conf`` opens it, and what that file costs, in sentences.
+
+What the file says of paths, layouts and sizes becomes a `Store` of its own: whoever predicts a
+start works on that. The files that are there stay what they are for everybody else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from rmqctl.broker.conf.effective import Effective
+from rmqctl.broker.conf.names import is_read, meant
+from rmqctl.broker.conf.places import (
+    LOG,
+    ROOT,
+    SELF_ID,
+    Places,
+    places,
+)
+from rmqctl.broker.versions import BrokerVersion, is_from
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.phrases import Joined, Phrase
+from rmqctl.store.controller import read_identity
+from rmqctl.store.files import StoreFile, common_size, queue_size
+from rmqctl.store.store import Sizes, Store
+
+Effect = Literal["refuses", "loses", "unserved", "ignored", "differs"]
+FATAL: frozenset[Effect] = frozenset({"refuses", "loses", "unserved"})
+_DLEDGER, _STORE_TYPE = "enableDLegerCommitLog", "storeType"
+_IDENTITY_SINCE, _MERGES_SINCE, _V2_SINCE, _ROCKSDB_SINCE = "5.1.1", "5.3.2", "5.3.2", "5.2.0"
+_ROCKSDB = "defaultrocksdb"
+_CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+
+
+class Told(NamedTuple):
+    """What a setting does to a start, in a sentence.
+
+    ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
+    what is there; ``unserved``: it runs, and serves nobody; ``ignored``: it does not read the
+    name; ``differs``: all else that is worth knowing.
+    """
+
+    setting: str
+    value: str | None
+    effect: Effect
+    said: Phrase
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"setting": self.setting, "value": self.value, "effect": self.effect,
+                "detail": str(self.said)}
+
+
+@dataclass(slots=True)
+class Followed:
+    """``store``: what the broker opens, to be closed unless it is the one that was asked about.
+
+    ``elsewhere``: its root is another folder. ``log_unopened``: it opens no file of the log that
+    is there.
+    """
+
+    store: Store
+    version: BrokerVersion
+    told: list[Told] = field(default_factory=list)
+    assumed: dict[str, Any] = field(default_factory=dict)
+    elsewhere: bool = False
+    log_unopened: bool = False
+
+
+def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
+    """What a broker of ``release`` opens that is started with the configuration file of ``store``;
+    the store itself where it has none.
+    """
+    if not store.sizes.conf.path:
+        return Followed(store, version, assumed=_assumed(store))
+    return _Follower(store, release, version).followed()
+
+
+def _assumed(store: Store) -> dict[str, Any]:
+    """The settings that the files of a store show, or the defaults."""
+    layout = store.layout
+    known: dict[str, Any] = {
+        ROOT: store.root, LOG: ",".join(store.log_folders),
+        _DLEDGER: layout.is_dledger,
+        _STORE_TYPE: "defaultRocksDB" if layout.consumequeue == "rocksdb" else "default"}
+    if layout.reads("commitlog"):
+        known["mappedFileSizeCommitLog"] = (store.sizes.commitlog_file
+                                            or common_size(store.log.files))
+    if layout.consumequeue != "rocksdb" and layout.reads("consumequeue"):
+        known["mappedFileSizeConsumeQueue"] = store.sizes.consumequeue_file or queue_size(
+            (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE)
+    return {name: value for name, value in known.items() if value is not None}
+
+
+class _Follower:
+    """One broker, one file, one store."""
+
+    def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
+        self._store, self._release, self._version = store, release, version
+        self._settings = Effective(store.sizes.conf, release)
+        self._told: list[Told] = []
+
+    def followed(self) -> Followed:
+        store, settings = self._store, self._settings
+        where = places(settings, store.root)
+        self._start()
+        self._names()
+        # What it opens: folders, layout, sizes.
+        version = self._layouts()
+        folders = [os.path.join(store.root, folder) for folder in where.log]
+        if store.sizes.folders_given:
+            folders = store.log_folders
+        seen = Store(store.root, folders, self._sizes())
+        made = Followed(seen, version, self._told, elsewhere=where.elsewhere)
+        if where.moved:
+            made.assumed[ROOT] = store.root
+        # What that costs.
+        if where.elsewhere:
+            self._elsewhere(where)
+        made.log_unopened = self._log(where, seen)
+        if not where.elsewhere:
+            self._file_sizes(seen, made.log_unopened)
+            self._identity()
+        return made
+
+    def _tell(self, setting: str, effect: Effect, said: Phrase) -> None:
+        self._told.append(Told(self._settings.spelled(setting), self._settings.text(setting),
+                               effect, said))
+
+    # -- what the broker checks first -----------------------------------------------------------
+
+    def _start(self) -> None:
+        """Combinations of settings with which a broker ends at once."""
+        get, origin = self._settings.get, self._settings.origin
+        controlled = bool(get("enableControllerMode"))
+        if get("brokerRole") == "SLAVE" and get("brokerId") <= 0 and not controlled:
+            self._tell("brokerId", "refuses", Phrase(
+                "{setting}: a SLAVE needs a brokerId above 0, so the broker does not start",
+                setting=origin("brokerId")))
+        if not get(_DLEDGER):
+            return
+        if controlled:
+            self._tell("enableControllerMode", "refuses", Phrase(
+                "enableControllerMode and enableDLegerCommitLog are both true, so the broker does "
+                "not start"))
+        for name in ("dLegerPeers", "dLegerGroup", SELF_ID):
+            value = get(name)
+            if not value or (name == SELF_ID and not re.fullmatch(".[0-9]+", value)):
+                self._tell(name, "refuses", Phrase(
+                    "{name} is {value}: DLedger needs it, so the broker does not start",
+                    name=name, value=Phrase("not set") if value is None else repr(value)))
+
+    def _names(self) -> None:
+        """Names that this release does not read, and that were probably meant to be others."""
+        for name in self._settings.conf.texts:
+            other = None if is_read(name, self._release) else meant(name, self._release)
+            if other is not None:
+                self._told.append(Told(name, self._settings.conf.texts[name], "ignored", Phrase(
+                    "{release} does not read {name} (did you mean {other}?)",
+                    release=self._release, name=name, other=other)))
+
+    # -- layouts ----------------------------------------------------------------------------------
+
+    @property
+    def _in_rocksdb(self) -> bool:
+        return (is_from(self._release, _ROCKSDB_SINCE)
+                and self._settings.get(_STORE_TYPE).casefold() == _ROCKSDB)
+
+    def _layouts(self) -> BrokerVersion:
+        """The rules with which consumequeues are read; tells what the layouts cost."""
+        layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
+        if self._in_rocksdb and layout.consumequeue == "file" and any(self._store.plain_queues):
+            self._tell(_STORE_TYPE, "differs", Phrase(
+                "{setting}: the broker builds the consume queues again, in RocksDB",
+                setting=origin))
+        elif not self._in_rocksdb and layout.consumequeue == "rocksdb":
+            self._tell(_STORE_TYPE, "differs", Phrase(
+                "{setting}: the broker does not read the consume queues in RocksDB and builds "
+                "them again as files", setting=origin))
+        self._configuration()
+        return self._version if self._in_rocksdb else replace(self._version, rocksdb_queues=False)
+
+    def _configuration(self) -> None:
+        """Topics, groups and offsets in another form than the one that the broker reads."""
+        has, reads = self._store.layout.config, "json"
+        setting = _STORE_TYPE
+        if is_from(self._release, _V2_SINCE) and self._settings.get("configManagerVersion") == "v2":
+            reads, setting = "rocksdb-v2", "configManagerVersion"
+        elif self._in_rocksdb:
+            reads = "rocksdb-v1"
+        if has == reads or (has == "json" and reads == "rocksdb-v1"
+                            and is_from(self._release, _MERGES_SINCE)):
+            return
+        if has == "rocksdb-v2":
+            setting = "configManagerVersion"
+        if has == "json" and not any(os.path.lexists(self._store.path("config", name))
+                                     for name in _CONFIGURED):
+            return
+        self._tell(setting, "loses", Phrase(
+            "{setting}: the broker does not read the topics, groups and offsets in {place}",
+            setting=self._settings.origin(setting),
+            place={"json": "config/*.json", "rocksdb-v2": "config/rdb"}.get(
+                has, "config/ (RocksDB)")))
+
+    # -- where the files are ----------------------------------------------------------------------
+
+    def _elsewhere(self, where: Places) -> None:
+        self._tell(ROOT, "loses", Phrase(
+            "{setting}: the broker uses {folder}, not {store}: it reads no consume queue, topic "
+            "or offset of this store", setting=self._settings.origin(ROOT),
+            folder="~/store" if where.root is None else repr(where.root)
+            if where.root != where.root.strip() or not where.root else where.root,
+            store=self._store.root))
+
+    def _log(self, where: Places, seen: Store) -> bool:
+        """Whether none of the log's files is opened; tells what of them is not."""
+        there = self._files_there()
+        root = os.path.realpath(self._store.root)
+        if any(os.path.realpath(folder) == root for folder in seen.log_folders):
+            self._tell(where.setting, "refuses", Phrase(
+                "{setting} is the root of the store: the broker takes checkpoint and lock for log "
+                "files, and does not start", setting=self._settings.origin(where.setting)))
+        opened = {os.path.realpath(file.path) for file in seen.log.files}
+        missing = [file for file in there if os.path.realpath(file.path) not in opened]
+        if not missing:
+            return False
+        layout, settings = self._store.layout, self._settings
+        is_dledger = any(file.head for file in missing)
+        setting = where.setting
+        if is_dledger and not settings.get(_DLEDGER):
+            setting = _DLEDGER
+        elif where.elsewhere and settings.text(LOG) is None:
+            setting = ROOT
+        origin = settings.origin(setting)
+        if setting == LOG and settings.text(LOG) is None and where.root is not None:
+            origin = Phrase("{name} is not set, and {release} does not derive it from {root}",
+                            name=LOG, release=self._release, root=ROOT)
+        folders = sorted({os.path.dirname(file.path) for file in missing})
+        if opened:
+            self._tell(setting, "loses", Phrase(
+                "{setting}: the broker does not open {count:,} log file, in {folders}",
+                "{setting}: the broker does not open {count:,} log files, in {folders}",
+                setting=origin, count=len(missing), folders=Joined(", ", folders)))
+            return False
+        gone = [folder for folder in seen.log_folders if not os.path.isdir(folder)]
+        state = Phrase("does not exist") if gone else Phrase("contains no log file")
+        deletes = any(self._store.plain_queues) and not where.elsewhere and (
+            layout.consumequeue != "rocksdb")
+        values = {"setting": origin, "folder": Joined(", ", gone or seen.log_folders),
+                  "state": state}
+        self._tell(setting, "loses", Phrase(
+            "{setting}: the broker opens {folder}, which {state}, and deletes all consume queues",
+            **values) if deletes else Phrase(
+            "{setting}: the broker opens {folder}, which {state}, and does not read this log",
+            **values))
+        return True
+
+    def _files_there(self) -> list[StoreFile]:
+        """The files of the log that is there; of several nodes those of all."""
+        with suppress(RmqctlError):
+            return list(self._store.log.files)
+        from rmqctl.store.files import log_listing
+        from rmqctl.store.log_folders import nodes_below
+
+        return [file for node in nodes_below(self._store.root)
+                for file in log_listing(self._store.path(node)).files]
+
+    # -- sizes ------------------------------------------------------------------------------------
+
+    def _sizes(self) -> Sizes:
+        """The sizes that the broker gives its files; what an option says wins over the file."""
+        sizes, conf = self._store.sizes, self._store.sizes.conf
+        settings = self._settings
+
+        def of(name: str, here: int | None, read: str) -> int:
+            value: int = settings.get(name)
+            return here if here is not None and here != conf.values.get(read) else value
+
+        queue = of("mappedFileSizeConsumeQueue", sizes.consumequeue_file, "consumequeue_file_size")
+        kind = "defaultRocksDB" if self._in_rocksdb else "default"
+        return replace(
+            sizes, conf=replace(conf, store_type=kind), decided=True,
+            commitlog_file=of("mappedFileSizeCommitLog", sizes.commitlog_file,
+                              "commitlog_file_size"),
+            consumequeue_file=consume_queue.file_size(queue) if queue > 0 else queue,
+            batch_queue_file=settings.get("mapperFileSizeBatchConsumeQueue"))
+
+    def _file_sizes(self, seen: Store, log_unopened: bool) -> None:
+        """Files whose size is another than the one that the broker gives them."""
+        sizes = seen.sizes
+        if not log_unopened:
+            self._size("mappedFileSizeCommitLog", Phrase("log"), sizes.commitlog_file,
+                       common_size(seen.log.files))
+        if not self._in_rocksdb:
+            self._size("mappedFileSizeConsumeQueue", Phrase("consume queue"),
+                       sizes.consumequeue_file, queue_size(
+                           (queue.files for queue in seen.queues.values()),
+                           consume_queue.UNIT_SIZE))
+        if self._version.batch_queues:
+            self._size("mapperFileSizeBatchConsumeQueue", Phrase("batch consume queue"),
+                       sizes.batch_queue_file, queue_size(
+                           (queue.files for queue in seen.batch_queues.values()),
+                           batch_consume_queue.UNIT_SIZE))
+        self._index_shape(seen)
+
+    def _size(self, name: str, what: Phrase, expected: int | None, there: int | None) -> None:
+        if expected is None or there is None or expected == there:
+            return
+        self._tell(name, "refuses", Phrase(
+            "{setting}: the broker expects {what} files of {expected:,} bytes, these have "
+            "{there:,}, and it does not start", setting=self._settings.origin(name), what=what,
+            expected=expected, there=there))
+
+    def _index_shape(self, seen: Store) -> None:
+        shape, _ = Store(seen.root, seen.log_folders, Sizes(), current=True).index_shape()
+        if shape is None or not self._settings.get("messageIndexEnable"):
+            return
+        given = (self._store.sizes.index_slots, self._store.sizes.index_max)
+        for name, has, option in zip(("maxHashSlotNum", "maxIndexNum"), shape, given, strict=True):
+            expected = self._settings.get(name)
+            if has not in (expected, option):
+                self._tell(name, "loses", Phrase(
+                    "{setting}: the broker expects {expected:,} in an index file, these have "
+                    "{there:,}, and it finds no message by key in them",
+                    setting=self._settings.origin(name), expected=expected, there=has))
+
+    # -- controller mode --------------------------------------------------------------------------
+
+    def _identity(self) -> None:
+        """The broker registers only as the one that its brokerIdentity file names."""
+        get = self._settings.get
+        if not get("enableControllerMode") or not is_from(self._release, _IDENTITY_SINCE):
+            return
+        known = read_identity(self._store)
+        if known is None:
+            return
+        for name, has in (("brokerClusterName", known.cluster), ("brokerName", known.broker_name)):
+            value = get(name)
+            if value is None:
+                self._tell(name, "differs", Phrase(
+                    "{name} is not set: the broker takes the name of its host, and registers only "
+                    "as {identity}, which the file brokerIdentity names", name=name, identity=has))
+            elif value != has:
+                self._tell(name, "unserved", Phrase(
+                    "{setting}, but the file brokerIdentity names {identity}: the broker never "
+                    "registers with the controller and serves nobody",
+                    setting=self._settings.origin(name), identity=has))

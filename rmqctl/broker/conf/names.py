@@ -1,0 +1,66 @@
+"""The names that a broker reads of ``broker.conf``, by release: `names.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from rmqctl.broker.versions import is_from
+
+_CLOSE = 0.8
+"""How alike a name must be to count as a slip of the pen (`difflib` ratio)."""
+RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
+           "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
+           "haSlaveFallbehindMax": "haMaxGapNotInSync",
+           "tieredStoreFilepath": "tieredStoreFilePath"}
+"""Names that later releases spell otherwise."""
+
+
+class Known(NamedTuple):
+    """A name with its Java type. ``since``: the first release that reads it; ``until``: the last
+    one, None where the newest does.
+    """
+
+    name: str
+    kind: str
+    since: str
+    until: str | None
+
+    def is_read_by(self, release: str) -> bool:
+        return is_from(release, self.since) and (
+            self.until is None or is_from(self.until, release))
+
+
+@cache
+def table() -> dict[str, Known]:
+    """All names of all releases. A name that several classes have is in it once."""
+    text = files("rmqctl.broker.conf").joinpath("names.toml").read_text("ascii")
+    known: dict[str, Known] = {}
+    for section in tomllib.loads(text).values():
+        for name, facts in section.items():
+            kind, since, *until = facts.split()
+            other = known.get(name)
+            known[name] = Known(name, kind, since, until[0] if until else None) if (
+                other is None or is_from(other.since, since)) else other
+    return known
+
+
+def is_read(name: str, release: str) -> bool:
+    """Whether a broker of ``release`` reads the name; case counts."""
+    known = table().get(name)
+    return known is not None and known.is_read_by(release)
+
+
+def meant(name: str, release: str) -> str | None:
+    """The name that was probably meant by one that ``release`` does not read; None: no idea."""
+    pairs = {**RENAMED, **{new: old for old, new in RENAMED.items()}}
+    other = pairs.get(name)
+    if other is not None and is_read(other, release):
+        return other
+    read = [known.name for known in table().values() if known.is_read_by(release)]
+    by_case = {known.casefold(): known for known in read}
+    close = get_close_matches(name.casefold(), by_case, 1, _CLOSE)
+    return by_case[close[0]] if close else None

@@ -1,0 +1,132 @@
+"""Where a broker with a ``broker.conf`` looks for its files, seen from a store that may be a copy.
+
+Paths of the file are those of the broker's machine. Where its storePathRootDir is not here, the
+store that is named stands in its place, and what lies below that folder lies below the store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from rmqctl.broker.conf.effective import DERIVES_SINCE, MULTI_PATH_SINCE, Effective
+from rmqctl.broker.conf.java import trim
+from rmqctl.broker.versions import is_from
+from rmqctl.store.files import DATA, NODE, listing
+from rmqctl.store.log_folders import is_store
+
+ROOT, LOG, READ_ONLY = "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths"
+DLEDGER_DATA, SELF_ID = "storePathDLedgerCommitLog", "dLegerSelfId"
+_SPLITTER = ","
+_COMMITLOG = "commitlog"
+_DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
+"""``${user.home}/store``, the default, on the machines of others."""
+_EDGES = " \t\r\n\f\"'"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders that the broker opens, relative to the store or absolute.
+
+    ``elsewhere``: its root is another folder, so it has neither queues nor configuration of this
+    store; ``moved``: its root is taken for the place which the store has been copied from.
+    ``log`` has the folders of the log, ``setting`` says which name decided about them.
+    """
+
+    root: str | None
+    elsewhere: bool
+    moved: bool
+    log: tuple[str, ...]
+    setting: str
+
+
+def places(effective: Effective, store: str) -> Places:
+    """The folders of a broker that is to start on the store at ``store``."""
+    root, log = effective.given(ROOT), effective.given(LOG)
+    multi = is_from(effective.release, MULTI_PATH_SINCE) and _SPLITTER in (log or "")
+    paths = trim(log).split(_SPLITTER) if multi and log else [log] if log is not None else []
+    if multi:  # a single path is read without these
+        paths += [path for path in trim(effective.given(READ_ONLY) or "").split(_SPLITTER) if path]
+    elsewhere = _is_elsewhere(root, store) if root is not None else _without_root(paths, store)
+    base = root if root is not None else _base_of(paths)
+    if paths:
+        folders = [_seen(path, None if elsewhere else base) for path in paths]
+    elif root is None or is_from(effective.release, DERIVES_SINCE):
+        folders = [_COMMITLOG] if not elsewhere else [f"{root or ''}{os.sep}{_COMMITLOG}"]
+    else:  # the default is below the home of the broker's user
+        home = os.path.expanduser("~/store")
+        folders = ([_COMMITLOG] if not elsewhere and is_default(root) else
+                   [os.path.join(home, _COMMITLOG)])
+    setting = LOG
+    if effective.get("enableDLegerCommitLog"):
+        data, setting = _dledger(effective, base)
+        plain = [folder for folder in folders
+                 if listing(os.path.join(store, folder)).files] if any(
+            listing(os.path.join(store, folder)).files for folder in data) else folders
+        folders = [*plain, *data]
+    moved = not elsewhere and (root is None or not _same(root, store))
+    return Places(root, elsewhere, moved, tuple(dict.fromkeys(folders)), setting)
+
+
+def is_default(path: str) -> bool:
+    """Whether a folder is ``~/store`` of this user, or looks like that of another."""
+    path = os.path.normpath(path)
+    return path == os.path.normpath(os.path.expanduser("~/store")) or bool(
+        _DEFAULT_ROOT.fullmatch(path))
+
+
+def has_log(folder: str) -> bool:
+    """Whether files with the names of a log lie in a folder."""
+    return bool(listing(folder).files)
+
+
+def _is_elsewhere(root: str, store: str) -> bool:
+    """Whether a root is not the store, and not the place that the store has been copied from."""
+    if _same(root, store):
+        return False
+    if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
+        return True  # Java replaces neither
+    same_place = _same(os.path.dirname(os.path.abspath(root)),
+                       os.path.dirname(os.path.abspath(store)))
+    if os.path.isdir(root):
+        return not is_store(root)
+    meant = root.strip(_EDGES)
+    return same_place or (meant != root and _same(meant, store)) or (
+        os.path.normpath(meant).casefold() == os.path.abspath(store).casefold())
+
+
+def _without_root(paths: list[str], store: str) -> bool:
+    """The same of the default root: whether the log is known to lie in this store all the same."""
+    if is_default(os.path.abspath(store)):
+        return False
+    return any(_same(os.path.dirname(os.path.abspath(path)), store) for path in paths)
+
+
+def _base_of(paths: list[str]) -> str | None:
+    """The default root as the log below it shows it; None where it does not."""
+    above = [os.path.dirname(os.path.normpath(path)) for path in paths]
+    return next((folder for folder in above if os.path.basename(folder) == "store"
+                 and not os.path.isdir(folder)), None)
+
+
+def _seen(path: str, base: str | None) -> str:
+    """A folder as it is seen from the store: relative to it where it lies below ``base``."""
+    if base is None or not path:
+        return path or os.path.join(os.sep, "")
+    below = os.path.relpath(os.path.normpath(path), os.path.normpath(base))
+    if below != os.pardir and not below.startswith(os.pardir + os.sep):
+        return below
+    return path if os.path.isabs(path) else os.path.abspath(path)
+
+
+def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
+    """(the folders of DLedger's data, the setting that decides about them)."""
+    path = effective.given(DLEDGER_DATA)
+    if path:
+        return [_seen(part, base) for part in path.split(_SPLITTER)], DLEDGER_DATA
+    return [os.path.join(f"{NODE}{effective.given(SELF_ID) or ''}", DATA)], SELF_ID
+
+
+def _same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)

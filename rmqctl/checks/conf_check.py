@@ -1,0 +1,175 @@
+"""What is wrong with a broker's configuration file, alone and with the store that it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.broker.conf import java
+from rmqctl.broker.conf.effective import DEFAULTS, DERIVES_SINCE, Effective, shown
+from rmqctl.broker.conf.follow import FATAL, follow
+from rmqctl.broker.conf.names import is_read, meant, table
+from rmqctl.broker.conf.places import LOG, ROOT
+from rmqctl.broker.versions import is_from, version_of
+from rmqctl.checks.findings import ERROR, INFO, Finding
+from rmqctl.phrases import Phrase
+from rmqctl.store.broker_conf import BrokerConf
+from rmqctl.store.store import Store
+
+STRUCTURE = "broker.conf"
+_ENUMS = {"brokerRole": ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"),
+          "flushDiskType": ("SYNC_FLUSH", "ASYNC_FLUSH")}
+_PATH = "storePath"
+_MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReservedTime",
+           "deleteWhen", "diskMaxUsedSpaceRatio")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfFinding:
+    """A finding about a setting. ``line``: where it is in the file; None: it is not in it."""
+
+    finding: Finding
+    setting: str
+    value: str | None
+    line: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding object of `verify`, with the setting after it."""
+        return {**self.finding.as_dict(), "setting": self.setting, "value": self.value,
+                "line": self.line}
+
+
+def check(conf: BrokerConf, release: str, store: Store | None) -> list[ConfFinding]:
+    """Findings for the broker of ``release``, and for ``store`` where it is given."""
+    return list(_Check(conf, release, store).findings())
+
+
+class _Check:
+    def __init__(self, conf: BrokerConf, release: str, store: Store | None) -> None:
+        self._conf, self._release, self._store = conf, release, store
+        self._settings = Effective(conf, release)
+
+    def findings(self) -> Iterator[ConfFinding]:
+        yield from self._twice()
+        for name, text in self._conf.texts.items():
+            if is_read(name, self._release):
+                yield from self._value(name, text)
+            else:
+                yield self._unread(name)
+        if self._store is None:
+            yield from self._paths()
+        else:
+            yield from self._against(self._store)
+        yield from self._defaults()
+
+    def _found(self, category: str, setting: str, said: Phrase, severity: str = "") -> ConfFinding:
+        return ConfFinding(Finding(category, STRUCTURE, said, self._conf.path, severity=severity),
+                           setting, self._conf.texts.get(setting), self._conf.lines.get(setting))
+
+    # -- names and values -------------------------------------------------------------------------
+
+    def _unread(self, name: str) -> ConfFinding:
+        other, known = meant(name, self._release), table().get(name)
+        values = {"name": name, "release": self._release}
+        if other is not None:
+            return self._found("conf-name", name, Phrase(
+                "{release} does not read {name} (did you mean {other}?)", other=other, **values))
+        if known is None:
+            return self._found("conf-name", name, Phrase(
+                "no release reads {name}", name=name), INFO)
+        if known.until is not None and is_from(self._release, known.since):
+            return self._found("conf-name", name, Phrase(
+                "{release} does not read {name}; {last} was the last that did", last=known.until,
+                **values))
+        return self._found("conf-name", name, Phrase(
+            "{release} does not read {name}; {first} is the first that does", first=known.since,
+            **values))
+
+    def _value(self, name: str, text: str) -> Iterator[ConfFinding]:
+        kind, values = table()[name].kind, {"name": name, "value": shown(text)}
+        try:
+            value = java.value(kind, text, trims=self._settings.trims)
+        except ValueError:
+            default = DEFAULTS.get(name)
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value} is not a number for Java: the default counts", **values)
+                if default is None else Phrase(
+                "{name}={value} is not a number for Java: the default {default} counts",
+                default=default, **values))
+            return
+        if kind == "boolean":
+            if text.lower() not in ("true", "false"):
+                yield self._found("conf-value", name, Phrase(
+                    "{name}={value} is false for Java: only true is true", **values))
+        elif kind == "String":
+            yield from self._text(name, text, value)
+
+    def _text(self, name: str, text: str, value: str) -> Iterator[ConfFinding]:
+        values = {"name": name, "value": shown(text)}
+        if name in _ENUMS and value not in _ENUMS[name]:
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value} is none of {names}: the default counts", names=", ".join(
+                    _ENUMS[name]), **values))
+        elif value != java.trim(text):
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value}: {release} keeps the blanks around a value",
+                release=self._release, **values))
+        elif text != value:
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value}: {release} cuts off the blanks; releases before 5.2.0 keep them",
+                release=self._release, **values), INFO)
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value}: the quotes are part of the value", **values))
+        elif " #" in value or "\t#" in value:
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value}: a comment after a value is part of it", **values))
+        elif name.startswith(_PATH) and ("${" in value or value.startswith("~")):
+            yield self._found("conf-value", name, Phrase(
+                "{name}={value}: the broker does not replace variables or ~", **values))
+
+    def _twice(self) -> Iterator[ConfFinding]:
+        for name, lines in self._conf.repeated.items():
+            yield self._found("conf-value", name, Phrase(
+                "{name} is in lines {lines}: the last one counts", name=name,
+                lines=", ".join(map(str, lines))))
+
+    # -- folders, and the store -------------------------------------------------------------------
+
+    def _paths(self) -> Iterator[ConfFinding]:
+        """Folders that are not on this machine; with a store `follow` knows which count."""
+        for name in self._conf.texts:
+            value = self._settings.given(name) if name.startswith(_PATH) else None
+            for path in str(value).split(",") if value else ():
+                if not os.path.exists(path):
+                    yield self._found("conf-path", name, Phrase(
+                        "{name}: {path} does not exist", name=name, path=shown(path)))
+
+    def _against(self, store: Store) -> Iterator[ConfFinding]:
+        followed = follow(store, self._release, version_of(self._release))
+        if followed.store is not store:
+            followed.store.close()
+        for told in followed.told:
+            if told.effect != "ignored":
+                yield self._found("conf-store", told.setting, told.said,
+                                  ERROR if told.effect in FATAL else INFO)
+
+    # -- what is not set --------------------------------------------------------------------------
+
+    def _defaults(self) -> Iterator[ConfFinding]:
+        settings = self._settings
+        if settings.given(ROOT) is None:
+            yield self._found("conf-default", ROOT, Phrase(
+                "{name} is not set: ~/store of the broker's user", name=ROOT))
+        if settings.given(LOG) is None and not is_from(self._release, DERIVES_SINCE):
+            yield self._found("conf-default", LOG, Phrase(
+                "{name} is not set: ~/store/commitlog, whatever {root} says (up to 4.9.3)",
+                name=LOG, root=ROOT))
+        for name in _MATTER:
+            if settings.text(name) is None:
+                yield self._found("conf-default", settings.spelled(name), Phrase(
+                    "{name} is not set: {default}", name=settings.spelled(name),
+                    default=f"{DEFAULTS[name]:,}" if isinstance(DEFAULTS[name], int)
+                    else DEFAULTS[name]))

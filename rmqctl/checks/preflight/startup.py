@@ -1,0 +1,69 @@
+"""A start with the configuration file that a broker has, and with each release that may start.
+
+`rmqctl.checks.preflight.preflight` follows one start on the files that the broker opens. This says
+which those are, and puts the outcomes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from rmqctl.actions import Action
+from rmqctl.broker.conf.follow import Followed, follow
+from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.preflight.load import REFUSE
+from rmqctl.checks.preflight.lost import Cut
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.errors import RmqctlError
+from rmqctl.phrases import Phrase
+from rmqctl.store.store import Store
+
+Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
+"""(store, release, its rules, whether all of the log is looked at) -> what a start does."""
+
+
+def start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
+    """What a broker of ``release`` does that follows the configuration file of ``store``."""
+    followed = follow(store, release, version_of(release))
+    try:
+        if followed.elsewhere:
+            made = _elsewhere(store, release, followed)
+        else:
+            made = predict(followed.store, release, followed.version, full)
+    finally:
+        if followed.store is not store:
+            followed.store.close()
+    made.conf_path = store.sizes.conf.path
+    made.log_unopened = followed.log_unopened
+    if followed.log_unopened and not made.not_judged:
+        _count_unopened(store, made)
+    made.configuration, made.assumed = followed.told, followed.assumed
+    for told in followed.told:
+        if told.effect == "refuses":
+            made.starts = False
+            made.refusals.insert(0, told.said)
+            made.actions.insert(0, Action(REFUSE, told.setting, None, None, told.said))
+    return made
+
+
+def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
+    """A start in another folder: nothing of this one changes, and nothing of it is served."""
+    made = Prediction(release, "abnormal" if store.has_abort else "normal",
+                      profile=followed.version.name, mendable=store.layout.is_mended)
+    if followed.log_unopened:
+        made.truncate_to = 0
+        made.stop_reason = Phrase("the log has no file")
+    return made
+
+
+def _count_unopened(store: Store, made: Prediction) -> None:
+    """All messages of the log that is there are out of reach for the broker."""
+    with suppress(RmqctlError):  # which of several logs it is may not be known
+        cut = Cut(store.log, 0)
+        made.messages = made.messages_lost = cut.total
+        made.messages_undecided = cut.undecided
+        made.lost_by_topic = dict(sorted(cut.by_topic.items()))
+        made.lost_first = cut.first
+        if cut.times:
+            made.lost_from, made.lost_to = cut.times

@@ -1,0 +1,66 @@
+"""Sizes of a broker's configuration file against the files of a store: what the files prove counts.
+
+A configuration that belongs to another store, or was edited since, must mislead nobody who reads or
+repairs the files that are there. What such a configuration does to a start is another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.store.files import common_size, queue_size
+
+_FIELDS = {"commitlog_file_size": "commitlog_file", "consumequeue_file_size": "consumequeue_file",
+           "index_slots": "index_slots", "index_max": "index_max"}
+"""Names of a configuration -> the fields of `Sizes` that hold them."""
+_SURE = 2
+"""Files of one size that prove it; a single one may be short."""
+
+
+def as_files_are(store: Any, sizes: Any) -> Any:
+    """``sizes`` without what only ``sizes.conf`` says, and the files of ``store`` refute.
+
+    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, and is seen as it is
+    now.
+    """
+    said = sizes.conf.values
+    refuted: set[str] = set()
+    with suppress(RmqctlError):
+        refuted = {name for name, size in _proven(store, said) if said.get(name, size) != size}
+    if not refuted:
+        return sizes
+    dropped: dict[str, Any] = {field: None for name, field in _FIELDS.items()
+                               if name in refuted and getattr(sizes, field) == said[name]}
+    return replace(sizes, refuted=frozenset(refuted), **dropped)
+
+
+def _proven(store: Any, said: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """What the files of a store prove, by the names of a configuration that says something."""
+    if "commitlog_file_size" in said:
+        files = store.log.files
+        size = common_size(files)
+        if size and _is_sure([file.size for file in files], size, said["commitlog_file_size"]):
+            yield "commitlog_file_size", size
+    for name, queues, unit in (
+            ("consumequeue_file_size", store.queues, consume_queue.UNIT_SIZE),
+            ("batch_consumequeue_file_size", store.batch_queues, batch_consume_queue.UNIT_SIZE)):
+        if name not in said:
+            continue
+        size = queue_size((queue.files for queue in queues.values()), unit)
+        if size and _is_sure([file.size for queue in queues.values() for file in queue.files],
+                             size, said[name]):
+            yield name, size
+    if {"index_slots", "index_max"} & said.keys():
+        shape, _ = store.index_shape()
+        if shape is not None:
+            yield "index_slots", shape[0]
+            yield "index_max", shape[1]
+
+
+def _is_sure(sizes: list[int], found: int, said: int) -> bool:
+    return (sizes.count(found) >= _SURE and said not in sizes) or max(sizes) > said
