@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.broker.consume_queue import dispatched_to, loaded, rocksdb_of
-from rmqctl.broker.versions import BrokerVersion, is_release, version_for, version_of
+from rmqctl.broker.release import judged
+from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import checkpoint as page
@@ -64,9 +65,8 @@ def default_version(store: Store) -> BrokerVersion:
 
 
 def default_release(store: Store) -> str:
-    """Its name: what `init` remembered, where that is a release, else the generation's profile."""
-    remembered = store.remembered.get("version")
-    return str(remembered) if is_release(remembered) else version_for(store.generation).name
+    """Its name, as `rmqctl.broker.release.judged` has it."""
+    return judged(store).release
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:

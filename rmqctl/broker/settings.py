@@ -11,11 +11,11 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from rmqctl.broker.release import judged
 from rmqctl.broker.versions import (
     NEWEST,
     BrokerVersion,
     is_release,
-    version_for,
     version_of,
 )
 from rmqctl.errors import RefusedError, UsageError
@@ -208,7 +208,7 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
     # What is written goes on as it was begun; a store without a log was begun by nobody.
-    begun = {"version": version_for(store.generation).name} if files and store.log.files else {}
+    begun = {"version": judged(store).release} if files and store.log.files else {}
     layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
         ("files", sizes), ("shown", {**begun, **(shown or {})}), ("remembered", remembered),
         ("given", chosen))

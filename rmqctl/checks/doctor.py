@@ -116,6 +116,8 @@ class Diagnosis:
                                 count=self.would_lose))
         elif start.rows_lost:
             parts.append(Phrase("a start would destroy all consumequeues"))
+        elif start.is_so_alone and not start.start_is_harmless:
+            parts += start.undecided
         elif not start.start_is_harmless and not start.misled:
             parts.append(Phrase("a start would take away what tells of the loss"))
         groups = {offset.group for offset in start.offsets_beyond_end}
@@ -195,6 +197,7 @@ class Diagnosis:
                                         + Counter(start.unreachable_by_topic)),
             "starts": None if self.untold is not None else start.starts,
             "broker_version": start.broker_version,
+            "version": start.version,
             "configuration": [told.as_dict() for told in start.configuration],
             "assumed": start.assumed,
             **fields,

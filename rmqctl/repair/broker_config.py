@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmqctl.broker.release import judged
 from rmqctl.broker.settings import Settings, ext_files, resolve
-from rmqctl.broker.versions import version_for
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError
 from rmqctl.parse_values import now_ms
@@ -60,7 +60,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     """
     light = store.light_queues
     config = resolve(store, given, shown={
-        "version": version_for(store.generation).name, "lmq": not light.own_ids,
+        "version": judged(store).release, "lmq": not light.own_ids,
         "multi_dispatch": not light.rows_optional,
         "consumequeue_ext": any(ext_files(store))})
     settings, origin, notes = config.settings, config.origin, []

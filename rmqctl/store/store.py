@@ -54,11 +54,10 @@ if TYPE_CHECKING:
     from rmqctl.store.log.chain import LeftOver
     from rmqctl.store.log.dledger import Node
     from rmqctl.store.rocksdb.queues import RocksQueues
+    from rmqctl.store.version_hints import Evidence
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
-_FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/timercheck",
-               "batchconsumequeue", "consumequeue/CURRENT")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
 """Entries of a folder among which a store is looked for, and how many are named."""
@@ -622,13 +621,15 @@ class Store(Closing):
 
     @cached_property
     def generation(self) -> int:
-        """5 if anything only a 5.x broker writes lies there, else 4."""
-        if any(os.path.lexists(self.path(*mark.split("/"))) for mark in _FIVE_MARKS):
-            return 5
-        checkpoint = self.checkpoint
-        newer = checkpoint is not None and (checkpoint.master_flushed_offset
-                                            or checkpoint.confirm_phy_offset)
-        return 5 if newer else 4
+        """4 or 5: whose files these are, as `rmqctl.store.version_hints.evidence` has it."""
+        return self.evidence.generation
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What tells the generation of the brokers that wrote it, and whether it is proven."""
+        from rmqctl.store.version_hints import evidence
+
+        return evidence(self)
 
     def close(self) -> None:
         for opened in (self.__dict__.pop("rocksdb", None), self._as_is):

@@ -1,23 +1,35 @@
 """Which broker may have written a store: what speaks for it (spec: versions.md).
 
 A store does not name its version. Each hint is something only some releases write; a store that
-was upgraded bears the marks of several.
+was upgraded bears the marks of several. `info` shows the hints, and `evidence` is what everybody
+else goes by: `rmqctl.store.store.Store.generation`, predictions, repairs.
+
+``store`` is a `rmqctl.store.store.Store`, which asks this module itself.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local import abort, properties, sysflag
 from rmqctl.formats.local.message import MAGIC_V2, Record
-from rmqctl.store.config.config import load_one
-from rmqctl.store.store import Store
 
 _SEPARATOR = properties.PROPERTY_SEPARATOR.encode()
 _CRC = properties.CRC32.encode()
+_FIVE = (5, 0, 0)
+_SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
+_LONGEST_V1 = 127
+"""Characters of the longest topic of a v1 record."""
+_SAMPLED = 8
+_VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+_DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
+_MOST_CONFIG = 64 << 20
 
 _MARKS = (
     ("config/consumerFilter.json", (4, 1, 0)),
@@ -28,6 +40,7 @@ _MARKS = (
     ("timerlog", (5, 0, 0)),
     ("config/timercheck", (5, 0, 0)),
     ("batchconsumequeue", (5, 0, 0)),
+    ("consumequeue/CURRENT", (5, 2, 0)),
     ("config/topicQueueMapping.json", (5, 0, 0)),
     ("config/consumerOrderInfo.json", (5, 0, 0)),
     ("epochFileCheckpoint", (5, 0, 0)),
@@ -39,14 +52,59 @@ _MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """``versions`` that do such a thing, in words, and the ``evidence``; ``since`` the first."""
+    """``versions`` that do such a thing, in words, and the ``evidence``; ``since`` the first, and
+    ``four`` where it is none of 5.x.
+    """
 
     versions: str
     evidence: str
     since: tuple[int, int, int] = (4, 0, 0)
+    four: bool = False
 
 
-def hints(store: Store, records: Iterable[Record]) -> list[Hint]:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """``generation``: 4 or 5. ``proven``: only brokers of that one leave such files; else ``other``
+    names a release of the other generation that does so, too.
+    """
+
+    generation: int
+    proven: bool
+    other: str | None = None
+
+
+def evidence(store: Any) -> Evidence:
+    """Which generation wrote a store. Never raises.
+
+    What only 5.x writes proves 5.x, also beside older marks: the store was upgraded. The last
+    properties of a few records tell whether a release of the other generation could have been it.
+    """
+    known = [*_marks(store), *_small_files(store)]
+    if any(hint.since >= _FIVE for hint in known):
+        return Evidence(5, proven=True)
+    if any(hint.four for hint in known):
+        return Evidence(4, proven=True)
+    found = [hint for record in _sample(store) for hint in _record(record)]
+    if any(hint.since >= _FIVE for hint in found):
+        return Evidence(5, proven=True)
+    if any(hint.versions == _SEPARATED for hint in found):
+        return Evidence(5, proven=False, other="4.9.0")
+    return Evidence(4, proven=False, other="5.1.4" if any(
+        hint.versions == _UNSEPARATED for hint in found) else "5.3.3")
+
+
+def _sample(store: Any) -> Iterator[Record]:
+    """The first records of the first and of the last files of a log."""
+    with suppress(RmqctlError):
+        files = store.log.files
+        for file in (*files[:1], *files[1:][-_SAMPLED:]):
+            with suppress(RmqctlError):
+                record = store.log.record_at(file.base)
+                if record is not None:
+                    yield record
+
+
+def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
     """Every hint in a store; ``records`` are a few of its messages (the first, the last)."""
     known_hints = [*_marks(store), *_small_files(store)]
     for record in records:
@@ -71,13 +129,17 @@ def _since(version: tuple[int, int, int], evidence: str) -> Hint:
     return Hint(f"{_text(version)} or later", evidence, version)
 
 
-def _marks(store: Store) -> Iterator[Hint]:
+def _marks(store: Any) -> Iterator[Hint]:
     for name, since in _MARKS:
         if os.path.lexists(store.path(*name.split("/"))):
             yield _since(since, f"{name} is there")
+    with suppress(OSError, ValueError), os.scandir(store.path("consumequeue")) as entries:
+        if any(len(entry.name.encode("utf-8", "surrogateescape")) > _LONGEST_V1
+               for entry in entries):
+            yield _since((5, 1, 0), "a topic has more than 127 characters")
 
 
-def _small_files(store: Store) -> Iterator[Hint]:
+def _small_files(store: Any) -> Iterator[Hint]:
     checkpoint = store.checkpoint
     if checkpoint is not None and checkpoint.confirm_phy_offset:
         yield _since((5, 1, 1), "the checkpoint has a confirmPhyOffset")
@@ -89,15 +151,31 @@ def _small_files(store: Store) -> Iterator[Hint]:
         except (StoreIOError, FormatError):
             pass
         else:
-            yield (Hint("4.x", "the abort file is empty") if pid is None else
+            yield (Hint("4.x", "the abort file is empty", four=True) if pid is None else
                    _since((5, 0, 0), "the abort file holds a process id"))
     if store.layout.config != "json":
         yield _since((5, 3, 2) if store.layout.config == "rocksdb-v2" else (5, 1, 4),
                      "topics and groups are in RocksDB")
         return
-    version = load_one(store, "topics.json").data_version
-    if version is not None and "state_version" in version:
-        yield _since((5, 0, 0), "topics.json has a stateVersion")
+    yield from _data_versions(store)
+
+
+def _data_versions(store: Any) -> Iterator[Hint]:
+    """5.x writes a stateVersion into each file of the configuration that has a dataVersion."""
+    without = None
+    for name in _VERSIONED:
+        for path in (f"config/{name}", f"config/{name}.bak"):
+            try:
+                found = _DATA_VERSION.search(store.read_small(path, most=_MOST_CONFIG))
+            except (StoreIOError, FormatError):
+                continue
+            if found is not None and b'"stateVersion"' in found[1]:
+                yield _since((5, 0, 0), f"{name} has a stateVersion")
+                return
+            if found is not None:
+                without = without or name
+    if without is not None:
+        yield Hint("4.x", f"{without} has no stateVersion", four=True)
 
 
 def _record(record: Record) -> Iterator[Hint]:
@@ -112,8 +190,8 @@ def _record(record: Record) -> Iterator[Hint]:
     if _CRC in record.properties:
         yield _since((5, 2, 0), "a message has an appended CRC")
     elif record.properties.endswith(_SEPARATOR):
-        yield Hint("4.0 to 4.9.0, or 5.2.0 and later",
+        yield Hint(_SEPARATED,
                    "the properties of a message end with a separator")
     elif record.properties:
-        yield Hint("4.9.1 to 5.1.4",
+        yield Hint(_UNSEPARATED,
                    "the properties of a message end without a separator", (4, 9, 1))

@@ -20,7 +20,6 @@ from rmqctl.broker.recovery import (
     RecoveryWalk,
     ReputWalk,
     checkpoint,
-    default_release,
     loaded_log,
     start_file,
 )
@@ -35,7 +34,7 @@ from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.startup import start
+from rmqctl.checks.preflight.startup import start_of
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
@@ -69,7 +68,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     def predict(seen: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
         return _predict(seen, release, version, full, progress)
 
-    return start(store, broker_version or default_release(store), predict, full=full)
+    return start_of(store, broker_version, predict, full=full)
 
 
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from rmqctl.actions import Action
 from rmqctl.broker.conf.follow import Followed, follow
+from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.load import REFUSE
 from rmqctl.checks.preflight.lost import Cut
@@ -23,7 +24,24 @@ Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
 """(store, release, its rules, whether all of the log is looked at) -> what a start does."""
 
 
-def start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
+def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
+    """The start of a broker of the release ``given`` (None: of the one that the files show), and
+    of every other one that nothing rules out, as far as the broker reads.
+    """
+    known = judged(store, given)
+    outcomes: list[Prediction] = []
+    for release in known.candidates:
+        made = _start(store, release, predict, full=full and not outcomes)
+        if len(known.candidates) > 1 and "v2 record" in made.stop_reason:
+            continue  # no broker of that release has written this log
+        outcomes.append(made)
+    made, *others = outcomes or [made]
+    made.proven = known.proven or not others
+    made.others = others
+    return made
+
+
+def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
     """What a broker of ``release`` does that follows the configuration file of ``store``."""
     followed = follow(store, release, version_of(release))
     try:

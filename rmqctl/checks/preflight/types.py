@@ -146,6 +146,10 @@ class Prediction:
     """Structures in a form that is not read, with the reason: nothing here is about them."""
     configuration: list[Told] = field(default_factory=list)
     """What the broker's configuration file does to this start."""
+    proven: bool = True
+    """Whether the release that is judged by was asked for, or is proven by the files."""
+    others: list[Prediction] = field(default_factory=list)
+    """What releases do that may start as well; they were followed as far as a broker reads."""
     conf_path: str = ""
     log_unopened: bool = False
     """Whether the broker opens another log: ``messages_lost`` stay on the disk, unread."""
@@ -161,6 +165,35 @@ class Prediction:
         """The settings that keep the broker from starting on, or serving, all that is there."""
         return [told for told in self.configuration if told.effect in FATAL]
 
+    @property
+    def version(self) -> dict[str, Any]:
+        """The release that is judged by, and those that may start as well."""
+        return {"judged_as": self.broker_version, "proven": self.proven, "candidates": [
+            self.broker_version, *(other.broker_version for other in self.others)]}
+
+    @property
+    def undecided(self) -> list[Phrase]:
+        """Where nothing proves the release and that decides the outcome: what the others do."""
+        return [Phrase(
+            "nothing proves the broker's release: a {version} broker {does} (--broker-version "
+            "settles it)", version=other.broker_version, does=other.does)
+            for other in self.others if other.outcome != self.outcome]
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """What a start comes to, as far as the broker reads."""
+        return (self.starts, self.truncate_to, bool(self.messages_lost), self.rows_lost,
+                self.rows_added, self.rows_cut, bool(self.misled))
+
+    @property
+    def does(self) -> Phrase:
+        """What it does, in few words: ``does not start``, ``loses messages``."""
+        if not self.starts:
+            return Phrase("does not start")
+        if self.is_so_alone:
+            return Phrase("loses nothing")
+        return Phrase("loses messages, or the entries that lead to them")
+
     def look_at_configuration(self, root: str) -> str:
         """The command that says what is wrong with the broker's configuration file."""
         return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
@@ -170,6 +203,11 @@ class Prediction:
         """Whether the broker starts and by that nothing readable is lost, and no row that tells of
         what is lost already.
         """
+        return self.is_so_alone and all(other.is_so_alone for other in self.others)
+
+    @property
+    def is_so_alone(self) -> bool:
+        """The same of the release that is judged by alone."""
         return self.starts and not (self.misled or self.messages_lost or self.unreachable
                                     or self.rows_lost or self.shadowed
                                     or (self.rows_cut and self.messages_already_lost))
@@ -230,7 +268,8 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
         return {
-            "broker_version": self.broker_version, "profile": self.profile,
+            "broker_version": self.broker_version, "version": self.version,
+            "profile": self.profile,
             "recovery": self.recovery,
             "starts": self.starts, "truncate_to": self.truncate_to,
             "start_file": self.start_file, "start_reason": self.start_reason,

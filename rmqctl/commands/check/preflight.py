@@ -124,6 +124,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.table([action.in_words() for action in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
     show_section(page, prediction.consumers, prediction.notes)
+    for text in prediction.undecided:
+        page.text(text, "warn")
     if prediction.differences:
         page.heading("Other versions")
         for text in prediction.differences:

@@ -242,13 +242,16 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
                 prediction = preflight(opened, version, progress=progress.advance)
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,
                                prediction=prediction)
+        undecided = prediction.undecided
+        refused = "" if not undecided else (
+            f"{undecided[0]}. Nothing was changed")
         ends_with = (ExitCode.FAILED if not prediction.starts else
                      ExitCode.OK if prediction.harmless else ExitCode.FINDINGS)
         return applying.Proposal(plan, {
             "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
             "messages_lost_total": prediction.messages_lost}, ends_with=ends_with,
-            impact=prediction.cut_impact,
+            impact=prediction.cut_impact, refused=refused,
             instead=() if prediction.starts else ("recover", store.root))
 
     applying.run(out, store.root, "recover", propose, apply, folders=store.folders)

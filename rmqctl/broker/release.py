@@ -1,0 +1,34 @@
+"""Which release a start is judged by: the one detector, for views, predictions and repairs.
+
+What is asked for wins, then what `init` remembered, then what the files prove (`Store.evidence`)
+and what the broker's configuration file says. Where nothing proves it, all candidates count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmqctl.broker.versions import is_release, release_of, version_for
+from rmqctl.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """``release``: whose rules count. ``candidates``: all that may start, that one first."""
+
+    release: str
+    proven: bool
+    candidates: tuple[str, ...]
+
+
+def judged(store: Store, given: str | None = None) -> Judged:
+    """The release for a store; ``given``: the one that was asked for. UsageError."""
+    remembered = store.remembered.get("version")
+    known = release_of(given) if given else remembered if is_release(remembered) else None
+    if known is not None:
+        return Judged(str(known), proven=True, candidates=(str(known),))
+    found = store.evidence
+    release = version_for(found.generation).name
+    if found.proven or found.other is None:
+        return Judged(release, proven=found.proven, candidates=(release,))
+    return Judged(release, proven=False, candidates=(release, found.other))
