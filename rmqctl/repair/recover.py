@@ -20,7 +20,7 @@ from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import FormatError, RefusedError, UsageError
-from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
@@ -45,6 +45,7 @@ from rmqctl.repair.rebuild.foreign_files import (
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Kept, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.rebuild import wants as wants_queue
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
+from rmqctl.repair.rebuild.timer import timer_steps
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.log_files import laid_over, over
 from rmqctl.repair.salvage.salvage import (
@@ -66,7 +67,8 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "recover"
 COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
-PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, CONFIG)
+TIMER = "timer"
+PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, TIMER, CONFIG)
 """What ``--only`` may name."""
 
 
@@ -206,6 +208,10 @@ class _Planner:
                 "DLedger recovers its log at every start; behind this file a broker of 5.2.0 or "
                 "later would cut rows off again that lead into it")]))
         table = self._table(rebuilt)
+        if TIMER in self._options.only and self._options.topic is None and not held:
+            timer = timer_steps(self._store, saved.log_end, table.get(f"{TIMER_TOPIC}-0"))
+            self._take((timer.steps, timer.actions))
+            self._notes += timer.notes
         if CONFIG in self._store.layout.unwritten and CONFIG in self._options.only:
             self._notes.append("the configuration stays as it is: "
                                f"{self._store.layout.unwritten[CONFIG]}")

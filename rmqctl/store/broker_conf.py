@@ -74,6 +74,8 @@ class BrokerConf:
     """The line on which each of them begins."""
     repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
     """Names with several values: all of their lines."""
+    runtime: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What decides what a broker deletes or delivers once it runs, by its own names."""
 
     @property
     def metadata(self) -> str | None:
@@ -186,7 +188,9 @@ class _Reading:
             {name: value for key, (name, read) in _TIER_SETTINGS.items()
              if (value := read(self, key)) is not None},
             self._text("tieredStoreFilePath") or self._text("tieredStoreFilepath"),
-            tuple(self._notes), self._texts, self._lines, self._repeated)
+            tuple(self._notes), self._texts, self._lines, self._repeated,
+            {name: value for name, read in _RUNTIME.items()
+             if (value := read(self, name)) is not None})
 
     def _text(self, key: str) -> str | None:
         value = self._texts.get(key, "").strip()
@@ -271,7 +275,20 @@ _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
 }
 """The same for tiers, by the names of their options."""
 
-_KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | {
+_RUNTIME: dict[str, _Read] = {
+    "fileReservedTime": _Reading._count,
+    "deleteWhen": _Reading._text,
+    "diskMaxUsedSpaceRatio": _Reading._count,
+    "diskSpaceWarningLevelRatio": _Reading._count,
+    "diskSpaceCleanForciblyRatio": _Reading._count,
+    "cleanFileForciblyEnable": _Reading._flag,
+    "deleteFileBatchMax": _Reading._count,
+    "timerWheelEnable": _Reading._flag,
+    "mappedFileSizeTimerLog": _Reading._count,
+}
+"""Names in the file -> how Java reads the value."""
+
+_KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) | {
     "tieredStoreFilePath", "tieredStoreFilepath",
     "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
     "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",

@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
     from rmqctl.repair.sources.records import Unused
 
-_STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table", "config")
+_STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table", "timer",
+               "config")
 
 
 def command(
     *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES), help="Some of commitlog, "
-        "consumequeue, index, checkpoint, topic-queue-table, config, with commas between. Only "
-        "where it is named, config makes anew what is missing without a backup.")] = None,
+        "consumequeue, index, checkpoint, topic-queue-table, timer, config (comma-separated). "
+        "Naming config also recreates config files that have no backup.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
         "--strategy", help="salvage keeps every intact message; broker leaves what a broker's own "
         "start would leave, which ends the log at the first damage.")] = "salvage",

@@ -1,0 +1,366 @@
+"""What a 5.x broker finds of its pending timed messages when it starts, and the wheel they need.
+
+spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
+it read last, follows each slot through the timer log, and reads the messages from the commitlog. A
+message that is in no slot from there on is never delivered, though the timer log and the commitlog
+still have it. Units behind the queue offset at which a broker goes on are enqueued again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.message import MAGIC_BLANK
+from rmqctl.formats.local.properties import TIMER_TOPIC
+from rmqctl.formats.timer.timer_check import TimerCheckRecord
+from rmqctl.formats.timer.timer_log import MAGIC_BITS, MAGIC_DELETE, UNIT, UNIT_SIZE
+from rmqctl.formats.timer.timer_wheel import (
+    DAYS,
+    DEFAULT_PRECISION,
+    FILE_SIZE,
+    SLOT,
+    SLOT_SIZE,
+    SLOTS,
+)
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import TIMERCHECK, load_one
+from rmqctl.store.files import StoreFile, common_size, listing
+from rmqctl.store.log.commit_log import records_at
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+WHEEL, LOG = "timerwheel", "timerlog"
+KEPT_SLOTS = DAYS * 86_400 - 60
+"""How far back a start reads the wheel: messages that are overdue by more are skipped."""
+_NONE = -1
+_PAGE = 1 << 14
+_PAGE_SLOTS = 1 << 15
+_ANYWHERE = 1 << 62
+_COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
+
+
+class Units(NamedTuple):
+    """Units of the timer log by column: position in the timer log, slot (time / precision), the
+    position of the unit before it in the slot, the message, and what it adds to the slot's number.
+    """
+
+    position: Array
+    slot: Array
+    previous: Array
+    physical: Array
+    size: Array
+    step: Array
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def only(self, mask: Array) -> Units:
+        return Units(*(column[mask] for column in self))
+
+
+@dataclass(slots=True)
+class Slots:
+    """The wheel by column; ``num`` is not rebuilt by a broker."""
+
+    time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+
+    def revise(self, units: Units) -> None:
+        """Set slots to these units, in their order, as ``TimerWheel.reviseSlot`` does."""
+        if not len(units):
+            return
+        first, last = _runs(units)
+        number, slot = units.slot[last] % SLOTS, units.slot[last]
+        goes_on = (self.time[number] == slot) & ~_laps(units, first)
+        self.first[number] = np.where(goes_on, self.first[number], units.position[first])
+        self.time[number], self.last[number] = slot, units.position[last]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerStart:
+    """What a start makes of the pending timed messages; all but ``pending`` are never delivered.
+
+    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot that is read; ``gone``:
+    not in the commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued
+    after the start. ``read_from``: the time (ms) at which a broker goes on reading the wheel.
+    """
+
+    pending: int
+    skipped: int
+    unreachable: int
+    gone: int
+    waiting: int
+    read_from: int
+    checked: TimerCheckRecord
+    wheel_missing: bool
+
+
+@dataclass(slots=True)
+class TimerFiles:
+    """The timer's files of a store, as a broker loads them."""
+
+    store: Store
+    files: list[StoreFile]
+    file_size: int
+    precision: int
+    checked: TimerCheckRecord
+
+    @classmethod
+    def of(cls, store: Store) -> TimerFiles:
+        conf = store.sizes.conf
+        files = listing(store.path(LOG)).files
+        check = load_one(store, TIMERCHECK).main.value
+        size = conf.runtime.get("mappedFileSizeTimerLog") or common_size(files) or 0
+        return cls(store, files, size, conf.values.get("timer_precision") or DEFAULT_PRECISION,
+                   check if isinstance(check, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any timed message was ever enqueued."""
+        return any(file.size for file in self.files) or self.checked.last_timer_queue_offset > 0
+
+    def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
+        """(file, its size, what a broker wants) of each file that keeps a broker from starting.
+
+        ``empty_last``: whether it deletes a last file without a byte instead.
+        """
+        wheel = self.store.path(WHEEL)
+        if os.path.isfile(wheel) and (size := os.path.getsize(wheel)) not in (0, FILE_SIZE):
+            yield wheel, size, FILE_SIZE
+        for file in self.files:
+            if file.size != self.file_size and not (
+                    empty_last and not file.size and file is self.files[-1]):
+                yield file.path, file.size, self.file_size
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def wheel(self) -> Slots | None:
+        """The wheel; None where there is none, or an empty one."""
+        path = self.store.path(WHEEL)
+        try:
+            with FileSource(path) as source:
+                if source.size != FILE_SIZE:
+                    return None
+                slots, place = Slots(), 0
+                while place < SLOTS:
+                    place = min(source.next_data(place * SLOT_SIZE) // SLOT_SIZE, SLOTS)
+                    if place >= SLOTS:
+                        break
+                    count = min(_PAGE_SLOTS, SLOTS - place)
+                    page = SLOT.array(source.read(place * SLOT_SIZE, count * SLOT_SIZE))
+                    part = slice(place, place + len(page))
+                    slots.time[part], slots.first[part] = page["time"], page["first_pos"]
+                    slots.last[part] = page["last_pos"]
+                    place += len(page)
+                return slots
+        except StoreIOError:
+            return None
+
+    def pages(self, first_file: int = 0) -> Iterator[tuple[int, Units]]:
+        """(number of the file, its next units): all that a broker takes for units."""
+        for number, file in enumerate(self.files[first_file:], first_file):
+            with FileSource(file.path) as source:
+                for place in range(0, source.size, _PAGE * UNIT_SIZE):
+                    data = source.read(place, min(_PAGE * UNIT_SIZE, source.size - place))
+                    units, ended = self._units(data, file.base + place)
+                    if len(units):
+                        yield number, units
+                    if ended:
+                        break
+
+    def _units(self, data: bytes, base: int) -> tuple[Units, bool]:
+        raw = UNIT.array(data[:len(data) - len(data) % UNIT_SIZE])
+        ends = np.flatnonzero(raw["magic"].astype(np.uint32) == MAGIC_BLANK)
+        raw = raw[:int(ends[0])] if len(ends) else raw
+        magic = raw["magic"]
+        position = base + np.arange(len(raw), dtype=np.int64) * UNIT_SIZE
+        time = raw["curr_write_time"].astype(np.int64) + raw["delay_time"]
+        units = Units(position, time // self.precision, raw["prev_pos"].astype(np.int64),
+                      raw["physical_offset"].astype(np.int64), raw["message_size"].astype(np.int64),
+                      np.where(magic & MAGIC_DELETE, -1, 1))
+        sound = (raw["size"] == UNIT_SIZE) & (magic & ~MAGIC_BITS == 0)
+        return units.only(sound), bool(len(ends))
+
+    def units(self, since: int) -> Units:
+        """The units of slots from ``since`` on."""
+        parts = [units.only(units.slot >= since) for _, units in self.pages()]
+        if not parts:
+            return Units(*(np.zeros(0, np.int64) for _ in _COLUMNS))
+        return Units(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    # -- what a start does --------------------------------------------------------------------
+
+    @property
+    def first_revised(self) -> int:
+        """The number of the timer log file from which on a start revises the wheel."""
+        if not self.files:
+            return 0
+        begin = max(self.checked.last_timer_log_flush_pos - self.file_size, 0)
+        return max((number for number, file in enumerate(self.files) if file.base <= begin),
+                   default=0)
+
+    def start(self, now: int, log_min: int, log_end: int) -> TimerStart:
+        """What a broker that starts at ``now`` (ms) finds of the pending messages, with the
+        commitlog from ``log_min`` to ``log_end``. StoreIOError.
+        """
+        last_read = self.checked.last_read_time_ms
+        since = min(last_read // self.precision, now // self.precision - KEPT_SLOTS)
+        units = self.units(since)
+        wheel = self.wheel()
+        read_from = max(last_read // self.precision, now // self.precision - KEPT_SLOTS)
+        slots = wheel or Slots()
+        end = self._recover(slots, units, read_from)
+        again, waiting = self._enqueued_again(end, log_end)
+        pending = units.only((units.slot >= last_read // self.precision)
+                             & (units.physical < again))
+        delivered = _reached(units, slots, read_from, end)[np.searchsorted(
+            units.position, pending.position)]
+        gone = (pending.physical < log_min) | (pending.physical + pending.size > log_end)
+        gone |= ~self._intact(pending)
+        late = ~gone & (pending.slot < read_from)
+        lost = ~gone & ~late & ~delivered
+        return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()), waiting,
+                          read_from * self.precision, self.checked, wheel is None)
+
+    def _intact(self, units: Units) -> Array:
+        """Of which units a whole record is in the commitlog."""
+        offset, of_unit = np.unique(units.physical, return_inverse=True)
+        size: Array = np.zeros(len(offset), np.int64)
+        np.maximum.at(size, of_unit, np.maximum(units.size, 0))
+        found: Array = np.zeros(len(offset), bool)
+        for window in records_at(self.store.log, offset, size):
+            found[window.rows] = window.found
+        intact: Array = found[of_unit]
+        return intact
+
+    def _recover(self, slots: Slots, units: Units, read_from: int) -> int:
+        """Revise the wheel as a start does; the position behind the last unit that it accepts."""
+        if not self.files:
+            return 0
+        file = self.first_revised
+        end = self.files[file].base
+        for number, page in self.pages(file):
+            if number == file + 1:
+                file, end = number, self.files[number].base
+            # A unit that is none ends the timer log; so does a file without one.
+            sound = page.position == end + np.arange(len(page)) * UNIT_SIZE
+            count = len(page) if sound.all() else int(np.argmin(sound))
+            slots.revise(page.only(np.arange(len(page)) < count))
+            end += count * UNIT_SIZE
+            if count < len(page):
+                break
+        beyond = (slots.time >= read_from) & (slots.last > end)
+        if beyond.any() and int(slots.first[beyond].min()) < end:
+            slots.revise(units.only((units.position >= int(slots.first[beyond].min()))
+                                    & (units.position < end)))
+        return end
+
+    def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int]:
+        """(physical offset of the first message that is enqueued after the start, how many are)."""
+        queue = self.store.known_queue(TIMER_TOPIC, 0)
+        if queue is None:
+            return _ANYWHERE, 0
+        at = min(self._next_row(end, log_end, queue), self.checked.master_timer_queue_offset)
+        at = max(at, queue.first_index)
+        unit = queue.unit(at) if at < queue.disk_end else None
+        return (_ANYWHERE, 0) if unit is None else (unit.physical_offset, queue.disk_end - at)
+
+    def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
+        """The row behind that of the last unit, else what timercheck says."""
+        last = None
+        for _, page in self.pages(max(len(self.files) - 2, 0)):
+            kept = page.only(page.position < end)
+            last = kept if len(kept) else last
+        if last is None or int(last.position[-1]) + UNIT_SIZE != end:
+            return self.checked.last_timer_queue_offset
+        physical, size = int(last.physical[-1]), int(last.size[-1])
+        if physical + size > log_end:
+            return self.checked.last_timer_queue_offset
+        record = self.store.log.record_at(physical, size)
+        if record is None:
+            return self.checked.last_timer_queue_offset
+        row = min(record.queue_offset, queue.disk_end)
+        for place in range(row, max(row - 20_000, -1), -1):
+            unit = queue.unit(place)
+            if unit is not None and unit.physical_offset == physical:
+                return place + 1
+        return record.queue_offset + 1
+
+
+def _runs(units: Units) -> tuple[Array, Array]:
+    """For each place of the wheel (first, last) of the last run of units of one time."""
+    number = units.slot % SLOTS
+    order = np.lexsort((units.position, number))
+    number, slot = number[order], units.slot[order]
+    new = np.concatenate(([True], (number[1:] != number[:-1]) | (slot[1:] != slot[:-1])))
+    start = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    last = np.flatnonzero(np.concatenate((number[1:] != number[:-1], [True])))
+    return order[start[last]], order[last]
+
+
+def _laps(units: Units, first: Array) -> Array:
+    """Whether the run is not the first one of its place: the slot began anew within the units."""
+    number = units.slot % SLOTS
+    earliest = np.full(SLOTS, _ANYWHERE, np.int64)
+    np.minimum.at(earliest, number, units.position)
+    laps: Array = earliest[number[first]] != units.position[first]
+    return laps
+
+
+def _reached(units: Units, slots: Slots, read_from: int, end: int) -> Array:
+    """Which of the units a broker comes to from the slots of ``read_from`` and later."""
+    found: Array = np.zeros(len(units), bool)
+    if not len(units):
+        return found
+    heads = slots.last[(slots.time >= read_from) & (slots.time < read_from + SLOTS)]
+    while len(heads):
+        heads = heads[(heads >= 0) & (heads < end)]
+        place = np.minimum(np.searchsorted(units.position, heads), len(units) - 1)
+        place = np.unique(place[units.position[place] == heads])
+        place = place[~found[place]]
+        found[place] = True
+        heads = units.previous[place]
+    return found
+
+
+# -- the wheel, built from the timer log ----------------------------------------------------------
+
+
+def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, bytes]:
+    """The pages of a wheel that leads to every unit of the timer log: bytes by their position.
+
+    ``log_end``: units from the first one on after which all point beyond it are left out.
+    StoreIOError.
+    """
+    units = files.units(0)
+    if log_end is not None:
+        inside = np.flatnonzero(units.physical < log_end)
+        units = units.only(np.arange(len(units)) <= (inside[-1] if len(inside) else -1))
+    if not len(units):
+        return {}
+    first, last = _runs(units)
+    number, time = units.slot[last] % SLOTS, units.slot[last]
+    raw: Array = np.zeros(len(last), SLOT.array(b"").dtype)
+    count: Array = np.zeros(SLOTS, np.int64)
+    newest: Array = np.zeros(SLOTS, np.int64)
+    newest[number] = time
+    latest = newest[units.slot % SLOTS] == units.slot
+    np.add.at(count, units.slot[latest] % SLOTS, units.step[latest])
+    raw["time"], raw["first_pos"] = time, units.position[first]
+    raw["last_pos"], raw["num"] = units.position[last], count[number]
+    pieces: dict[int, bytearray] = {}
+    order = np.argsort(number)
+    for place, slot in zip(number[order].tolist(), raw[order], strict=True):
+        page = place * SLOT_SIZE // 4096 * 4096
+        data = pieces.setdefault(page, bytearray(4096))
+        at = place * SLOT_SIZE - page
+        data[at:at + SLOT_SIZE] = slot.tobytes()
+    return {place: bytes(data) for place, data in pieces.items()}

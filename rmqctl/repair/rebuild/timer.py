@@ -1,0 +1,87 @@
+"""The timer of 5.x beside a log that was repaired: no unit without a message, every unit in a slot.
+
+Units that point beyond the end of the log go, as `truncate` cuts them. A wheel that is missing, has
+the wrong size or leaves pending messages unreachable is rebuilt from the timer log, which has the
+time and the message of each unit (spec: timer-and-others-5x.md §1.2, §1.3).
+"""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.broker.timer import WHEEL, TimerFiles, rebuilt_wheel
+from rmqctl.checks.verify.timer.timer import check
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.timer.timer_wheel import FILE_SIZE, SLOT, SLOT_SIZE
+from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Replace
+from rmqctl.repair.truncate.timer import cut_timer
+from rmqctl.scan.overlay import Piece
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store import Store
+
+
+def timer_steps(store: Store, log_end: int, next_row: int | None) -> Changes:
+    """What sets the timer's files right for a log that ends at ``log_end``.
+
+    ``next_row``: the next queue offset of the timer topic, None where it has no queue.
+    StoreIOError.
+    """
+    files = TimerFiles.of(store)
+    if not files.in_use:
+        return Changes()
+    changes = cut_timer(store, log_end, next_row)
+    cut = any(action.target == "timerlog" for action in changes.actions)
+    if files.files and _wheel_is_wrong(store, files, log_end):
+        # The units that go are in no slot of the new wheel.
+        changes.steps = [step for step in changes.steps if step.target != WHEEL]
+        changes.actions = [action for action in changes.actions if action.target != WHEEL]
+        _rebuild(store, files, log_end if cut else None, changes)
+    return changes
+
+
+def _wheel_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
+    wheel = store.path(WHEEL)
+    if any(path == wheel for path, _, _ in files.wrong_sizes(empty_last=True)):
+        return True
+    last_read = files.checked.last_read_time_ms
+    if files.start(last_read, store.log.min_offset, log_end).unreachable:
+        return True
+    return any(finding.is_trouble and finding.file == wheel
+               for finding in check(store, log_end, live=False)
+               if finding.category == "timer-wheel" and "beyond the end" not in finding.detail)
+
+
+def _rebuild(store: Store, files: TimerFiles, log_end: int | None, changes: Changes) -> None:
+    pages = rebuilt_wheel(files, log_end)
+    path = store.path(WHEEL)
+    if os.path.lexists(path) and not os.path.isfile(path):
+        changes.steps.append(MoveAside(WHEEL))
+    there = os.path.isfile(path)
+    if there and not _differs(path, pages):
+        return
+    content = Piece(0, FILE_SIZE, tuple(sorted(pages.items())))
+    changes.steps.append(Replace(WHEEL, content) if there else Create(WHEEL, content))
+    used = sum(bool(SLOT.decode(page, place).last_pos or SLOT.decode(page, place).time)
+               for page in pages.values() for place in range(0, len(page), SLOT_SIZE))
+    changes.actions.append(Action(
+        "rebuild", WHEEL, None, used, "from the timer log: every unit is in a slot again", "slot"))
+
+
+def _differs(path: str, pages: dict[int, bytes]) -> bool:
+    """Whether a wheel is not the one of these pages."""
+    try:
+        with FileSource(path) as source:
+            if source.size != FILE_SIZE:
+                return True
+            step = 1 << 20
+            return any(source.read(place, min(step, FILE_SIZE - place)) != _bytes(pages, place, min(
+                step, FILE_SIZE - place)) for place in range(0, FILE_SIZE, step))
+    except StoreIOError:
+        return True
+
+
+def _bytes(pages: dict[int, bytes], place: int, size: int) -> bytes:
+    data = bytearray(size)
+    Piece(place, size, tuple((at - place, page) for at, page in sorted(pages.items())
+                             if place <= at < place + size)).read_into(memoryview(data), 0)
+    return bytes(data)
