@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.engine_write.crashing import Crasher
-from tests.support import cli, environment, roomy, snapshot, unforced
+from tests.support import cli, environment, moment, roomy, snapshot, unforced
 from tests.support import golden as golden_sets
 from tests.support import retried as retried_stores
 from tests.support import tiny as tiny_stores
@@ -31,6 +31,7 @@ Runner = Callable[..., cli.Result]
 def pytest_configure() -> None:
     unforced.install()
     roomy.install()
+    moment.install()
     # Properties are about answers, not about time: a busy machine is no failure.
     settings.register_profile("suite", deadline=None, max_examples=examples(100),
                               suppress_health_check=[HealthCheck.too_slow],

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from rmqctl.checks.losses import GROUPS, OFFSETS, TOPICS
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
     if start.misled and not is_damaged:
         judged = False  # the files are intact
-    outlook = outlook or Outlook(changes=start.mendable)
+    outlook = outlook or Outlook(changes=start.mendable and (is_damaged or start.recovers))
+    yield from of_the_machine(start, root)
     if judged and not is_held:
         yield from _repairs(root, outlook, lost=start.messages_already_lost)
         if any(offset.group for offset in start.offsets_beyond_end):
@@ -129,6 +131,16 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
                    Phrase("shows what a broker's startup would do, file by file"))
+
+
+def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
+    """What shows or prevents losses that are no damage of the store."""
+    if not start.runs_well:
+        yield Step(f"rmqctl du {root}", Phrase("shows which files use the disk"))
+    if any(loss.what in (TOPICS, GROUPS, OFFSETS) for loss in start.other_losses):
+        yield Step(f"rmqctl config convert {root} --to json",
+                   Phrase("writes the configuration as the JSON files that this release reads"),
+                   "reversible")
 
 
 def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqctl.checks import advice
 from rmqctl.checks.advice import Outlook, Remaining, Step
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
+from rmqctl.checks.preflight.around import Around, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
-from rmqctl.phrases import Joined, Phrase
+from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _ORDER = (ERROR, WARNING, INFO)
 _KEPT = 1000
+_CAUSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,15 @@ class Diagnosis:
             parts.append(Phrase("a start would destroy all consumequeues"))
         elif start.is_so_alone and not start.start_is_harmless:
             parts += start.undecided
-        elif not start.start_is_harmless and not start.misled:
+        elif start.rows_cut and start.messages_already_lost:
             parts.append(Phrase("a start would take away what tells of the loss"))
+        causes = [loss.cause for loss in start.beside_messages if loss.already]
+        if causes:
+            parts.append(some_of(causes, _CAUSES))
+        if start.also_loses is not None and start.starts and not start.start_is_harmless:
+            parts.append(Phrase("a start would lose {what}", what=start.also_loses))
+        if start.refuses_writes:
+            parts.append(Phrase("the broker rejects messages: its disk is full"))
         groups = {offset.group for offset in start.offsets_beyond_end}
         if groups:
             parts.append(Phrase("{count} group would stand beyond the end",
@@ -204,7 +213,9 @@ class Diagnosis:
             "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
             "impact": None if impact is None else impact.as_dict(),
             "messages": start.messages, "log_bytes": self.findings.coverage.bytes_total,
-            "disk": self.disk._asdict(),
+            "losses": [loss.as_dict() for loss in start.losses],
+            "refuses_writes": start.refuses_writes,
+            "disk": {**self.disk._asdict(), **({} if start.disk is None else start.disk.as_dict())},
             "lock": {"held": self.lock.held, "pid": self.lock.pid, "kind": self.lock.kind},
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
@@ -222,13 +233,15 @@ class Diagnosis:
 
 def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
-             profile: bool = False) -> Diagnosis:
+             profile: bool = False, machine: Around | None = None) -> Diagnosis:
     """Verifies all of a store and predicts a start on it. ``progress`` is told bytes of the log,
-    each of them twice. ``profile``: with one of the log, from the same pass. StoreIOError.
+    each of them twice. ``profile``: with one of the log, from the same pass. ``machine``: the clock
+    and the disk of the start; None: this machine's. StoreIOError.
     """
     run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress)
     found = verdict(run, _KEPT)
-    start = preflight(store, broker_version, full=True, progress=progress)
+    start = preflight(store, broker_version, full=True, progress=progress,
+                      machine=machine or around_in_use(store))
     room = os.statvfs(store.root)
     return Diagnosis(found, start, store.lock, Disk(
         room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize), run.profile)

@@ -343,7 +343,7 @@ def test_a_held_store_is_answered_with_a_note(golden_copy):
         made = _elsewhere(root)
     assert made["messages_lost"] == 0
     assert "a broker runs on this store" in made["notes"][0]
-    assert _elsewhere(root)["notes"] == []
+    assert not any("a broker runs" in note for note in _elsewhere(root)["notes"])
 
 
 def _elsewhere(root: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import unforced
+from tests.support import moment, roomy, unforced
 
 _LOADED = ("rmqctl.cli", "rmqctl.output", "rmqctl.store.store", "rmqctl.store.info",
            "rmqctl.checks.verify.verify", "rmqctl.engine.engine", "rmqctl.repair.recover")
@@ -114,6 +114,8 @@ def _serve() -> None:
     import importlib
 
     unforced.install()
+    roomy.install()
+    moment.install()
     for name in _LOADED:
         importlib.import_module(name)
     for text in sys.stdin:

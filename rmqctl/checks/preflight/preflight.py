@@ -28,13 +28,17 @@ from rmqctl.checks.consumers import QueueLosses, Situation, consumers
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.around import Around
 from rmqctl.checks.preflight.by_queue import by_queue
+from rmqctl.checks.preflight.disk import judge_disk
+from rmqctl.checks.preflight.downgrade import judge_downgrade
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.startup import start_of
+from rmqctl.checks.preflight.timers import judge_timers
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
@@ -53,7 +57,7 @@ _TOPICS = 3
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
-              progress: Progress | None = None) -> Prediction:
+              progress: Progress | None = None, machine: Around | None = None) -> Prediction:
     """What a broker of ``broker_version`` does when it starts.
 
     None: the version the store was made for, else that of its generation. Of a store whose
@@ -62,18 +66,29 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 
     ``full``: messages without a row are looked for in all of the log, else only in the part
     which the broker reads; and once messages are known to be lost, nothing else is looked for.
-    ``progress`` is told bytes of the log. UsageError for a version that cannot be predicted,
+    ``progress`` is told bytes of the log. ``machine``: the clock and the disk that it starts with;
+    None: what depends on them is not predicted. UsageError for a version that cannot be predicted,
     StoreIOError where the log cannot be read.
     """
     def predict(seen: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
-        return _predict(seen, release, version, full, progress)
+        return _predict(seen, release, version, full, progress, machine)
 
     return start_of(store, broker_version, predict, full=full)
 
 
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
-             progress: Progress | None) -> Prediction:
-    """The start of one broker on the files that it opens."""
+             progress: Progress | None, machine: Around | None) -> Prediction:
+    """The start of one broker on the files that it opens, and its first minutes."""
+    predicted = _of_log_and_queues(store, release, version, full, progress)
+    if machine is not None and store.layout.reads(LOG):
+        judge_timers(predicted, store, version, machine.now)
+        judge_disk(predicted, store, version, machine)
+        judge_downgrade(predicted, store)
+    return predicted
+
+
+def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full: bool,
+                       progress: Progress | None) -> Prediction:
     predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
                            profile=version.name, mendable=store.layout.is_mended)
     holder = store.lock

@@ -12,6 +12,7 @@ from rmqctl.broker.conf.follow import FATAL, Told
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
+from rmqctl.checks.losses import INDEX, MESSAGES, Loss, summed
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.phrases import Phrase
@@ -55,6 +56,29 @@ class OffsetBeyondEnd(NamedTuple):
     queue_id: int
     offset: int
     max_offset: int
+
+
+class DiskUse(NamedTuple):
+    """``deletes_files``: log files that the cleaner deletes in the first minutes because the disk
+    is full, with so many messages (None: unknown). ``expires_files``: those that are older than
+    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then ratios are None.
+    """
+
+    used_ratio: float | None
+    clean_ratio: float
+    refuse_ratio: float
+    deletes_files: int = 0
+    deletes_messages: int | None = 0
+    expires_files: int = 0
+    expires_messages: int | None = 0
+    reserved_hours: int = 72
+    delete_when: str = "04"
+    expires_at_once: bool = False
+    not_judged: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return self._asdict()
 
 
 @dataclass(slots=True)
@@ -160,6 +184,43 @@ class Prediction:
     """Files and folders of log, consumequeues and index that go away (relative to the root or
     absolute), in the order in which a broker takes them away."""
 
+    other_losses: list[Loss] = field(default_factory=list)
+    """Losses of structures that neither the log nor ``config/`` covers; `losses` has all."""
+    incurable: int = 0
+    """How many of these no repair of the store prevents."""
+    refuses_writes: bool = False
+    """Whether the broker rejects messages because its disk is full."""
+    disk: DiskUse | None = None
+    """What the cleaner does; None where it was not asked."""
+
+    @property
+    def losses(self) -> list[Loss]:
+        """All that is or would be lost beside what messages and index are counted for."""
+        return [*self.beside_messages]
+
+    @property
+    def beside_messages(self) -> list[Loss]:
+        """Losses that are not about the log and its consume queues."""
+        return [*self.other_losses]
+
+    @property
+    def also_loses(self) -> Phrase | None:
+        """What the start costs beside messages: ``12 timed messages``."""
+        index = [Loss(INDEX, self.index_lost, "", "index")] if self.index_lost else []
+        return summed([*(loss for loss in self.beside_messages if not loss.already), *index])
+
+    @property
+    def runs_well(self) -> bool:
+        """Whether the broker accepts messages, and deletes nothing because its disk is full."""
+        return not (self.refuses_writes or (self.disk is not None and self.disk.deletes_files))
+
+    @property
+    def recovers(self) -> bool:
+        """Whether anything is wrong that `recover` may repair."""
+        return not self.starts or len(self.losses) > self.incurable or bool(
+            self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
+            or self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
+
     @property
     def misled(self) -> list[Told]:
         """The settings that keep the broker from starting on, or serving, all that is there."""
@@ -208,29 +269,39 @@ class Prediction:
     @property
     def is_so_alone(self) -> bool:
         """The same of the release that is judged by alone."""
-        return self.starts and not (self.misled or self.messages_lost or self.unreachable
-                                    or self.rows_lost or self.shadowed
-                                    or (self.rows_cut and self.messages_already_lost))
+        return self.starts and self.runs_well and not (
+            self.misled or self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
+            or (self.rows_cut and self.messages_already_lost)
+            or any(not loss.already for loss in self.losses))
 
     @property
     def harmless(self) -> bool:
         """Whether nothing would be lost, and nothing is."""
         return self.start_is_harmless and not (
-            self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
+            self.messages_already_lost or self.offsets_beyond_end or self.undecodable
+            or self.losses)
 
     @property
     def costless(self) -> Phrase:
-        """What a start that costs no message does: ``lose nothing``, or what of the index."""
-        return Phrase("lose no message, but {count:,} index entry",
-                      "lose no message, but {count:,} index entries", count=self.index_lost
-                      ) if self.index_lost else Phrase("lose nothing")
+        """What a start that costs no message does: ``lose nothing``, or what else."""
+        also = self.also_loses
+        if also is None:
+            return Phrase("lose nothing")
+        return Phrase("lose {what}", what=also) if self._loses_messages else Phrase(
+            "lose no message, but {what}", what=also)
 
     @property
     def loses(self) -> Phrase:
         """The same, said of a start: ``loses nothing``."""
-        return Phrase("loses no message, but {count:,} index entry",
-                      "loses no message, but {count:,} index entries", count=self.index_lost
-                      ) if self.index_lost else Phrase("loses nothing")
+        also = self.also_loses
+        if also is None:
+            return Phrase("loses nothing")
+        return Phrase("loses {what}", what=also) if self._loses_messages else Phrase(
+            "loses no message, but {what}", what=also)
+
+    @property
+    def _loses_messages(self) -> bool:
+        return any(loss.what == MESSAGES and not loss.already for loss in self.beside_messages)
 
     def require_judged(self, root: str) -> None:
         """UnsupportedError, in one sentence, where not all of the store could be judged."""
@@ -300,6 +371,9 @@ class Prediction:
                       "entries_lost": self.index_lost},
             "checkpoint": None if self.checkpoint is None else self.checkpoint._asdict(),
             "impact": None if self.impact is None else self.impact.as_dict(),
+            "losses": [loss.as_dict() for loss in self.losses],
+            "refuses_writes": self.refuses_writes,
+            "disk": None if self.disk is None else self.disk.as_dict(),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
             "configuration": [told.as_dict() for told in self.configuration],

@@ -10,6 +10,8 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.advising import complete, planned, show_steps
+from rmqctl.commands.shared.consumers import show_losses
+from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, SpokenOut, StartedStore, Zone, worker_count
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -29,6 +31,7 @@ def command(
     *,
     engine: Annotated[EngineOptions, pick("version")],
     jobs: Jobs = 0,
+    disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
     out: SpokenOut,
@@ -47,12 +50,14 @@ def command(
         rmqctl doctor STORE -o json
     """
     from rmqctl.checks.doctor import diagnose
+    from rmqctl.checks.preflight.around import around_in_use
 
     show_times_in(tz)
     with store.open() as opened:
         size = 2 * opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
-            found = diagnose(opened, engine.version, worker_count(jobs), progress.advance)
+            found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
+                             machine=around_in_use(opened, disk_used))
         found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
     complete(document)
@@ -69,6 +74,7 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
               "bad" if not found.sound else "good" if found.untold is None else "warn")
     page.blank()
     page.pairs(_facts(found))
+    show_losses(page, found.start.beside_messages)
     rows = found.damaged
     if rows:
         page.heading("What is damaged (rmqctl explain FINDING says more)")

@@ -47,6 +47,7 @@ def command(
 
         rmqctl impact STORE --group billing -o json
     """
+    from rmqctl.checks.preflight.around import IGNORE, around
     from rmqctl.checks.preflight.preflight import preflight
 
     with store.open() as opened:
@@ -54,7 +55,8 @@ def command(
             opened.layout.require(store.root, structure)
         with out.progress("reading the log", opened.log.size) as progress, \
                 noting_refusals() as refused:
-            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
+            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
+                                  machine=around(opened, IGNORE))
     found = predicted.consumers
     if found is None:
         raise RefusedError(f"{store.root}: there is no commitlog file, so nothing can be told: is "

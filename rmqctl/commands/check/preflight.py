@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,14 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.consumers import show_section
+from rmqctl.commands.shared.consumers import show_losses, show_section
+from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import SpokenOut, StartedStore, Zone
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import show_times_in
-from rmqctl.phrases import Joined, Phrase, counted
+from rmqctl.phrases import Joined, Phrase, counted, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.advice import Step
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _TOPICS = 5
 _NAMED = 3
+_CAUSES = 2
 
 
 def command(
@@ -36,6 +39,7 @@ def command(
     start_only: Annotated[bool, typer.Option(
         "--start-only", help="Let the exit code judge this start alone: what is lost already is "
         "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
+    disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
     out: SpokenOut,
@@ -53,13 +57,15 @@ def command(
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
+    from rmqctl.checks.preflight.around import around
     from rmqctl.checks.preflight.preflight import preflight
 
     show_times_in(tz)
     with store.open() as opened:
         total = opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
-            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
+            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
+                                  machine=around(opened, disk_used))
     step = _next(predicted, store.root)
     following = step.command if step else None
     out.document({**predicted.as_dict(), "next": following,
@@ -82,7 +88,7 @@ def _next(prediction: Prediction, root: str) -> Step | None:
     """The one step to go on with, which only looks or shows a plan; None where nothing needs to be
     done.
     """
-    from rmqctl.checks.advice import CONFIGURATION, Step
+    from rmqctl.checks.advice import CONFIGURATION, Step, of_the_machine
 
     if prediction.misled:
         return Step(typed.completed(prediction.look_at_configuration(root)) or "", CONFIGURATION)
@@ -92,6 +98,9 @@ def _next(prediction: Prediction, root: str) -> Step | None:
                     "reversible")
     if not prediction.not_judged and prediction.harmless:
         return None
+    if not prediction.recovers and not prediction.not_judged:
+        step = next(of_the_machine(prediction, root), None)
+        return step and replace(step, command=typed.completed(step.command) or "")
     if prediction.not_judged or not prediction.mendable:  # `recover` plans nothing for such a store
         return Step(typed.other("verify", root), Phrase("lists every finding with its place"))
     if prediction.start_is_harmless and not (
@@ -116,6 +125,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     for text in (*prediction.refusals, *(told.said for told in prediction.configuration
                                          if told.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
+    show_losses(page, prediction.beside_messages)
     if prediction.starts:
         page.blank()
         page.pairs(_facts(prediction))
@@ -152,6 +162,9 @@ def _headline(prediction: Prediction) -> Phrase:
                       count=prediction.messages_already_lost)
         topics = _of_topics(prediction.already_lost_by_topic)
         gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
+    causes = [loss.cause for loss in prediction.beside_messages if loss.already]
+    if causes:
+        gone.append(some_of(causes, _CAUSES))
     if not prediction.starts:
         return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
     costs = []
@@ -179,10 +192,15 @@ def _headline(prediction: Prediction) -> Phrase:
                             count=prediction.undecodable))
     if prediction.rows_lost:
         costs.append(Phrase("destroy all consumequeues ({rows:,} rows)", rows=prediction.rows_lost))
-    costless = Phrase("lose nothing more") if gone else (
+    also = prediction.also_loses
+    if costs and also is not None:
+        costs.append(Phrase("lose {what}", what=also))
+    costless = Phrase("lose nothing more") if gone and also is None else (
         prediction.costless if not prediction.not_judged else Phrase("cut no message off the log")
         if prediction.truncate_to is not None else Phrase("maybe cut messages off the log"))
     beyond = []
+    if prediction.refuses_writes:
+        beyond.append(Phrase("the broker rejects messages: its disk is full"))
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     if groups:
         beyond.append(Phrase("{count:,} group would stand beyond the end",

@@ -32,7 +32,9 @@ def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -
     judged = not found.start.not_judged or found.start.unopened
     if found.start.misled and found.findings.ok:
         return None  # the files are intact, the configuration is wrong
-    if found.sound or found.lock.held or not judged or not found.start.mendable:
+    start = found.start
+    if found.sound or found.lock.held or not judged or not start.mendable or (
+            found.findings.ok and not start.recovers):
         return None
     from rmqctl.repair.outlook import outlook
     from rmqctl.repair.recover import RecoverOptions

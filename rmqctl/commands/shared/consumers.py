@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rmqctl.checks.losses import counted
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers, QueueImpact
+    from rmqctl.checks.losses import Loss
     from rmqctl.output import Human
 
 _SHOWN = 20
@@ -27,6 +29,17 @@ def show_section(page: Human, found: Consumers | None, said: Collection[str]) ->
         for text in found.notes:
             if text not in said:
                 page.text(text)
+
+
+def show_losses(page: Human, found: Sequence[Loss]) -> None:
+    """A table of losses beside messages; the first of many."""
+    if not found:
+        return
+    page.blank()
+    page.table([{"lost": counted(loss.what, loss.count), "file": loss.file, "cause": loss.cause}
+                for loss in found[:_SHOWN]])
+    if len(found) > _SHOWN:
+        page.text(Phrase("and {some:,} more (-o json has all)", some=len(found) - _SHOWN))
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:

@@ -1,0 +1,75 @@
+"""What a prediction takes for granted outside of the store: the clock, and how full the disk is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rmqctl.errors import UsageError
+from rmqctl.parse_values import now_ms
+from rmqctl.phrases import Phrase
+from rmqctl.store.store import Store
+
+IGNORE = "ignore"
+
+
+class Around(NamedTuple):
+    """``now``: the time (ms) of the start. ``disk_used``: share of the disk in use, instead of what
+    the file system says. ``no_disk``: why the disk is not judged; "" where it is.
+    """
+
+    now: int
+    disk_used: float | None = None
+    no_disk: str = ""
+
+
+clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests replace it
+"""The time at which a broker would start on a store."""
+
+
+def around(store: Store, disk_used: float | str | None = None) -> Around:
+    """The machine's own clock and disk, but for a ratio (0 to 1) or `IGNORE`."""
+    if disk_used == IGNORE:
+        return Around(clock(store), no_disk=Phrase("disk not judged (--disk-used ignore)"))
+    if disk_used is not None:
+        return Around(clock(store), float(disk_used))
+    if _read_only(store.root):
+        return Around(clock(store), no_disk=Phrase("read-only copy"))
+    return Around(clock(store))
+
+
+def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
+    """The same; the disk counts only where a broker uses the store, or somebody names the ratio."""
+    found = around(store, disk_used)
+    if disk_used is None and not found.no_disk and not _in_use(store):
+        return found._replace(no_disk=Phrase("no sign that a broker uses this store"))
+    return found
+
+
+def parse_disk_used(text: str) -> float | str:
+    """``0.86``, ``86%`` or ``ignore``. UsageError."""
+    if text.strip().lower() == IGNORE:
+        return IGNORE
+    try:
+        number = float(text.strip().removesuffix("%"))
+    except ValueError:
+        number = -1.0
+    ratio = number / 100 if text.strip().endswith("%") else number
+    if not 0 <= ratio <= 1:
+        raise UsageError(f"expected a ratio from 0 to 1, a percentage or {IGNORE!r}, got {text!r}")
+    return ratio
+
+
+def _read_only(root: str) -> bool:
+    try:
+        return bool(os.statvfs(root).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _in_use(store: Store) -> bool:
+    """Whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
+    return os.access(store.root, os.W_OK) and bool(
+        store.sizes.conf.path or store.has_abort or store.lock.held
+        or os.path.exists(store.path("lock")))

@@ -1,0 +1,204 @@
+"""What a broker's cleaner deletes after the start, and whether the broker accepts messages.
+
+spec: recovery.md §12. The cleaner runs for the first time a minute after the start and every 10
+seconds from then on. Above one share of the disk in use it deletes the oldest log files whatever
+their age, above another the broker rejects messages; files older than ``fileReservedTime`` go in
+the hour of ``deleteWhen``, or at once where the disk is used beyond ``diskMaxUsedSpaceRatio``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.losses import MESSAGES, Loss
+from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.lost import intact
+from rmqctl.checks.preflight.types import DiskUse, Prediction
+from rmqctl.errors import StoreIOError
+from rmqctl.files.disk_usage import BLOCK
+from rmqctl.phrases import Phrase, counted
+from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.search import first_from
+from rmqctl.store.store import Store
+
+HOUR = 3_600_000
+
+
+class Rules(NamedTuple):
+    """A broker's limits; ratios of the disk in use. ``batch``: files of one run of the cleaner."""
+
+    reserved_hours: int
+    delete_when: str
+    expire_ratio: float
+    clean_ratio: float
+    refuse_ratio: float
+    forces: bool
+    batch: int
+    both_disks: bool
+    """Whether queues are looked at though the log's disk is full enough already (4.x)."""
+
+    @classmethod
+    def of(cls, store: Store, version: BrokerVersion) -> Rules:
+        """Those of ``broker.conf``, else a broker's defaults (the same in 4.9.3 and 5.3.3)."""
+        given = store.sizes.conf.runtime
+        hours = given.get("fileReservedTime", 72)
+        most = min(max(given.get("diskMaxUsedSpaceRatio", 75), 10), 95) / 100
+        later = version.generation >= 5  # earlier brokers have these from system properties alone
+        clean = given.get("diskSpaceCleanForciblyRatio", 85) / 100 if later else 0.85
+        refuse = given.get("diskSpaceWarningLevelRatio", 90) / 100 if later else 0.90
+        if store.layout.is_dledger:  # DLedger's own cleaner (spec: dledger.md §3)
+            hours, most = hours + 1, 0.70
+        return cls(hours, given.get("deleteWhen", "04"), most, min(max(clean, 0.30), 0.85),
+                   min(max(refuse, 0.35), 0.90), given.get("cleanFileForciblyEnable", True),
+                   given.get("deleteFileBatchMax", 10) if later else 10, not later)
+
+    def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
+        """(messages are rejected, files go whatever their age, files go at all) at these ratios."""
+        log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
+        force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
+                               for used in (log, queues))
+        if self.both_disks:
+            if log > self.expire_ratio:
+                return log_full, force, True
+            return queues_full, force or queues_force, queues > self.expire_ratio
+        if force:
+            return log_full, True, True
+        if queues_force:
+            return queues_full, True, True
+        return False, False, max(log, queues) > self.expire_ratio
+
+
+class _System:
+    """One file system: bytes in use of all that can be used, as a broker divides them."""
+
+    def __init__(self, folder: str, used_ratio: float | None) -> None:
+        about = os.statvfs(folder)
+        used = (about.f_blocks - about.f_bfree) * about.f_frsize
+        self.entire = used + about.f_bavail * about.f_frsize
+        self.used = used if used_ratio is None else math.floor(used_ratio * self.entire)
+
+    @property
+    def ratio(self) -> float:
+        """In whole hundredths, rounded up."""
+        return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
+
+
+def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
+               around: Around) -> None:
+    """Add to a prediction what the cleaner does. StoreIOError."""
+    rules = Rules.of(store, version)
+    files = _files(predicted, store)
+    expired = _expired(files, around.now - rules.reserved_hours * HOUR)
+    if around.no_disk:
+        deleted, ratio, refuses, at_once = 0, None, False, False
+    else:
+        deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
+                                                          around.disk_used)
+    by_age = _messages_of(store, files[:expired])
+    forced = _messages_of(store, files[:deleted])
+    predicted.refuses_writes = refuses
+    predicted.disk = disk = DiskUse(
+        ratio, rules.clean_ratio, rules.refuse_ratio, deleted, forced, expired, by_age,
+        rules.reserved_hours, rules.delete_when, at_once, around.no_disk or None)
+    if deleted > expired:
+        early = None if forced is None or by_age is None else forced - by_age
+        predicted.other_losses.append(Loss(MESSAGES, early, Phrase(
+            "disk {used:.0%} full: the cleaner deletes {files} from 1 minute after startup",
+            used=ratio, files=counted(deleted, "log file")), "commitlog"))
+        predicted.incurable += 1
+    predicted.notes += _notes(disk)
+
+
+def _notes(disk: DiskUse) -> list[str]:
+    notes: list[str] = []
+    if disk.used_ratio is not None and disk.used_ratio > disk.clean_ratio:
+        notes.append(Phrase("disk {used:.0%} full: over {clean:.0%} the broker deletes the oldest "
+                            "log files whatever their age, over {refuse:.0%} it rejects messages",
+                            used=disk.used_ratio, clean=disk.clean_ratio,
+                            refuse=disk.refuse_ratio))
+    if disk.expires_files:
+        files = counted(disk.expires_files, "log file")
+        said = files if disk.expires_messages is None else Phrase(
+            "{files} ({messages})", files=files,
+            messages=counted(disk.expires_messages, "message"))
+        when = Phrase("1 minute after startup, because the disk is fuller than "
+                      "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
+            "in the hour of deleteWhen={hour}", hour=disk.delete_when)
+        notes.append(Phrase("{files} expired: older than fileReservedTime={hours} h; the broker "
+                            "deletes them {when}", files=said, hours=disk.reserved_hours,
+                            when=when))
+    return notes
+
+
+def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
+    """The log files that the start leaves and the cleaner may delete: all but the last."""
+    doomed = {os.path.join(store.root, name) for name in predicted.doomed}
+    end = predicted.truncate_to
+    return [file for file in predicted.loaded_log if file.path not in doomed
+            and (end is None or file.base <= end)][:-1]
+
+
+def _expired(files: Sequence[StoreFile], before: int) -> int:
+    """How many of the files, from the oldest on, were last written by ``before`` (ms)."""
+    for number, file in enumerate(files):
+        try:
+            if os.stat(file.path).st_mtime_ns // 1_000_000 > before:
+                return number
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, file.path, "look at") from None
+    return len(files)
+
+
+def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
+                   used_ratio: float | None) -> tuple[int, float, bool, bool]:
+    """(files that go whatever their age, share of the disk in use at first, whether messages are
+    rejected, whether expired files go at once): run after run until nothing more goes.
+    """
+    try:
+        systems = [_System(folder, used_ratio) for folder in store.log_folders
+                   if os.path.isdir(folder)] or [_System(store.root, used_ratio)]
+        queues = _System(store.root, used_ratio)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, store.root, "ask for the free space of") from None
+    least = min(systems, key=lambda system: system.ratio)
+    first, gone, forced = max(least.ratio, queues.ratio), 0, 0
+    refuses, _, at_once = rules.judge(least.ratio, queues.ratio)
+    while gone < len(files):
+        _, force, cleans = rules.judge(least.ratio, queues.ratio)
+        if not cleans:
+            break
+        force = force and rules.forces
+        batch = files[gone:gone + rules.batch] if force else files[gone:max(expired, gone)]
+        if not batch:
+            break
+        gone += len(batch)
+        forced = gone if force else forced
+        freed = sum(_allocated(file) for file in batch)
+        least.used, queues.used = least.used - freed, queues.used - freed
+    return forced, first, refuses, at_once
+
+
+def _allocated(file: StoreFile) -> int:
+    try:
+        return min(os.stat(file.path).st_blocks * BLOCK, file.size)
+    except OSError:
+        return 0
+
+
+def _messages_of(store: Store, files: Sequence[StoreFile]) -> int | None:
+    """Messages that begin in these files: by the rows of queues, or read where there is no row."""
+    if not files:
+        return 0
+    low, high = files[0].base, files[-1].end
+    count = 0
+    if store.layout.reads("consumequeue"):
+        for queue in store.queues.values():
+            first, last = queue.first_index, queue.disk_end
+            count += (first_from(queue, first, last, high) - first_from(queue, first, last, low))
+    if count:
+        return count
+    return sum(int(intact(batch).sum()) for batch in store.log.walk(low, high) if len(batch))

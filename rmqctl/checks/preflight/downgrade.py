@@ -1,0 +1,224 @@
+"""What an older broker loses of a store that a newer one wrote: it does not read these files.
+
+spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. The pending timed
+messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broker.recovery`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.formats.local.properties import REVIVE_PREFIX
+from rmqctl.formats.payloads.internal_topics import pop_state
+from rmqctl.formats.rocksdb.small_stores import POP_STATE
+from rmqctl.formats.tiered import metadata
+from rmqctl.formats.tiered.names import CONSUME_QUEUE
+from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.phrases import Phrase
+from rmqctl.scan.source import FileSource
+from rmqctl.store.broker_conf import TIER_METADATA
+from rmqctl.store.config.config import load_one, out_of_date
+from rmqctl.store.files import listing
+from rmqctl.store.queue.compaction import CompactionQueue
+from rmqctl.store.queue.search import first_from
+from rmqctl.store.rocksdb.database import Database
+from rmqctl.store.store import Store
+
+_TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
+           "subscriptionGroup.json": (GROUPS, "subscriptionGroupTable"),
+           "consumerOffset.json": (OFFSETS, "offsetTable")}
+_CONFIG_SINCE = {"rocksdb-v1": "5.1.4", "rocksdb-v2": "5.3.2"}
+_COMPACTION_SINCE, _TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.1.0", "5.0.0", "5.3.2"
+_REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+_MOST = 100_000
+"""Records of a queue of POP that are looked at."""
+
+
+def judge_downgrade(predicted: Prediction, store: Store) -> None:
+    """Add to a prediction what this release does not read of the store."""
+    release = predicted.broker_version
+    losses = [loss for first, judge in (
+        (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
+        (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier), (_POP_SINCE, _pop),
+        (_POP_STATE_SINCE, _pop_states)) if _numbers(release) < _numbers(first)
+        for loss in judge(store, release)]
+    predicted.other_losses += losses
+    predicted.incurable += len(losses)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
+
+
+# -- configuration in RocksDB -----------------------------------------------------------------
+
+
+def _config(store: Store, release: str) -> Iterator[Loss]:
+    """Entries that only RocksDB has: the JSON files beside it count for this release."""
+    if not store.layout.reads("config"):
+        yield Loss(TOPICS, None, _config_cause(release), "config")
+        return
+    for name, (what, table) in _TABLES.items():
+        part = store.config_parts.get(name)
+        if part is None:
+            continue
+        kept, left = _entries(load_one(store, name).value, table), _entries(
+            out_of_date(store, name).value, table)
+        count = sum(left.get(key) != value for key, value in kept.items()) if what == OFFSETS else (
+            len(kept.keys() - left.keys()))
+        if count:
+            yield Loss(what, count, _config_cause(release), part.folder)
+
+
+def _config_cause(release: str) -> Phrase:
+    return Phrase("a {version} broker does not read the configuration in RocksDB",
+                  version=release)
+
+
+def _entries(value: Any, table: str) -> dict[Any, Any]:
+    """By name; offsets by name and queue."""
+    entries = value.get(table) if isinstance(value, dict) else None
+    if not isinstance(entries, dict):
+        return {}
+    if table != _TABLES["consumerOffset.json"][1]:
+        return entries
+    return {(name, str(queue)): offset for name, queues in entries.items()
+            if isinstance(queues, dict) for queue, offset in queues.items()}
+
+
+# -- messages that are not in the commitlog ---------------------------------------------------
+
+
+def _compaction(store: Store, release: str) -> Iterator[Loss]:
+    """Messages of compaction topics whose log files have expired."""
+    top = store.path("compaction", "compactionLog")
+    for topic in listing(top).folders:
+        count: int | None = 0
+        for name in listing(os.path.join(top, topic)).folders:
+            if not (name.isascii() and name.isdigit()):
+                continue
+            try:
+                found = CompactionQueue.open(store, topic, int(name))
+                if found is None:
+                    continue
+                with found:
+                    first = _first_in_log(store, topic, int(name))
+                    alone = sum(unit.msg_base_offset < first for units in found.files
+                                for unit in units)
+                count = None if count is None else count + alone
+            except (StoreIOError, FormatError):
+                count = None
+        if count != 0:
+            yield Loss(MESSAGES, count, Phrase(
+                "a {version} broker does not read the compaction log of {topic}",
+                version=release, topic=topic), f"compaction/compactionLog/{topic}")
+
+
+def _first_in_log(store: Store, topic: str, queue_id: int) -> int:
+    """The first queue offset whose message the commitlog still has."""
+    queue = store.known_queue(topic, queue_id)
+    if queue is None:
+        return 1 << 62
+    return first_from(queue, queue.first_index, queue.disk_end, store.log.min_offset)
+
+
+def _tier(store: Store, release: str) -> Iterator[Loss]:
+    """Messages that only tiered storage has."""
+    path = store.path(TIER_METADATA)
+    if not os.path.isfile(path):
+        return
+    count: int | None = 0
+    try:
+        with FileSource(path) as source:
+            found = metadata.read(source.read(0, source.size))
+        for topic, queues in found.queues.items():
+            for queue_id in queues:
+                first = _first_in_tier(found, topic, queue_id)
+                local = min(_first_in_log(store, topic, queue_id), _end_in_tier(
+                    found, topic, queue_id))
+                count = None if count is None or first is None else count + max(local - first, 0)
+    except (StoreIOError, FormatError):
+        count = None
+    if count != 0:
+        yield Loss(MESSAGES, count, Phrase(
+            "a {version} broker does not read tiered storage", version=release), TIER_METADATA)
+
+
+def _segments(found: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
+    """The consume queue segments of a queue in the tier, by their base."""
+    ending = f"/{topic}/{queue_id}"
+    return sorted((entry for path, entries in found.segments[CONSUME_QUEUE].items()
+                   if path.endswith(ending) for entry in entries.values()),
+                  key=lambda entry: entry.base_offset)
+
+
+def _first_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int | None:
+    segments = _segments(found, topic, queue_id)
+    return segments[0].base_offset // UNIT_SIZE if segments else None
+
+
+def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
+    segments = _segments(found, topic, queue_id)
+    return (segments[-1].base_offset + segments[-1].size) // UNIT_SIZE if segments else 0
+
+
+# -- POP ---------------------------------------------------------------------------------------
+
+
+def _pop(store: Store, release: str) -> Iterator[Loss]:
+    """Messages that were delivered by POP, are not acknowledged, and would come again."""
+    unacknowledged = 0
+    for (topic, queue_id), queue in store.known_queues.items():
+        if not topic.startswith(REVIVE_PREFIX):
+            continue
+        begin = max(_revived(store, topic, queue_id), queue.first_index)
+        delivered: dict[tuple[Any, ...], int] = {}
+        for place in range(begin, min(queue.disk_end, begin + _MOST)):
+            unit = queue.unit(place)
+            record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
+            if record is None:
+                continue
+            try:
+                state = pop_state(json.loads(record.body))
+            except ValueError:
+                continue
+            key = tuple(state.get(name) for name in (
+                "topic", "consumerGroup", "queueId", "startOffset", "popTime"))
+            delivered[key] = delivered.get(key, 0) + (
+                int(state["num"]) if "num" in state else -len(state.get("ackOffsetList") or [0]))
+        unacknowledged += sum(count for count in delivered.values() if count > 0)
+    if unacknowledged:
+        yield Loss(MESSAGES, unacknowledged, _pop_cause(release), "consumequeue")
+
+
+def _pop_cause(release: str) -> Phrase:
+    return Phrase("a {version} broker never delivers unacknowledged messages of POP again",
+                  version=release)
+
+
+def _revived(store: Store, topic: str, queue_id: int) -> int:
+    """The queue offset up to which a broker has revived."""
+    table = _entries(load_one(store, "consumerOffset.json").value, "offsetTable")
+    offset = table.get((f"{topic}@{_REVIVE_GROUP}", str(queue_id)))
+    return offset if isinstance(offset, int) else 0
+
+
+def _pop_states(store: Store, release: str) -> Iterator[Loss]:
+    """The same where POP keeps its records in RocksDB."""
+    folder = store.path("kvStore")
+    if not os.path.isdir(folder):
+        return
+    count: int | None = None
+    try:
+        with Database.open(folder) as database:
+            count = sum(1 for _ in database.items(POP_STATE))
+    except RmqctlError:
+        pass
+    if count != 0:
+        yield Loss(MESSAGES, count, _pop_cause(release), "kvStore")

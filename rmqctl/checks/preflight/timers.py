@@ -1,0 +1,98 @@
+"""Pending timed messages that the start never delivers, and clocks that keep them from delivery.
+
+spec: timer-and-others-5x.md §1.5; what a broker finds is `rmqctl.broker.timer`.
+"""
+
+from __future__ import annotations
+
+from rmqctl.broker.timer import WHEEL, TimerFiles, TimerStart
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.losses import TIMERS, Loss
+from rmqctl.checks.preflight.load import relative
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.parse_values import time_text
+from rmqctl.phrases import Phrase
+from rmqctl.store.store import Store
+
+_HOUR = 3_600_000
+_DAY = 24 * _HOUR
+_YEAR = 365 * _DAY
+
+
+def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, now: int) -> None:
+    """Add to a prediction what becomes of the timed messages. StoreIOError."""
+    _clock(predicted, store, now)
+    files = TimerFiles.of(store)
+    if not files.in_use:
+        return
+    if version.timer:
+        for path, size, wanted in files.wrong_sizes(empty_last=version.deletes_empty_last):
+            predicted.starts = False
+            predicted.refusals.append(Phrase(
+                "{file} has {size:,} bytes, a broker accepts only {wanted:,}",
+                file=relative(store, path), size=size, wanted=wanted))
+    end = predicted.truncate_to
+    start = files.start(now, store.log.min_offset, store.log.end if end is None else end)
+    if not version.timer or store.sizes.conf.runtime.get("timerWheelEnable") is False:
+        count = start.pending - start.gone + start.waiting
+        if count:
+            predicted.other_losses.append(Loss(TIMERS, count, Phrase(
+                "timerWheelEnable=false: pending timed messages are never delivered")
+                if version.timer else Phrase(
+                "a {version} broker has no timer: pending timed messages are never delivered",
+                version=predicted.broker_version), "timerlog"))
+            predicted.incurable += 1
+        if start.gone:
+            predicted.other_losses.append(_gone(start))
+        return
+    predicted.other_losses += _losses(start)
+    predicted.incurable += bool(start.skipped)
+    ahead = start.checked.last_read_time_ms - now
+    if ahead > _DAY:
+        predicted.notes.append(Phrase(
+            "config/timercheck: the timer was read up to {time}; the broker delivers no timed "
+            "message before that time. Was the clock wrong?",
+            time=time_text(start.checked.last_read_time_ms)))
+
+
+def _losses(start: TimerStart) -> list[Loss]:
+    losses = []
+    if start.skipped:
+        losses.append(Loss(TIMERS, start.skipped, Phrase(
+            "overdue by more than 7 days: a start skips timed messages due before {time}",
+            time=time_text(start.read_from)), "timerlog"))
+    if start.unreachable:
+        losses.append(Loss(TIMERS, start.unreachable, Phrase(
+            "the timer wheel is missing: a start rebuilds it only from the last timer log file")
+            if start.wheel_missing else
+            Phrase("no slot of the timer wheel points to these units of the timer log"), WHEEL))
+    if start.gone:
+        losses.append(_gone(start))
+    return losses
+
+
+def _gone(start: TimerStart) -> Loss:
+    return Loss(TIMERS, start.gone, Phrase(
+        "the timer log points to messages that the commitlog does not contain"), "timerlog", True)
+
+
+def _clock(predicted: Prediction, store: Store, now: int) -> None:
+    """A clock that is far from the newest message of the store is named."""
+    newest = newest_stored(store)
+    if newest is None:
+        return
+    if newest - now > _HOUR:
+        predicted.notes.append(Phrase(
+            "the newest message was stored at {time}, after the time of this machine: check the "
+            "clock", time=time_text(newest)))
+    elif now - newest > _YEAR:
+        predicted.notes.append(Phrase(
+            "the newest message was stored at {time}, more than a year ago: check the clock",
+            time=time_text(newest)))
+
+
+def newest_stored(store: Store) -> int | None:
+    """About when (ms) the newest message was stored: what checkpoint and timer noted last."""
+    checkpoint = store.checkpoint
+    return None if checkpoint is None or checkpoint.physic_msg_timestamp <= 0 else (
+        checkpoint.physic_msg_timestamp)

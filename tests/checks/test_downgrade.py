@@ -1,0 +1,128 @@
+"""What an older release does not read of a newer one's store, counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.formats.local.properties import REVIVE_PREFIX
+from rmqctl.store import Store
+from rmqctl.store.queue.compaction import CompactionQueue
+from tests.conftest import GoldenFolder, Runner
+from tests.support import tiny as tiny_stores
+
+CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
+
+
+def ask(root: Path, release: str) -> Prediction:
+    with Store.open(root) as store:
+        return preflight(store, release, machine=Around(1_795_240_000_000, no_disk="not asked"))
+
+
+def losses(made: Prediction) -> dict[str, int | None]:
+    return {loss.what: loss.count for loss in made.other_losses}
+
+
+@pytest.mark.parametrize("name", ["basic", "batch", "batchcq", "delay", "ipv6", "lmq", "multipath",
+                                  "transaction", "tiered", "compaction"])
+@pytest.mark.parametrize("release", ["4.9.3", "5.0.0", "5.3.3"])
+def test_what_an_older_release_reads_is_no_loss(golden: GoldenFolder, name: str,
+                                                release: str) -> None:
+    """The local log still has all messages of the tier and of the compaction log."""
+    assert ask(golden(f"5.3.3/{name}/store"), release).other_losses == []
+
+
+# -- configuration in RocksDB --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "since"), [("rocksdb-config-v1", "5.1.4"),
+                                             ("rocksdb-config-v2", "5.3.2")])
+def test_configuration_in_rocksdb(golden: GoldenFolder, rmqctl: Runner, name: str,
+                                  since: str) -> None:
+    pytest.importorskip("rocksdict")
+    root = golden(f"5.3.3/{name}/store")
+    assert losses(ask(root, since)) == {}
+    found = losses(ask(root, "4.9.3"))
+    assert found.keys() == CONFIG.keys()
+    assert all(found.values())
+    answer = rmqctl("preflight", root, "--broker-version", "4.9.3", "-o", "json").expect(1).json()
+    assert "config convert" in answer["next"]
+
+
+def test_entries_that_the_json_files_have_are_no_loss(golden_copy: GoldenFolder) -> None:
+    pytest.importorskip("rocksdict")
+    root = golden_copy("5.3.3/rocksdb-config-v1/store")
+    before = losses(ask(root, "4.9.3"))
+    assert before == CONFIG
+    with Store.open(root) as store:
+        value = store.config_parts["topics.json"].value
+        assert value is not None
+        topics = dict(list(value["topicConfigTable"].items())[:5])
+    (root / "config/topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    assert losses(ask(root, "4.9.3")) == {**before, "topics": CONFIG["topics"] - 5}
+
+
+# -- messages that are not in the commitlog ------------------------------------------------------
+
+
+def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    root = golden_copy("5.3.3/compaction/store")
+    for file in sorted((root / "commitlog").iterdir())[:4]:
+        file.unlink()
+    alone = 0
+    with Store.open(root) as store:
+        start = store.log.min_offset
+        for (topic, queue_id), queue in store.queues.items():
+            kept = CompactionQueue.open(store, topic, queue_id)
+            if kept is None:
+                continue
+            with kept:
+                for units in kept.files:
+                    for unit in units:
+                        row = queue.unit(unit.msg_base_offset)
+                        alone += row is None or row.physical_offset < start
+    assert alone
+    made = ask(root, "4.9.3")
+    assert losses(made) == {"messages": alone}
+    assert "compaction log" in made.other_losses[0].cause
+    assert not made.harmless
+    assert not made.recovers
+    assert losses(ask(root, "5.1.0")) == {}
+    rmqctl("preflight", root, "--broker-version", "4.9.3").expect(1)
+
+
+def test_messages_of_the_tier_alone(golden_copy: GoldenFolder) -> None:
+    """Everything was uploaded: what the first 5 log files had is in the tier alone."""
+    root = golden_copy("5.3.3/tiered/store")
+    files = sorted((root / "commitlog").iterdir())
+    with Store.open(root) as store:
+        expired = sum(len(batch) for batch in store.log.walk(0, int(files[5].name)))
+    for file in files[:5]:
+        file.unlink()
+    assert losses(ask(root, "4.9.3")) == losses(ask(root, "5.0.0")) == {"messages": expired}
+    assert losses(ask(root, "5.1.0")) == {}
+
+
+# -- POP -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("acknowledged", "revived", "left"), [
+    (0, 0, 3), (1, 0, 2), (3, 0, 0), (0, 1, 0)])
+def test_messages_of_pop_that_nobody_acknowledged(tmp_path: Path, acknowledged: int, revived: int,
+                                                  left: int) -> None:
+    topic = f"{REVIVE_PREFIX}DefaultCluster"
+    state = {"t": "orders", "c": "billing", "q": 0, "so": 7, "pt": 1_700_000_000_000}
+    bodies = [json.dumps({**state, "n": 3}), *(
+        json.dumps({**state, "ao": 7 + number}) for number in range(acknowledged))]
+    built = tiny_stores.build(tmp_path / "store", [
+        tiny_stores.Spec(topic, 0, body=body.encode()) for body in bodies])
+    (built.root / "config").mkdir(exist_ok=True)
+    (built.root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {
+        f"{topic}@CID_RMQ_SYS_REVIVE_GROUP": {"0": revived}}}))
+    assert losses(ask(built.root, "4.9.3")) == ({"messages": left} if left else {})
+    assert losses(ask(built.root, "5.3.3")) == {}

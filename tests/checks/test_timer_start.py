@@ -1,0 +1,209 @@
+"""What a start finds of pending timed messages: the golden timer store, its files changed.
+
+The counts are those of `TimerMessageStore.recover` and `dequeue` of 5.3.3.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.broker.timer import TimerFiles, rebuilt_wheel
+from rmqctl.checks.losses import TIMERS
+from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.formats.timer import timer_check, timer_wheel
+from rmqctl.store import Store
+from tests.checks.timers import CHECK, FILE_SIZE, LOGS, SET, WHEEL
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
+
+READ = 1795233775000
+"""Up to where the wheel was read when the broker was stopped (ms)."""
+FIRST_DUE, LAST_DUE = 1795234409000, 1795237366000
+WEEK = 7 * 86_400_000
+PENDING = 47
+
+
+def ask(root: Path, now: int = READ, version: str = "5.3.3") -> Prediction:
+    with Store.open(root) as store:
+        return preflight(store, version, machine=Around(now, no_disk="not asked"))
+
+
+def lost(made: Prediction) -> list[int | None]:
+    return [loss.count for loss in made.other_losses if loss.what == TIMERS]
+
+
+# -- the clock -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "skipped"), [
+    (READ - WEEK, 0), (READ, 0), (READ + WEEK // 2, 0),
+    (FIRST_DUE + WEEK - 60_000, 0), (FIRST_DUE + WEEK - 59_000, 1),
+    (LAST_DUE + WEEK - 60_000, PENDING - 3), (LAST_DUE + WEEK - 59_000, PENDING),
+    (READ + 400 * 86_400_000, PENDING)])
+def test_messages_that_are_overdue_by_a_week_are_skipped(golden: GoldenFolder, now: int,
+                                                         skipped: int) -> None:
+    made = ask(golden(SET), now)
+    assert lost(made) == ([skipped] if skipped else [])
+    assert made.starts
+    assert made.harmless is (not skipped)
+
+
+def test_a_clock_before_the_newest_message_is_named(golden: GoldenFolder) -> None:
+    root = golden("5.3.3/basic/store")
+    with Store.open(root) as store:
+        assert store.checkpoint is not None
+        stored = store.checkpoint.physic_msg_timestamp
+    for now, said in ((stored, ""), (stored - 7_200_000, "after the time of this machine"),
+                      (stored + 366 * 86_400_000, "more than a year ago")):
+        notes = [note for note in ask(root, now).notes if "check the clock" in note]
+        assert (said in "".join(notes)) is bool(notes or not said), now
+        assert bool(notes) is bool(said)
+
+
+def test_a_timer_that_was_read_far_ahead_is_named(golden_copy: GoldenFolder) -> None:
+    """The clock was a year ahead for a time: no timed message is delivered till then."""
+    root = golden_copy(SET)
+    record = timer_check.parse((root / CHECK).read_bytes())
+    ahead = record._replace(last_read_time_ms=record.last_read_time_ms + 365 * 86_400_000)
+    (root / CHECK).write_bytes(timer_check.build(ahead))
+    assert any("Was the clock wrong?" in note for note in ask(root).notes)
+
+
+# -- the wheel -----------------------------------------------------------------------------------
+
+
+def _remove(root: Path) -> None:
+    (root / WHEEL).unlink()
+
+
+def _empty(root: Path) -> None:
+    os.truncate(root / WHEEL, 0)
+
+
+def _zeros(root: Path) -> None:
+    os.truncate(root / WHEEL, 0)
+    os.truncate(root / WHEEL, timer_wheel.FILE_SIZE)
+
+
+@pytest.mark.parametrize("spoil", [_remove, _empty, _zeros])
+def test_a_wheel_that_is_gone_is_rebuilt_from_the_last_file_alone(
+        golden_copy: GoldenFolder, rmqctl: Runner, spoil: Any) -> None:
+    root = golden_copy(SET)
+    wheel = (root / WHEEL).read_bytes()
+    spoil(root)
+    assert lost(ask(root)) == [35]
+    answer = rmqctl("preflight", root, "--broker-version", "5.3.3", "-o", "json").expect(1).json()
+    assert [(loss["what"], loss["count"]) for loss in answer["losses"]] == [("timers", 35)]
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    assert (root / WHEEL).read_bytes() == wheel
+    assert lost(ask(root)) == []
+    assert rmqctl("recover", root, "-o", "json").expect(0).json()["actions"] == []
+    rmqctl("undo", root, "--yes").expect(0)
+    assert lost(ask(root)) == [35]
+
+
+def test_a_wheel_is_rebuilt_as_the_engine_wrote_it(golden: GoldenFolder) -> None:
+    root = golden(SET)
+    with Store.open(root) as store:
+        pages = rebuilt_wheel(TimerFiles.of(store))
+    made = bytearray(timer_wheel.FILE_SIZE)
+    for place, page in pages.items():
+        made[place:place + len(page)] = page
+    assert bytes(made) == (root / WHEEL).read_bytes()
+
+
+@pytest.mark.parametrize("size", [32, 4096, timer_wheel.FILE_SIZE // 2, timer_wheel.FILE_SIZE + 32])
+def test_a_wheel_of_another_size_keeps_the_broker_from_starting(
+        golden_copy: GoldenFolder, rmqctl: Runner, size: int) -> None:
+    root = golden_copy(SET)
+    wheel = (root / WHEEL).read_bytes()
+    os.truncate(root / WHEEL, size)
+    made = ask(root)
+    assert not made.starts
+    assert "timerwheel" in "".join(made.refusals)
+    assert ask(root, version="4.9.3").starts
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    assert (root / WHEEL).read_bytes() == wheel
+
+
+def test_a_timer_log_of_another_size_keeps_the_broker_from_starting(
+        golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.truncate(root, LOGS[0], FILE_SIZE // 2)
+    made = ask(root)
+    assert not made.starts
+    assert LOGS[0] in "".join(made.refusals)
+
+
+# -- the timer log -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [20168, 40280, 46684])
+def test_messages_that_the_log_lacks_are_lost(golden_copy: GoldenFolder, rmqctl: Runner,
+                                              end: int) -> None:
+    """The log was cut off at ``end``: timed messages behind it are lost, the others delivered."""
+    root = golden_copy(SET)
+    with Store.open(root) as store:
+        units = TimerFiles.of(store).units(READ // 1000)
+    gone = int((units.physical >= end).sum())
+    assert 0 < gone < len(units) == PENDING
+    for file in ("commitlog/00000000000000000000", "commitlog/00000000000000032768"):
+        start = max(end - int(Path(file).name), 0)
+        if start < 32768:
+            damage.zero(root, file, start, 32768 - start)
+    made = ask(root)
+    assert [(loss.count, loss.already) for loss in made.other_losses] == [(gone, True)]
+    assert not made.harmless
+    rmqctl("truncate", root, "--to-phy", str(end), "--apply", "--yes").expect(0)
+    assert lost(ask(root)) == []
+
+
+def test_units_beyond_the_end_of_the_log_go(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    """A broker has cut the log and the queues, but not the timer log: `recover` does."""
+    root, end = golden_copy(SET), 40280
+    kept = {name: (root / name).read_bytes() for name in [*LOGS, WHEEL, CHECK]}
+    rmqctl("truncate", root, "--to-phy", str(end), "--apply", "--yes").expect(0)
+    cut = {name: (root / name).read_bytes() for name in [*LOGS, WHEEL] if (root / name).exists()}
+    for name, data in kept.items():
+        (root / name).write_bytes(data)
+    assert lost(ask(root)) == [4]
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    assert {name: (root / name).read_bytes() for name in cut} == cut
+    assert lost(ask(root)) == []
+    rmqctl("verify", root).expect(0)
+
+
+def test_a_timer_without_its_progress_begins_anew(golden_copy: GoldenFolder) -> None:
+    """Without timercheck everything is enqueued again: nothing is lost."""
+    root = golden_copy(SET)
+    (root / CHECK).unlink()
+    (root / WHEEL).unlink()
+    made = ask(root)
+    assert lost(made) == []
+
+
+# -- no timer ------------------------------------------------------------------------------------
+
+
+def test_a_release_without_a_timer_delivers_none_of_them(golden: GoldenFolder) -> None:
+    made = ask(golden(SET), version="4.9.3")
+    assert lost(made) == [PENDING]
+    assert made.starts
+    assert not made.harmless
+    assert not made.recovers
+
+
+def test_a_timer_that_is_switched_off_delivers_none_of_them(golden: GoldenFolder, tmp_path: Path,
+                                                            rmqctl: Runner) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"storePathRootDir={golden(SET)}\nmappedFileSizeTimerLog={FILE_SIZE}\n"
+                    "timerWheelEnable=false\n")
+    answer = rmqctl("preflight", golden(SET), "--broker-version", "5.3.3", "--broker-conf", conf,
+                    "-o", "json").expect(1).json()
+    assert [loss["count"] for loss in answer["losses"]] == [PENDING]
