@@ -25,8 +25,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
 from rmqctl.store.config.config import load_one, out_of_date
 from rmqctl.store.files import listing
-from rmqctl.store.queue.compaction import CompactionQueue
-from rmqctl.store.queue.search import first_from
+from rmqctl.store.queue.compaction import CompactionQueue, compacted_queues, first_in_log
 from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.store import Store
 
@@ -97,20 +96,15 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 def _compaction(store: Store, release: str) -> Iterator[Loss]:
     """Messages of compaction topics whose log files have expired."""
-    top = store.path("compaction", "compactionLog")
-    for topic in listing(top).folders:
+    for topic in listing(store.path("compaction", "compactionLog")).folders:
         count: int | None = 0
-        for name in listing(os.path.join(top, topic)).folders:
-            if not (name.isascii() and name.isdigit()):
-                continue
+        for queue_id in compacted_queues(store, topic):
             try:
-                found = CompactionQueue.open(store, topic, int(name))
+                found = CompactionQueue.open(store, topic, queue_id)
                 if found is None:
                     continue
                 with found:
-                    first = _first_in_log(store, topic, int(name))
-                    alone = sum(unit.msg_base_offset < first for units in found.files
-                                for unit in units)
+                    alone = len(found.alone(first_in_log(store, topic, queue_id)))
                 count = None if count is None else count + alone
             except (StoreIOError, FormatError):
                 count = None
@@ -118,14 +112,6 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
             yield Loss(MESSAGES, count, Phrase(
                 "a {version} broker does not read the compaction log of {topic}",
                 version=release, topic=topic), f"compaction/compactionLog/{topic}")
-
-
-def _first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """The first queue offset whose message the commitlog still has."""
-    queue = store.known_queue(topic, queue_id)
-    if queue is None:
-        return 1 << 62
-    return first_from(queue, queue.first_index, queue.disk_end, store.log.min_offset)
 
 
 def _tier(store: Store, release: str) -> Iterator[Loss]:
@@ -140,7 +126,7 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
         for topic, queues in found.queues.items():
             for queue_id in queues:
                 first = _first_in_tier(found, topic, queue_id)
-                local = min(_first_in_log(store, topic, queue_id), _end_in_tier(
+                local = min(first_in_log(store, topic, queue_id), _end_in_tier(
                     found, topic, queue_id))
                 count = None if count is None or first is None else count + max(local - first, 0)
     except (StoreIOError, FormatError):

@@ -8,7 +8,6 @@ and so are no JSON.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.config import config_json, fastjson, java_concurrent_map
+from rmqctl.formats.config import config_json, fastjson, java_concurrent_map, object_keys
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.names import KINDS
 
@@ -35,8 +34,6 @@ _ENTRY = 3
 """How deep in the file the entries of segments and queues lie."""
 _CACHED = 1 << 14
 """Texts of entries that are kept, some 6 MiB."""
-_PART = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^"{}\[\]:,]++|"', re.DOTALL)
-_MOST_DEPTH = config_json.MAX_DEPTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,65 +290,13 @@ def read(data: bytes) -> Metadata:
         return parse(data)
     except FormatError as problem:
         try:
-            text = _with_text_keys(data.decode("utf-8", "surrogateescape"))
+            text = object_keys.as_texts(data, _place)
         except FormatError:
             raise problem from None
         if text is None:
             raise
-    return of_value(config_json.parse(text.encode("utf-8", "surrogateescape")).value)
+    return of_value(config_json.parse(text).value)
 
 
-def _with_text_keys(text: str) -> str | None:
-    """The text with the place of a queue for every key that is an object; None without any.
-
-    FormatError where the brackets are not paired, or such a key names no queue.
-    """
-    out: list[str] = []
-    stack: list[str] = []  # "{": a key comes; ":": its value; "[": in a list
-    key_from: list[int] = []  # where in `out` a key that is an object began, and how deep
-    has_object_key = False
-    for hit in _PART.finditer(text):
-        part = hit[0]
-        if part in "{[" and part:
-            if stack and stack[-1] == "{" and part == "{" and _is_key_place(out):
-                key_from += [len(out), len(stack)]
-                has_object_key = True
-            if len(stack) >= _MOST_DEPTH:
-                raise FormatError("too deep", offset=hit.start())
-            stack.append(part)
-        elif part == ":" and stack and stack[-1] == "{":
-            stack[-1] = ":"
-        elif part == "," and stack and stack[-1] == ":":
-            stack[-1] = "{"
-        elif part in "}]" and part:
-            if not stack:
-                raise FormatError("a bracket too many", offset=hit.start())
-            stack.pop()
-            if key_from and key_from[-1] == len(stack):
-                start = key_from[-2]
-                del key_from[-2:]
-                key_text = "".join([*out[start:], part])
-                out[start:] = [fastjson.build(_place(key_text)).decode("utf-8", "surrogateescape")]
-                continue
-        out.append(part)
-    if stack:
-        raise FormatError("brackets are left open", offset=len(text))
-    return "".join(out) if has_object_key else None
-
-
-def _is_key_place(out: list[str]) -> bool:
-    for token in reversed(out):
-        if token.strip():
-            return token in ("{", ",")
-    return False
-
-
-def _place(text: str) -> str:
-    value: Any = config_json.parse(text.encode("utf-8", "surrogateescape")).value
-    try:
-        broker, topic, number = value["brokerName"], value["topic"], value["queueId"]
-        if not isinstance(broker, str) or not isinstance(topic, str) or type(number) is not int:
-            raise TypeError
-    except (KeyError, TypeError):
-        raise FormatError("a key that is no queue", offset=0) from None
-    return names.metadata_path(broker, topic, number)
+def _place(value: Any) -> str:
+    return names.metadata_path(*object_keys.queue_of(value))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds
-from rmqctl.formats.config import broker_identity, config_json, epoch
+from rmqctl.formats.config import broker_identity, config_json, epoch, object_keys
 from rmqctl.formats.fixed import FirstOfPage
 from rmqctl.formats.local import abort, lock
 from rmqctl.formats.local.checkpoint import CHECKPOINT
@@ -61,11 +61,25 @@ def timercheck_rows(target: Target) -> Iterator[Row]:
     return _page(target, TIMER_CHECK)
 
 
+def _json(data: bytes) -> config_json.Parsed:
+    """The value; keys that are queues (a client's offsets.json) as ``TOPIC@BROKER@QUEUE``."""
+    try:
+        return config_json.parse(data)
+    except FormatError as problem:
+        try:
+            text = object_keys.as_texts(data, object_keys.queue_name)
+        except FormatError:
+            raise problem from None
+        if text is None:
+            raise
+        return config_json.parse(text)
+
+
 def config_rows(target: Target) -> Iterator[Row]:
     """One row per member of the JSON object, then one per oddity of the file."""
     try:
         data = _whole(target)
-        value, oddities = config_json.parse(data)
+        value, oddities = _json(data)
     except FormatError as error:
         yield _refused(target, error)
         return

@@ -21,6 +21,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.log.pages import log_pages
 from rmqctl.store.pages import Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
+from rmqctl.store.query.compacted import compacted_pages
 from rmqctl.store.query.conditions import KEY, Condition, filtered, tag_condition
 from rmqctl.store.queue.rows import (
     CLOCK_SLACK,
@@ -118,6 +119,10 @@ class Selector:
         unread = self.store.layout.unread.get("consumequeue")
         queues = [] if unread else topic_rows(self.store, wanted.topic, wanted.queue_id, self.view,
                                               self._report)
+        if wanted.from_phy is None and wanted.to_phy is None:  # places of another log
+            for page in compacted_pages(self.store, wanted.topic, wanted.queue_id,
+                                        wanted.from_offset or 0, self._report):
+                yield filtered(page, conditions)
         if queues:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)

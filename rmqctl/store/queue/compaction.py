@@ -12,6 +12,8 @@ from rmqctl.formats.local.message import Record
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import listing
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.rows import queue_ids
+from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.store.store import Store
 
 _FOLDER = "compaction"
@@ -56,8 +58,29 @@ class CompactionQueue(Closing):
         """The message of a unit; its ``physical_offset`` counts in the compaction log."""
         return self.log.record_at(unit.physical_offset, unit.size)
 
+    def alone(self, first_in_log: int) -> list[UnitRecord]:
+        """The units of messages that the commitlog no longer has."""
+        return [unit for units in self.files for unit in units
+                if unit.msg_base_offset < first_in_log]
+
     def close(self) -> None:
         self.log.close()
+
+
+def first_in_log(store: Store, topic: str, queue_id: int) -> int:
+    """The first queue offset whose message the commitlog still has; all are gone without a queue.
+
+    StoreIOError.
+    """
+    queue = store.known_queue(topic, queue_id)
+    if queue is None:
+        return LAST
+    return first_from(queue, queue.first_index, queue.disk_end, store.log.min_offset)
+
+
+def compacted_queues(store: Store, topic: str) -> list[int]:
+    """The queues of a topic that have a compaction log."""
+    return queue_ids(store, f"{_FOLDER}/{_LOG}", topic)
 
 
 def _units(path: str) -> list[UnitRecord]:
