@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rmqctl.checks.losses import GROUPS, OFFSETS, TOPICS
+from rmqctl.checks.metadata.judge import commands
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -119,7 +120,10 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     outlook = outlook or Outlook(changes=start.mendable and (is_damaged or start.recovers))
     yield from of_the_machine(start, root)
     if judged and not is_held:
-        yield from _repairs(root, outlook, lost=start.messages_already_lost)
+        repairs = [*_repairs(root, outlook, lost=start.messages_already_lost)]
+        known = {step.command for step in repairs}
+        yield from repairs
+        yield from (step for step in of_metadata(start, root) if step.command not in known)
         if any(offset.group for offset in start.offsets_beyond_end):
             for group in sorted({offset.group for offset in start.offsets_beyond_end}):
                 yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
@@ -141,6 +145,18 @@ def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
         yield Step(f"rmqctl config convert {root} --to json",
                    Phrase("writes the configuration as the JSON files that this release reads"),
                    "reversible")
+
+
+def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
+    """What restores topics, groups and committed offsets."""
+    for command in commands(start.metadata.defects):
+        yield Step(command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ")
+                   else Phrase("configures the topic again, so that clients can use it"),
+                   "reversible")
+    if any(defect.command is None and defect.loss.what == OFFSETS
+           for defect in start.metadata.defects):
+        yield Step(f"rmqctl recover {root} --from COPY", Phrase(
+            "a copy of the store or of its config folder has the committed offsets"), "reversible")
 
 
 def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:

@@ -73,7 +73,8 @@ class QueueImpact(NamedTuple):
     ``at_risk``: intact and unread, and no longer to be had after the start; ``would_be_cut``,
     ``without_row`` and ``undecodable`` say why. ``goes_on_at``: where a consumer reads next.
     ``twice``: what is certainly delivered again; ``twice_at_most``: and what may be, as the
-    position may be older than what was consumed.
+    position may be older than what was consumed. ``skipped``: intact and unread, and the start
+    loses the position, so the group goes on at the end of the queue (by default).
     """
 
     group: str
@@ -91,6 +92,7 @@ class QueueImpact(NamedTuple):
     goes_on_at: int | None
     twice: int
     twice_at_most: int
+    skipped: int = 0
 
     @property
     def affected(self) -> bool:
@@ -100,7 +102,7 @@ class QueueImpact(NamedTuple):
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
-                    or self.twice)
+                    or self.twice or self.skipped)
 
 
 COLUMNS = QueueImpact._fields
@@ -176,6 +178,9 @@ class Consumers:
         twice = sum(queue.twice for queue in self.affected)
         if twice:
             parts.append(Phrase("{some:,} delivered twice", some=twice))
+        skipped = sum(queue.skipped for queue in self.affected)
+        if skipped:
+            parts.append(Phrase("{some:,} skipped", some=skipped))
         beyond = sum(bool(queue.beyond_end) for queue in self.affected)
         if beyond:
             parts.append(Phrase("{count:,} position beyond the end",
@@ -198,10 +203,12 @@ class Situation(NamedTuple):
 
 
 def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: Situation,
-              unplaced: int = 0) -> Consumers:
+              unplaced: int = 0,
+              offsets_lost: Mapping[tuple[str, str, int], int] | None = None) -> Consumers:
     """What ``losses`` mean for every group of the store, and for the delay service (group
     ``(delay)``). Queues of deleted topics are left out. ``unplaced``: how many messages more are
-    lost, of which nothing tells the queue.
+    lost, of which nothing tells the queue. ``offsets_lost``: positions by group, topic and queue
+    id that a broker does not load, or loses.
     """
     progress = ConsumerProgress.of(store)
     known = known_topics(store)
@@ -210,6 +217,9 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
         if (commit.topic, commit.queue_id) in losses or not deleted(commit.topic, known):
             by_topic = commits.setdefault(commit.group, {})
             by_topic.setdefault(commit.topic, {})[commit.queue_id] = commit.offset
+    positions_lost = offsets_lost or {}
+    for (group, topic, queue_id), offset in positions_lost.items():
+        commits.setdefault(group, {}).setdefault(topic, {}).setdefault(queue_id, offset)
     queues: dict[str, list[int]] = {}
     for topic, queue_id in losses:
         queues.setdefault(topic, []).append(queue_id)
@@ -218,7 +228,8 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     view = View(store, generation=situation.generation)
     made = tuple(
         _impact(view, situation, group, (topic, queue_id), positions.get(queue_id),
-                losses.get((topic, queue_id)) or QueueLosses(0))
+                losses.get((topic, queue_id)) or QueueLosses(0),
+                position_lost=(group, topic, queue_id) in positions_lost)
         for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
         for queue_id in sorted({*positions, *queues.get(topic, ())}))
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
@@ -242,7 +253,7 @@ def _everybody(progress: ConsumerProgress) -> Iterable[Commit]:
 
 
 def _impact(view: View, situation: Situation, group: str, key: QueueKey, position: int | None,
-            losses: QueueLosses) -> QueueImpact:
+            losses: QueueLosses, *, position_lost: bool = False) -> QueueImpact:
     behind = 0 if position is None else position
     beyond: int | None = max(0, behind - losses.end)
     goes_on_at = position
@@ -265,11 +276,15 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
             seen = seen.join(runs)
     lost_after, cut, rowless, odd = unread
     left = max(0, losses.end - behind - losses.lost.count(behind, losses.end))
+    skipped = left if position_lost and not key[0].startswith(RETRY_PREFIX) else 0
+    if position_lost and position is not None and not beyond:
+        goes_on_at = losses.end if skipped else position
     return QueueImpact(
         group, *key, position, losses.end, beyond, losses.lost.count(0, behind), lost_after,
         cut + rowless + odd, cut, rowless, odd, goes_on_at, twice,
         twice + untold + (
-            left if situation.unclean or (position is None and group == DELAY_GROUP) else 0))
+            left if situation.unclean or (position is None and group == DELAY_GROUP) else 0),
+        skipped)
 
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,

@@ -184,8 +184,11 @@ class Diagnosis:
     @property
     def remains(self) -> list[Remaining]:
         """What no command repairs, and what to do by hand."""
+        repaired = {defect.category for defect in self.start.metadata.defects
+                    if defect.command is not None}
         return [] if self.sound else advice.remains(
-            [(row.category, row.count) for row in self.damaged], self.outlook)
+            [(row.category, row.count) for row in self.damaged if row.category not in repaired],
+            self.outlook)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``doctor``."""
@@ -212,8 +215,8 @@ class Diagnosis:
             **fields,
             "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
             "impact": None if impact is None else impact.as_dict(),
-            "messages": start.messages, "log_bytes": self.findings.coverage.bytes_total,
             "losses": [loss.as_dict() for loss in start.losses],
+            "messages": start.messages, "log_bytes": self.findings.coverage.bytes_total,
             "refuses_writes": start.refuses_writes,
             "disk": {**self.disk._asdict(), **({} if start.disk is None else start.disk.as_dict())},
             "lock": {"held": self.lock.held, "pid": self.lock.pid, "kind": self.lock.kind},

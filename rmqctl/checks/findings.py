@@ -71,6 +71,7 @@ class Finding:
 # that start; the rest by a look at the place. ``store`` is the root, quoted for a shell.
 
 Remedy = Callable[[Finding, str], str | None]
+_SHOW_CONFIG = "rmqctl config STORE"
 
 
 def _look(finding: Finding, store: str) -> str | None:
@@ -161,7 +162,7 @@ def advised(finding: Finding, root: str) -> Finding:
     """The finding with its ``next`` filled in, where there is something to look at."""
     store = shlex.quote(root)
     if finding.structure == "config":
-        return replace(finding, next=f"rmqctl config {store}")
+        return replace(finding, next=(finding.next or _SHOW_CONFIG).replace("STORE", store, 1))
     return replace(finding, next=CATEGORIES[finding.category].remedy(finding, store))
 
 
@@ -324,7 +325,13 @@ CATEGORIES: dict[str, Category] = {
     "conf-default": Category(
         INFO, "a setting that broker.conf leaves at its default", _by_hand),
     "config-topic": Category(
-        WARNING, "a topic without configuration, whose RocksDB consumequeue a broker deletes"),
+        WARNING, "a topic has messages but no configuration: clients get TOPIC_NOT_EXIST"),
+    "config-emptied": Category(
+        ERROR, "a configuration file lost all entries that its .bak or the store has"),
+    "config-older": Category(
+        WARNING, "a configuration file lacks entries of its .bak, or is older than it"),
+    "config-read-queues": Category(
+        WARNING, "readQueueNums or perm keeps consumers from reading messages"),
     "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),
     "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
     "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),

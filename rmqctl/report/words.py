@@ -48,6 +48,8 @@ def headline(found: Diagnosis, say: Say) -> Headline:
     if not start.start_is_harmless:
         return Headline(BAD, say("Nothing is lost yet, but a start would lose messages")
                         if found.would_lose else
+                        say("Nothing is lost yet, but a start would lose topics, groups or "
+                            "committed offsets") if start.metadata.losses else
                         say("Nothing is lost yet, but a start would do harm"))
     if found.findings.ok:
         return Headline(WARN, say("No damage, but something needs attention"))
@@ -127,6 +129,8 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
     before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
                   "{count:,} messages were lost before, and a repair put fillers in their place.",
                   count=replaced)] if replaced else []
+    before += [say("Lost beside messages: {cause}.", cause=str(loss.cause))
+               for loss in start.beside_messages[:_NAMED] if loss.already]
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]
@@ -162,10 +166,15 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
             count=start.unreachable))
     if start.lost_by_topic and start.messages_lost:
         sentences.append(say("By topic: {topics}.", topics=_ranked(start.lost_by_topic, say)))
-    if not start.start_is_harmless and not found.would_lose:
+    if start.rows_cut and start.messages_already_lost and not found.would_lose:
         sentences.append(say(
             "A {version} broker would start and lose no intact message, but take away what still "
             "tells of the loss.", version=start.broker_version))
+    if any(not loss.already for loss in start.beside_messages):
+        sentences.append(say("A {version} broker would lose {what}: {cause}.",
+                             version=start.broker_version, what=str(start.also_loses),
+                             cause=_some([str(loss.cause) for loss in start.beside_messages
+                                          if not loss.already], say)))
     return sentences or [say("A {version} broker would start, and lose nothing by it.",
                              version=start.broker_version)]
 

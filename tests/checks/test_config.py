@@ -40,11 +40,19 @@ def test_integer_keys_without_quotes_are_what_brokers_write(tiny_base: tiny_stor
     assert check(tiny_base.root) == []
 
 
-@pytest.mark.parametrize("gone", [[MAIN, BACKUP], [BACKUP], ["config"]])
+@pytest.mark.parametrize("gone", [[BACKUP], ["config"]])
 def test_missing_files_are_legal(gone: list[str], root: Path) -> None:
     for name in gone:
         (damage.remove_folder if name == "config" else damage.remove)(root, name)
     assert check(root) == []
+
+
+def test_topics_that_are_missing_beside_other_files_are_lost(root: Path) -> None:
+    for name in (MAIN, BACKUP):
+        damage.remove(root, name)
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("config-emptied", MAIN, None), "error")
+    assert (found.detail, found.count) == ("topics.json is missing", 2)
 
 
 @pytest.mark.parametrize("name", ["plain_acl.yml", "broker.conf", "topics.json.tmp", "notes"])
@@ -126,9 +134,10 @@ def test_readable_but_odd(change, offset: int | None, severity: str, root: Path)
 
 def test_entries_of_the_wrong_shape(root: Path) -> None:
     damage.config(root, "consumerOffset.json", b'{"offsetTable":{"a@b":{0:"x"},"c@d":7}}')
-    found, what = one_of(check(root), root)
-    assert what == ("config-oddity", "config/consumerOffset.json", None)
-    assert found.severity == "warning"
+    odd, emptied = check(root)
+    assert brief([odd], root) == [("config-oddity", "config/consumerOffset.json", None)]
+    assert odd.severity == "warning"
+    assert emptied.category == "config-emptied"  # the next write replaces the good backup
 
 
 def test_json_of_somebody_else_is_only_reported(root: Path) -> None:

@@ -25,6 +25,7 @@ from rmqctl.broker.recovery import (
 )
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.consumers import QueueLosses, Situation, consumers
+from rmqctl.checks.metadata.judge import judge
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
@@ -101,6 +102,8 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
         predicted.unreachable = None
         return predicted
+    predicted.metadata = judge(store, live=running)
+    predicted.notes += predicted.metadata.notes
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False
@@ -140,7 +143,8 @@ def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction
     if store.layout.reads(CONFIG):
         unplaced = predicted.messages_already_lost - sum(predicted.already_lost_by_topic.values())
         found = consumers(store, losses, Situation(
-            version.generation, store.has_abort, running, version.clamps_delay_offsets), unplaced)
+            version.generation, store.has_abort, running, version.clamps_delay_offsets), unplaced,
+            predicted.metadata.offsets)
         predicted.consumers = replace(found, notes=(*found.notes, *predicted.position_notes))
 
 
@@ -376,6 +380,9 @@ class _Start:
                 predicted.lost_from, predicted.lost_to = lost.times
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
+        if gone:
+            predicted.metadata = again = judge(self.store, live=self.running, logged=gone)
+            predicted.notes += [note for note in again.notes if note not in predicted.notes]
         predicted.unreachable_by_topic = {topic: count for topic, count in
                                           sorted(self.unreachable.by_topic.items())
                                           if count and topic not in gone}

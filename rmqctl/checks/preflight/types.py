@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from rmqctl.broker.conf.follow import FATAL, Told
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
-from rmqctl.checks.losses import INDEX, MESSAGES, Loss, summed
+from rmqctl.checks.losses import INDEX, MESSAGES, OFFSETS, Loss, summed
+from rmqctl.checks.metadata.judge import Metadata
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.phrases import Phrase
@@ -180,34 +182,20 @@ class Prediction:
     assumed: dict[str, Any] = field(default_factory=dict)
     """Settings that nobody gave, with the values that they were taken to have."""
     queues: list[QueueChange] = field(default_factory=list)
+    metadata: Metadata = field(default_factory=Metadata)
+    """What becomes of topics, groups and committed offsets."""
+    other_losses: list[Loss] = field(default_factory=list)
+    """Losses of structures that neither the log nor ``config/`` covers; `losses` has all."""
     doomed: list[str] = field(default_factory=list)
     """Files and folders of log, consumequeues and index that go away (relative to the root or
     absolute), in the order in which a broker takes them away."""
 
-    other_losses: list[Loss] = field(default_factory=list)
-    """Losses of structures that neither the log nor ``config/`` covers; `losses` has all."""
     incurable: int = 0
     """How many of these no repair of the store prevents."""
     refuses_writes: bool = False
     """Whether the broker rejects messages because its disk is full."""
     disk: DiskUse | None = None
     """What the cleaner does; None where it was not asked."""
-
-    @property
-    def losses(self) -> list[Loss]:
-        """All that is or would be lost beside what messages and index are counted for."""
-        return [*self.beside_messages]
-
-    @property
-    def beside_messages(self) -> list[Loss]:
-        """Losses that are not about the log and its consume queues."""
-        return [*self.other_losses]
-
-    @property
-    def also_loses(self) -> Phrase | None:
-        """What the start costs beside messages: ``12 timed messages``."""
-        index = [Loss(INDEX, self.index_lost, "", "index")] if self.index_lost else []
-        return summed([*(loss for loss in self.beside_messages if not loss.already), *index])
 
     @property
     def runs_well(self) -> bool:
@@ -260,26 +248,59 @@ class Prediction:
         return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
 
     @property
+    def losses(self) -> list[Loss]:
+        """All that is or would be lost. Verdicts and exit codes follow from this list alone."""
+        return [*self._message_losses(), *self.beside_messages]
+
+    def _message_losses(self) -> Iterator[Loss]:
+        end = self.truncate_to
+        for what, count, cause, file, already in (
+                # The start also cuts the entries that show the loss: a repair needs them.
+                (MESSAGES, self.messages_already_lost, Phrase(
+                    "consume queues, index or offsets know them, the log does not have them"),
+                 "commitlog", not (self.rows_cut or self.rows_lost)),
+                (MESSAGES, self.messages_lost, Phrase(
+                    "the start truncates the log at {offset}", offset=end), "commitlog", False),
+                (MESSAGES, self.unreachable or 0, Phrase(
+                    "they have no consume queue entry after the start"), "consumequeue", False),
+                (MESSAGES, self.rows_lost, Phrase(
+                    "the log is empty, so the start deletes all consume queues"), "consumequeue",
+                 False),
+                (MESSAGES, self.shadowed, Phrase(
+                    "several log files have the same name"), "commitlog", False),
+                (MESSAGES, self.undecodable, Phrase("clients cannot decode them"), "commitlog",
+                 True),
+                (OFFSETS, len(self.offsets_beyond_end), Phrase(
+                    "they are beyond the end of the queue"), "config/consumerOffset.json", True)):
+            if count:
+                yield Loss(what, count, cause, file, already)
+
+    @property
     def start_is_harmless(self) -> bool:
-        """Whether the broker starts and by that nothing readable is lost, and no row that tells of
-        what is lost already.
-        """
+        """Whether the broker starts and by that nothing is lost, and no entry that shows a loss."""
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
     @property
     def is_so_alone(self) -> bool:
         """The same of the release that is judged by alone."""
-        return self.starts and self.runs_well and not (
-            self.misled or self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
-            or (self.rows_cut and self.messages_already_lost)
-            or any(not loss.already for loss in self.losses))
+        return self.starts and self.runs_well and not self.misled and all(
+            loss.already for loss in self.losses)
 
     @property
     def harmless(self) -> bool:
         """Whether nothing would be lost, and nothing is."""
-        return self.start_is_harmless and not (
-            self.messages_already_lost or self.offsets_beyond_end or self.undecodable
-            or self.losses)
+        return self.start_is_harmless and not self.losses
+
+    @property
+    def beside_messages(self) -> list[Loss]:
+        """Losses that are not about the log and its consume queues."""
+        return [*self.metadata.losses, *self.other_losses]
+
+    @property
+    def also_loses(self) -> Phrase | None:
+        """What the start costs beside messages: ``12 committed offsets, 3 topics``."""
+        index = [Loss(INDEX, self.index_lost, "", "index")] if self.index_lost else []
+        return summed([*(loss for loss in self.beside_messages if not loss.already), *index])
 
     @property
     def costless(self) -> Phrase:

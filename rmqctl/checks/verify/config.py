@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
+from rmqctl.checks.metadata.judge import judge as judge_metadata
 from rmqctl.checks.verify.common import bounded, plural
 from rmqctl.checks.verify.queue import batch_rows, ext_units
 from rmqctl.errors import StoreIOError
@@ -34,8 +35,11 @@ _TRIES, _PAUSE = 4, 0.05
 """A running broker of 5.1-5.3 overwrites its files in place: a torn one is read again."""
 
 
-def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
-    """All JSON files of ``config/``. ``live``: whether a broker holds the store."""
+def check(store: Store, *, live: bool | None = None,
+          logged: Collection[str] = ()) -> Iterator[Finding]:
+    """All JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``: topics
+    with messages in the log, where it was read.
+    """
     held = store.lock.held if live is None else live
     try:
         names = _names(store)
@@ -56,6 +60,11 @@ def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
             time.sleep(_PAUSE)
             file = load_one(store, name)
         yield from judge(store, file, known=name in KINDS)
+    for defect in judge_metadata(store, live=held, logged=logged).defects:
+        if defect.category is not None:
+            yield Finding(defect.category, "config", defect.detail,
+                          file=store.path(defect.loss.file or FOLDER), topic=defect.topic,
+                          count=defect.loss.count or 1, next=defect.command or _FIX)
 
 
 def _names(store: Store) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.checks.losses import MESSAGES
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.consumers import show_queues
+from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import SpokenOut, StoreOptions
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
@@ -16,6 +18,7 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
+    from rmqctl.checks.losses import Loss
     from rmqctl.output import Output
 
 
@@ -66,7 +69,7 @@ def command(
         found = found.of(group)
     unknown = group is not None and not (found.queues or found.without_position)
     if out.is_data or not unknown:
-        _show(out, found, all_queues=group is not None)
+        _show(out, found, predicted.losses, all_queues=group is not None)
     if not predicted.starts:
         out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
                         "why): what is at risk is told as if nothing were cut off",
@@ -76,22 +79,23 @@ def command(
     if unknown:
         out.warn(Phrase("nothing is known here of group {group}", group=group))
     if (unknown or found.groups_affected or not (found.positions_known and predicted.starts)
-            or (found.queues and not found.complete)):
+            or (found.queues and not found.complete) or predicted.beside_messages):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(out: Output, found: Consumers, *, all_queues: bool) -> None:
+def _show(out: Output, found: Consumers, losses: Sequence[Loss], *, all_queues: bool) -> None:
     """A document, rows of all queues, or a page with those that are affected."""
     from rmqctl.checks.consumers import COLUMNS
 
     if out.is_value:
-        out.document(found.as_dict())
+        out.document({**found.as_dict(), "losses": [loss.as_dict() for loss in losses]})
     elif out.is_data:
         out.rows((queue._asdict() for queue in found.queues), COLUMNS)
     else:
         page = out.human()
         page.text(found.in_words(), "bad" if found.groups_affected else "good")
         show_queues(page, list(found.queues) if all_queues else found.affected)
+        show_losses(page, [loss for loss in losses if loss.what != MESSAGES])
         if found.without_position:
             page.text(Phrase(
                 "no position here: {names} (broadcast consumers keep theirs themselves)",

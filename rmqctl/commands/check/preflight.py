@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC
@@ -88,7 +89,8 @@ def _next(prediction: Prediction, root: str) -> Step | None:
     """The one step to go on with, which only looks or shows a plan; None where nothing needs to be
     done.
     """
-    from rmqctl.checks.advice import CONFIGURATION, Step, of_the_machine
+    from rmqctl.checks.advice import CONFIGURATION, Step, of_metadata, of_the_machine
+    from rmqctl.checks.losses import MESSAGES
 
     if prediction.misled:
         return Step(typed.completed(prediction.look_at_configuration(root)) or "", CONFIGURATION)
@@ -103,6 +105,11 @@ def _next(prediction: Prediction, root: str) -> Step | None:
         return step and replace(step, command=typed.completed(step.command) or "")
     if prediction.not_judged or not prediction.mendable:  # `recover` plans nothing for such a store
         return Step(typed.other("verify", root), Phrase("lists every finding with its place"))
+    cure = next(of_metadata(prediction, shlex.quote(root)), None)
+    if prediction.starts and cure is not None and all(
+            loss.what != MESSAGES or loss in prediction.metadata.losses
+            for loss in prediction.losses):
+        return replace(cure, command=typed.completed(cure.command) or "")
     if prediction.start_is_harmless and not (
             prediction.messages_already_lost or prediction.undecodable):
         # Nothing but offsets beyond the end of a queue, which `recover` does not change.

@@ -47,7 +47,7 @@ def _row(queue: QueueImpact) -> dict[str, str | int | None]:
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,
             "lost": queue.lost_before + queue.lost_after, "unread": queue.lost_after,
-            "at risk": queue.at_risk, "twice": queue.twice}
+            "at risk": queue.at_risk, "twice": queue.twice, "skipped": queue.skipped}
 
 
 def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:

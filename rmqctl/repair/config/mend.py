@@ -8,10 +8,12 @@ given, and of what the store itself knows. What nothing tells is said.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rmqctl.checks.metadata.judge import REPORTED, judge
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.torn_json import whole_entries
@@ -93,11 +95,13 @@ class _Mender:
         self.made = ConfigMended()
         self._groups: set[str] = set()
         """Those of which offsets could be read before a break."""
+        self._judged = judge(store)
 
     def mend(self, kind: _Kind) -> None:
         file = load_one(self._store, kind.name)
         main, backup = file.main, file.backup
         if main.usable and not main.damaged:
+            self._emptied(kind, file)
             return
         if (main.state == UNREADABLE and main.offset is None) or main.size > MAX_SIZE:
             self.made.notes.append(f"{main.path}: {main.reason}; it is left as it is")
@@ -202,6 +206,27 @@ class _Mender:
             self.made.notes.append(f"{export.name}: nothing of it is needed: topics and groups "
                                    "are there, or in a backup")
 
+    # -- of a file that lost its entries --------------------------------------------------------
+
+    def _emptied(self, kind: _Kind, file: ConfigFile) -> None:
+        """A file that a broker loads, and that has less than its backup or the store."""
+        if not any(defect.category in REPORTED and defect.loss.file == file.main.path
+                   for defect in self._judged.defects):
+            return
+        lost = self._judged.restored.get(kind.name)
+        if not lost:
+            if self._missing:
+                self._anew(kind, file)
+            return
+        entries = _entries(kind, file.main.value)
+        for key, entry in lost.items():
+            entries[key] = entry if kind.shape != "numbers" else _furthest(
+                entries.get(key, {}), entry)
+        where = os.path.basename(file.backup.path)
+        self._put(kind, file, {**file.main.value, kind.table: entries}, "restore",
+                  f"{kind.counted(len(lost))} from {where}, which the next write would replace",
+                  {"of_backup": len(lost), "backup": file.backup.path})
+
     # -- of what the store knows ----------------------------------------------------------------
 
     def _anew(self, kind: _Kind, file: ConfigFile) -> None:
@@ -215,7 +240,8 @@ class _Mender:
             return
         entries, proof = self._told(kind, file, export)
         if entries:
-            why = "missing" if never else file.main.reason or file.main.state
+            why = "missing" if never else file.main.reason or (
+                "no entries" if file.main.usable else file.main.state)
             tells = f"the store knows of {kind.counted(len(entries))}"
             if export is not None:
                 taken = proof["of_export"]
@@ -314,6 +340,14 @@ class _Mender:
         self.made.steps.append(step(file.main.path, data))
         self.made.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
                                         reason, proof=proof))
+
+
+def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
+    """Offsets by queue: the greater of the two."""
+    made = {str(queue): offset for queue, offset in ours.items()}
+    for queue, offset in theirs.items():
+        made[str(queue)] = max(offset, made.get(str(queue), 0))
+    return made
 
 
 def _proof(export: Exported, taken: int) -> dict[str, Any]:

@@ -1,0 +1,446 @@
+"""What a startup loses of topics, groups and committed offsets, and what is lost of them already.
+
+The one judgement of `verify` (findings), `preflight` (losses), `impact` (groups that begin without
+an offset) and `recover` (what its config step restores).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from rmqctl.checks import losses
+from rmqctl.checks.losses import Loss
+from rmqctl.checks.metadata.queues import Queues
+from rmqctl.checks.metadata.tables import (
+    DELAYS,
+    GROUPS,
+    LMQ_OFFSETS,
+    OFFSETS,
+    TOPICS,
+    Table,
+    group_of,
+    has_other_files,
+    positions,
+    table,
+    user_groups,
+    user_topics,
+)
+from rmqctl.checks.verify.config_database import topics_cleaned
+from rmqctl.phrases import Phrase, some_of
+from rmqctl.store.config.config import EMPTY, MISSING, load_one
+from rmqctl.store.store import Store
+
+Position = tuple[str, str, int]
+"""(group, topic, queue id)."""
+_NAMED = 3
+_READ = 4
+"""The bit of ``perm`` that lets consumers read a topic."""
+_CLIENT_QUEUES = 4
+_LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
+         LMQ_OFFSETS: losses.OFFSETS, DELAYS: losses.OFFSETS}
+
+
+REPORTED = frozenset({"config-emptied", "config-older"})
+"""Findings about a file that a broker loads."""
+
+
+class Defect(NamedTuple):
+    """A loss with what `verify` says about it.
+
+    ``category``: the finding; None where the check of the file itself reports it already.
+    ``command``: what repairs it, with STORE for the root.
+    """
+
+    loss: Loss
+    category: str | None
+    detail: str = ""
+    topic: str | None = None
+    command: str | None = None
+
+
+@dataclass(slots=True)
+class Metadata:
+    """``offsets``: committed offsets that groups lose, as far as they are known. ``unknown``:
+    others are lost, and nothing says what they were. ``restored``: entries by file that the copy
+    which a broker does not load still has.
+    """
+
+    defects: list[Defect] = field(default_factory=list)
+    offsets: dict[Position, int] = field(default_factory=dict)
+    unknown: bool = False
+    notes: list[str] = field(default_factory=list)
+    restored: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[Loss]:
+        return [defect.loss for defect in self.defects]
+
+
+def judge(store: Store, *, live: bool = False, logged: Collection[str] = ()) -> Metadata:
+    """All defects. ``live``: a broker runs on the store, and writes both copies while they are
+    read. ``logged``: topics with messages in the log, where they are known.
+    """
+    return _Judge(store, live, logged).run() if store.layout.reads("config") else Metadata()
+
+
+class _Judge:
+    def __init__(self, store: Store, live: bool, logged: Collection[str]) -> None:
+        self.store, self.live, self.logged = store, live, logged
+        self.queues = Queues(store)
+        self.made = Metadata()
+
+    def run(self) -> Metadata:
+        # 1. Files of which a broker loads nothing, or less than the other copy has.
+        for name in (TOPICS, GROUPS, OFFSETS, LMQ_OFFSETS, DELAYS):
+            self._file(self._table(name))
+        # 2. What is loaded, compared with the queues and with each other.
+        if self.topics:
+            for topic in sorted(self.queues.with_messages):
+                self._topic(topic)
+            self._unconfigured()
+        self._cleaned()
+        self._retried()
+        self._notes()
+        return self.made
+
+    def _table(self, name: str) -> Table:
+        known = {TOPICS: self._topics, GROUPS: self._groups, OFFSETS: self._offsets}
+        return known[name] if name in known else table(self.store, name)
+
+    @cached_property
+    def _topics(self) -> Table:
+        return table(self.store, TOPICS)
+
+    @cached_property
+    def _groups(self) -> Table:
+        return table(self.store, GROUPS)
+
+    @cached_property
+    def _offsets(self) -> Table:
+        return table(self.store, OFFSETS)
+
+    @cached_property
+    def topics(self) -> Mapping[str, object]:
+        """The configured topics; none where that is unknown."""
+        if self.store.layout.config == "rocksdb-v2":  # does not keep topics made by sending
+            return {}
+        return self._topics.loaded or {}
+
+    @cached_property
+    def groups(self) -> set[str] | None:
+        """The configured groups; None where that is unknown: no broker writes an empty table."""
+        return set(self._groups.loaded) if self._groups.loaded else None
+
+    # -- a file by itself -----------------------------------------------------------------------
+
+    def _file(self, found: Table) -> None:
+        name = found.file.name
+        if found.loaded is None:
+            return  # the broker does not start; `load` says so
+        if found.file.main.database and not found.is_missing:
+            return
+        if found.loads_nothing and not found.is_missing and found.file.main.state != MISSING:
+            self._unloaded(name, found)
+        elif found.loads_nothing:
+            self._missing(name, found)
+        elif not self.live:
+            self._compared(name, found)
+
+    def _unloaded(self, name: str, found: Table) -> None:
+        """Neither copy can be loaded: the broker starts empty and overwrites the file."""
+        state = (Phrase("is empty") if found.file.main.state == EMPTY else Phrase("is damaged"))
+        cause = Phrase("{file} {state} and has no usable .bak: a broker starts with an empty table",
+                       file=name, state=state)
+        count, known = self._gone(name, found)
+        if count != 0:
+            self.made.unknown |= _LOST[name] == losses.OFFSETS and name != DELAYS
+            self._lose(name, found, count, known, cause, None)
+
+    def _missing(self, name: str, found: Table) -> None:
+        """The main file does not exist and nothing replaces it."""
+        database = found.file.main.database
+        if not database and (name not in (TOPICS, OFFSETS)
+                             or not has_other_files(self.store, name)):
+            return  # groups come back by themselves, with default settings
+        if name == OFFSETS and (not user_groups(self.groups or ()) or (
+                table(self.store, LMQ_OFFSETS).loaded)):
+            return
+        count, known = self._gone(name, found)
+        if count != 0:
+            self._lose(name, found, count, known, Phrase("{file} is missing", file=name),
+                       None if database else "config-emptied", already=True)
+
+    def _compared(self, name: str, found: Table) -> None:
+        """What a broker loads, against the copy that the next write replaces."""
+        loaded, other = found.loaded or {}, found.other
+        if name in (TOPICS, GROUPS):
+            select = user_topics if name == TOPICS else user_groups
+            emptied = not loaded
+            if not emptied and not found.is_older:
+                return
+            lost = select(other) - set(loaded)
+            if lost:
+                known = {key: other[key] for key in other if key in lost}
+                self._lose(name, found, len(lost), known,
+                           self._words(name, found, emptied=emptied),
+                           "config-emptied" if emptied else "config-older")
+            elif emptied:
+                count, known = self._gone(name, found)
+                if count != 0:
+                    self._lose(name, found, count, known, Phrase(
+                        "{file} has no entries, although the store has {what}", file=name,
+                        what=losses.counted(_LOST[name], count)), "config-emptied", already=True)
+        elif name in (OFFSETS, LMQ_OFFSETS):
+            self._compare_offsets(name, found)
+
+    def _compare_offsets(self, name: str, found: Table) -> None:
+        loaded, other = positions(found.loaded or {}), positions(found.other)
+        gone = {key: position for key, position in other.items()
+                if key not in loaded and self._is_kept(key, position)}
+        behind = {key: position for key, position in other.items()
+                  if loaded.get(key, position) < position} if found.loads_main else {}
+        ahead = found.loads_main and any(
+            position > other.get(key, position) for key, position in loaded.items())
+        if gone:
+            category = "config-older" if loaded else "config-emptied"
+            self.made.offsets |= gone
+            self._lose(name, found, len(gone), _table_of(gone),
+                       self._words(name, found, emptied=not loaded),
+                       category)
+        if behind and (found.is_older or not ahead):
+            self._lose(name, found, len(behind), _table_of(behind), Phrase(
+                "{file} is older than its .bak: groups get {messages:,} message again",
+                "{file} is older than its .bak: groups get {messages:,} messages again",
+                file=name, messages=(total := sum(
+                    position - loaded[key] for key, position in behind.items())), count=total),
+                "config-older")
+
+    def _words(self, name: str, found: Table, *, emptied: bool) -> Phrase:
+        if not found.loads_main:
+            return Phrase("{file} is damaged, and its .bak lacks entries that it had", file=name)
+        if emptied:
+            return Phrase("{file} has no entries; the next write replaces its good .bak", file=name)
+        return Phrase("{file} lacks entries of its .bak, which the next write replaces", file=name)
+
+    def _is_kept(self, key: Position, position: int) -> bool:
+        """Whether no broker removes this offset by itself: the group is configured, the topic
+        exists, and the queue has messages that the group may still read.
+        """
+        group, topic, queue_id = key
+        if self.groups is not None and group not in self.groups:
+            return False
+        if self.topics and topic not in self.topics and topic not in self.queues.with_messages:
+            return False
+        bounds = self.queues.bounds(topic, queue_id)
+        return bounds is None or position > bounds.first or not bounds.first
+
+    def _gone(self, name: str, found: Table) -> tuple[int | None, dict[str, object]]:
+        """(how many entries a file had at least, those that can be read). None: unknown; 0: no
+        sign of any.
+        """
+        readable = found.other
+        if name == TOPICS:
+            known = {key: readable[key] for key in user_topics(readable)}
+            return len(known.keys() | user_topics(self.queues.with_messages)), known
+        if name == GROUPS:
+            known = {key: readable[key] for key in user_groups(readable)}
+            return len(known.keys() | self._told_groups), known
+        offsets = positions(readable) if name != DELAYS else {}
+        self.made.offsets |= offsets
+        if name == DELAYS:
+            return (len(readable) or None) if self.queues.delayed else 0, dict(readable)
+        if offsets:
+            return len(offsets), dict(readable)
+        self.made.unknown |= bool(self.queues.user)
+        return None if self.queues.user else 0, {}
+
+    @cached_property
+    def _told_groups(self) -> set[str]:
+        """User groups that offsets, retry topics or dead letter topics prove."""
+        told = {group for group, topic, _ in self._committed
+                if topic in self.topics or topic in self.queues.with_messages}
+        told |= {group for topic in self.queues.with_messages
+                 if (group := group_of(topic)) is not None}
+        return user_groups(told)
+
+    def _lose(self, name: str, found: Table, count: int | None, known: dict[str, object],
+              cause: Phrase, category: str | None, *, already: bool = False) -> None:
+        if known and name in _LOST:
+            self.made.restored.setdefault(name, {}).update(known)
+        command = "rmqctl recover STORE" if known else (
+            "rmqctl recover STORE --only config" if name in (TOPICS, GROUPS) else None)
+        self.made.defects.append(Defect(Loss(
+            _LOST[name], count, cause, found.path, already), category, cause, command=command))
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> None:
+        """A configured topic whose queues consumers cannot read."""
+        entry = self.topics.get(topic)
+        if not isinstance(entry, dict) or topic not in self.queues.user or (
+                topic in self._static or group_of(topic) is not None):
+            return
+        perm, read = entry.get("perm"), entry.get("readQueueNums")
+        name = shlex.quote(topic)
+        if type(perm) is int and not perm & _READ:
+            unread = self._unread(topic, self.queues.with_messages[topic])
+            if unread:
+                self._unreadable(topic, unread, Phrase(
+                    "perm of {topic} is {perm}, without read (4)", topic=topic, perm=perm),
+                    f"rmqctl topic create STORE {name} --perm {perm & 2 | _READ}")
+        elif type(read) is int:
+            queues = [queue_id for queue_id in self.queues.with_messages[topic]
+                      if queue_id >= read]
+            unread = self._unread(topic, queues, entry.get("writeQueueNums"))
+            if unread:
+                self._unreadable(topic, unread, Phrase(
+                    "readQueueNums of {topic} is {read}: queue {queue} is not read",
+                    "readQueueNums of {topic} is {read}: queues {queue} to {last} are not read",
+                    topic=topic, read=read, count=len(queues), queue=queues[0], last=queues[-1]),
+                    f"rmqctl topic create STORE {name} --read-queues {queues[-1] + 1}")
+
+    def _unread(self, topic: str, queues: Collection[int], written: object = None) -> int:
+        """Messages in these queues that a group of the topic has not consumed.
+
+        A queue counts where a group has read it before, or producers still write to it
+        (``written``: writeQueueNums). A topic that no group reads does not count.
+        """
+        committed: dict[str, dict[int, int]] = {}
+        for (group, of, queue_id), position in self._committed.items():
+            if of == topic:
+                committed.setdefault(group, {})[queue_id] = position
+        unread = 0
+        for queue_id in queues if committed else ():
+            known = [position[queue_id] for position in committed.values() if queue_id in position]
+            if not known and not (type(written) is int and queue_id < written):
+                continue
+            bounds = self.queues.bounds(topic, queue_id)
+            if bounds is not None:
+                least = min(known) if len(known) == len(committed) else 0
+                unread += max(0, bounds.end - max(bounds.first, least))
+        return unread
+
+    @cached_property
+    def _committed(self) -> dict[Position, int]:
+        return positions(self._offsets.loaded or {})
+
+    @cached_property
+    def _static(self) -> set[str]:
+        """Topics with a queue mapping: their queue ids are not those of the configuration."""
+        return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
+
+    def _unreadable(self, topic: str, unread: int, cause: Phrase, command: str) -> None:
+        self.made.defects.append(Defect(
+            Loss(losses.MESSAGES, unread, cause, self._topics.path, already=True),
+            "config-read-queues", cause, topic, command))
+
+    def _unconfigured(self) -> None:
+        """Topics with messages and committed offsets that are missing from the configuration.
+
+        A deleted topic loses its queues, and since 5.0 its offsets too.
+        """
+        if self.store.layout.consumequeue == "rocksdb":
+            return  # see `_cleaned`
+        read = {topic for _, topic, _ in self._committed}
+        candidates = user_topics((self.queues.with_messages.keys() | (
+            set(self.logged) if self._drops_offsets else set())) - self.topics.keys())
+        for topic in sorted(candidates & read):
+            count = max((*self.queues.with_messages.get(topic, ()), *(
+                queue_id for _, of, queue_id in self._committed if of == topic)), default=0) + 1
+            count = count if group_of(topic) is not None else max(count, _CLIENT_QUEUES)
+            self.made.defects.append(Defect(
+                Loss(losses.TOPICS, 1, Phrase(
+                    "{topic} has messages but is not in {file}", topic=topic, file=TOPICS),
+                    self._topics.path, already=True), "config-topic", Phrase(
+                    "{topic} has messages and offsets: clients get TOPIC_NOT_EXIST", topic=topic),
+                topic, f"rmqctl topic create STORE {shlex.quote(topic)} --read-queues {count} "
+                       f"--write-queues {count}"))
+
+    @cached_property
+    def _drops_offsets(self) -> bool:
+        """Whether deleting a topic deletes its offsets too (5.x)."""
+        value = self._offsets.file.value
+        version = value.get("dataVersion") if isinstance(value, dict) else None
+        return isinstance(version, dict) and "stateVersion" in version
+
+    def _cleaned(self) -> None:
+        """Topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
+        file, known, topics = topics_cleaned(self.store)
+        if topics and (known or file.main.database):
+            self.made.defects.append(Defect(Loss(
+                losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
+                    "{topics} not in {file}: the broker deletes the consume queues",
+                    topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def _retried(self) -> None:
+        """Groups that sent messages back, so they consumed, and have no committed offset."""
+        found = self._offsets
+        if found.loaded is None or found.loads_nothing or not found.loads_main:
+            return
+        with_offset = {group for group, _, _ in {**self._committed, **self.made.offsets}}
+        groups = sorted({group for topic in self.queues.with_messages
+                         if (group := group_of(topic)) is not None
+                         and group not in with_offset and group in (self.groups or ())})
+        if groups:
+            self.made.unknown = True
+            self.made.defects.append(Defect(Loss(losses.OFFSETS, None, Phrase(
+                "{names} has retry messages but no committed offset",
+                "{names} have retry messages but no committed offsets",
+                names=some_of(groups, _NAMED), count=len(groups)), found.path, already=True),
+                "config-emptied", Phrase("retry messages, but no committed offset: {names}",
+                                         names=some_of(groups, _NAMED))))
+
+    # -- what follows ---------------------------------------------------------------------------
+
+    def _notes(self) -> None:
+        kinds = {loss.what for loss in self.made.losses}
+        if losses.OFFSETS in kinds and (self.made.offsets or self.made.unknown):
+            self.made.notes.append(self._skipped())
+        if losses.TOPICS in kinds:
+            self.made.notes.append(Phrase(
+                "A topic that is not configured has no route: clients get TOPIC_NOT_EXIST until "
+                "it is created again (autoCreateTopicEnable: by the next message, with default "
+                "settings)."))
+        if losses.GROUPS in kinds:
+            self.made.notes.append(Phrase(
+                "A group that is not configured comes back with default settings when a consumer "
+                "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
+
+    def _skipped(self) -> Phrase:
+        """How many messages groups without an offset skip."""
+        if self.made.unknown:
+            return Phrase(
+                "A group without a committed offset starts where its consumeFromWhere says: by "
+                "default at the last offset, so it skips its backlog (up to {count:,} message).",
+                "A group without a committed offset starts where its consumeFromWhere says: by "
+                "default at the last offset, so it skips its backlog (up to {count:,} messages).",
+                count=sum(self.queues.count(topic) for topic in self.queues.user))
+        unread = 0
+        for (_, topic, queue_id), position in self.made.offsets.items():
+            bounds = self.queues.bounds(topic, queue_id)
+            unread += 0 if bounds is None else max(0, bounds.end - max(bounds.first, position))
+        names = some_of(sorted({group for group, _, _ in self.made.offsets}), _NAMED)
+        return Phrase(
+            "Without its committed offset a group starts where its consumeFromWhere says: by "
+            "default at the last offset, so {names} would skip {count:,} unread message.",
+            "Without its committed offset a group starts where its consumeFromWhere says: by "
+            "default at the last offset, so {names} would skip {count:,} unread messages.",
+            names=names, count=unread)
+
+
+def _table_of(found: Mapping[Position, int]) -> dict[str, object]:
+    made: dict[str, dict[str, int]] = {}
+    for (group, topic, queue_id), position in found.items():
+        made.setdefault(f"{topic}@{group}", {})[str(queue_id)] = position
+    return dict(made)
+
+
+def commands(defects: Collection[Defect]) -> Iterator[str]:
+    """What repairs them, each command once."""
+    yield from dict.fromkeys(defect.command for defect in defects if defect.command is not None)

@@ -1,0 +1,69 @@
+"""Which topics have messages in their queues, and where queues begin and end; read when asked."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import cached_property
+
+from rmqctl.checks.metadata.tables import group_of, is_user_topic
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.store.log.bounds import Bounds, View
+from rmqctl.store.store import Store
+
+
+class Queues:
+    """The queues of a store, plain and batch, in files or RocksDB; none that cannot be read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._view = View(store)
+        self._bounds: dict[tuple[str, int], Bounds | None] = {}
+
+    @cached_property
+    def with_messages(self) -> dict[str, list[int]]:
+        """Queue ids by topic of queues that have a file with an entry, system topics included."""
+        found: dict[str, list[int]] = {}
+        try:
+            known = [key for key, queue in self._store.known_queues.items() if queue.exists]
+            known += [key for key, queue in self._store.batch_queues.items() if queue.exists]
+        except RmqctlError:
+            return found
+        for topic, queue_id in dict.fromkeys(known):
+            found.setdefault(topic, []).append(queue_id)
+        return {topic: sorted(ids) for topic, ids in found.items()}
+
+    @cached_property
+    def user(self) -> list[str]:
+        """Topics that producers send to: no system, retry or dead letter topics."""
+        return [topic for topic in self.with_messages
+                if is_user_topic(topic) and group_of(topic) is None]
+
+    @property
+    def delayed(self) -> bool:
+        """Whether there are delayed messages."""
+        return SCHEDULE_TOPIC in self.with_messages
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        """First and end offset of a queue; None where they are unknown or it has no message."""
+        key = topic, queue_id
+        if key not in self._bounds:
+            found = self._read(topic, queue_id)
+            self._bounds[key] = found if found is not None and found.end > found.first else None
+        return self._bounds[key]
+
+    def count(self, topic: str) -> int:
+        """Messages in all queues of a topic."""
+        known = (self.bounds(topic, queue_id) for queue_id in self.with_messages.get(topic, ()))
+        return sum(bounds.end - bounds.first for bounds in known if bounds is not None)
+
+    def _read(self, topic: str, queue_id: int) -> Bounds | None:
+        try:
+            queue = self._store.known_queues.get((topic, queue_id))
+            if queue is not None:
+                with closing(queue):
+                    return self._view.bounds(queue)
+            batch = self._store.batch_queues.get((topic, queue_id))
+            return None if batch is None else Bounds(*batch.bounds(self._store.log.min_offset))
+        except (StoreIOError, FormatError):
+            return None

@@ -1,0 +1,192 @@
+"""The tables of ``config/`` as a broker loads them at startup, and what the other copy has.
+
+`ConfigManager.load` takes the main file; when that is missing, empty or undecodable, its ``.bak``;
+when that is missing or empty too, the broker starts with an empty table. The first write copies
+the main file over ``.bak`` (spec: checkpoint-and-small-files.md §4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.config.torn_json import whole_entries
+from rmqctl.formats.local.properties import (
+    DLQ_PREFIX,
+    LMQ_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+)
+from rmqctl.store.config.config import (
+    EMPTY,
+    FOLDER,
+    MAX_SIZE,
+    MISSING,
+    ODDITY,
+    UNREADABLE,
+    ConfigFile,
+    Copy,
+    load_one,
+)
+from rmqctl.store.config.rows import number
+from rmqctl.store.store import Store
+
+TOPICS, GROUPS, OFFSETS = "topics.json", "subscriptionGroup.json", "consumerOffset.json"
+LMQ_OFFSETS, DELAYS = "lmqConsumerOffset.json", "delayOffset.json"
+TABLES = {TOPICS: "topicConfigTable", GROUPS: "subscriptionGroupTable", OFFSETS: "offsetTable",
+          LMQ_OFFSETS: "offsetTable", DELAYS: "offsetTable"}
+Entries = Mapping[str, Any]
+
+_SYSTEM_TOPICS = frozenset({
+    SCHEDULE_TOPIC, "TBW102", "AUTO_CREATE_TOPIC_KEY", "SELF_TEST_TOPIC", "BenchmarkTest",
+    "OFFSET_MOVED_EVENT", "DefaultHeartBeatSyncerTopic", "TRANS_CHECK_MAX_TIME_TOPIC"})
+_SYSTEM_TOPIC_PREFIXES = ("rmq_sys_", "RMQ_SYS_")
+_SYSTEM_GROUPS = frozenset({
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_SYS_RMQ_TRANS",
+    "DEFAULT_CONSUMER"})
+_SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_SYS_")
+
+
+def is_user_topic(name: str) -> bool:
+    """Whether no broker creates this topic by itself at startup."""
+    return name not in _SYSTEM_TOPICS and not name.startswith(
+        (*_SYSTEM_TOPIC_PREFIXES, LMQ_PREFIX))
+
+
+def is_user_group(name: str) -> bool:
+    """Whether no broker creates this group by itself at startup."""
+    return name not in _SYSTEM_GROUPS and not name.startswith(
+        (*_SYSTEM_GROUP_PREFIXES, LMQ_PREFIX))
+
+
+def group_of(topic: str) -> str | None:
+    """The group whose retry or dead letter topic this is."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return None
+
+
+class Table(NamedTuple):
+    """One file. ``loaded``: what a broker starts with, None where it does not start with it.
+
+    ``other``: entries of the copy that the broker does not load, as far as they can be read.
+    ``written``: ``loaded`` is the content of the main file, which the next write copies over
+    ``.bak``. ``damaged``: neither copy can be loaded, and the main file is there.
+    """
+
+    file: ConfigFile
+    loaded: Entries | None
+    other: Entries
+    loaded_counter: int | None
+    other_counter: int | None
+
+    @property
+    def path(self) -> str:
+        return self.file.main.path
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether neither copy exists."""
+        return self.file.main.state == MISSING and self.file.backup.state == MISSING
+
+    @property
+    def loads_main(self) -> bool:
+        return _loads(self.file.main)
+
+    @property
+    def loads_nothing(self) -> bool:
+        """Whether a broker finds nothing that it can load, and starts with an empty table."""
+        return not self.loads_main and self.file.backup.state in (MISSING, EMPTY)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether the data version says that ``loaded`` is older than ``other``."""
+        return (self.loaded_counter is not None and self.other_counter is not None
+                and self.loaded_counter < self.other_counter)
+
+
+def table(store: Store, name: str) -> Table:
+    """The table of one file; of a database in its place, only what is loaded."""
+    file = load_one(store, name)
+    main, backup = file.main, file.backup
+    if _loads(main):
+        used: Copy | None = main
+        unused: Copy | None = backup
+    elif _loads(backup):
+        used, unused = backup, main
+    else:
+        used, unused = None, main
+    refuses = used is None and backup.state not in (MISSING, EMPTY)
+    rest = None if unused is None else _readable(store, unused)
+    loaded = None if refuses else {} if used is None else entries(name, used.value)
+    return Table(file, loaded, {} if rest is None else entries(name, rest),
+                 None if used is None else _counter(used.value), _counter(rest))
+
+
+def entries(name: str, value: Any) -> Entries:
+    """The entries of a file's table."""
+    found = value.get(TABLES[name]) if isinstance(value, dict) else None
+    made = dict(found) if isinstance(found, dict) else {}
+    flat = value.get("lmqOffsetTable") if isinstance(value, dict) else None
+    if name == LMQ_OFFSETS and isinstance(flat, dict):
+        made |= {key: {"0": offset} for key, offset in flat.items()}
+    return made
+
+
+def positions(found: Entries) -> dict[tuple[str, str, int], int]:
+    """Committed offsets by group, topic and queue id; the first two as ``TOPIC@GROUP`` has them."""
+    made: dict[tuple[str, str, int], int] = {}
+    for key, queues in found.items():
+        topic, separator, group = key.partition("@")
+        if not separator or "@" in group or not isinstance(queues, dict):
+            continue
+        for queue, offset in queues.items():
+            queue_id, position = number(queue, "", []), number(offset, "", [])
+            if queue_id is not None and position is not None and position >= 0:
+                made[group, topic, queue_id] = position
+    return made
+
+
+def has_other_files(store: Store, but: str) -> bool:
+    """Whether ``config/`` has any other file of topics, groups or offsets."""
+    return any(load_one(store, name).main.state != MISSING
+               for name in (TOPICS, GROUPS, OFFSETS, LMQ_OFFSETS) if name != but)
+
+
+def user_groups(names: Iterable[str]) -> set[str]:
+    """Those of the groups that no broker creates by itself."""
+    return {name for name in names if is_user_group(name)}
+
+
+def user_topics(names: Iterable[str]) -> set[str]:
+    """Those of the topics that no broker creates by itself."""
+    return {name for name in names if is_user_topic(name)}
+
+
+def _loads(copy: Copy) -> bool:
+    return copy.usable and not (copy.damaged and not copy.database)
+
+
+def _readable(store: Store, copy: Copy) -> Any:
+    """The value of a copy, or of the part of it before the damage."""
+    if copy.database or copy.state not in (UNREADABLE, ODDITY):
+        return copy.value
+    if copy.value is not None:
+        return copy.value
+    if copy.offset is None or copy.size > MAX_SIZE:
+        return None
+    try:
+        data = store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
+    except StoreIOError:
+        return None
+    found = whole_entries(data)
+    return None if found is None else found[0]
+
+
+def _counter(value: Any) -> int | None:
+    version = value.get("dataVersion") if isinstance(value, dict) else None
+    counter = version.get("counter") if isinstance(version, dict) else None
+    return counter if type(counter) is int else None

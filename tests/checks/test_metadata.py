@@ -1,0 +1,388 @@
+"""Topics, groups and committed offsets are data: what a start loses of them, in every command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.checks.metadata.judge import Metadata, judge
+from rmqctl.store import Store
+from tests.conftest import GoldenFolder
+from tests.support import snapshot
+from tests.support.cli import run
+from tests.support.config_tables import (
+    GROUP,
+    GROUPS,
+    OFFSETS,
+    TOPICS,
+    committed,
+    group_table,
+    offset_table,
+    put,
+    queues,
+    topic_table,
+    whole,
+)
+
+Build = Callable[..., Path]
+FILES = {TOPICS: "topics", GROUPS: "groups", OFFSETS: "offsets"}
+VERSIONS = {"4.9.3": False, "5.3.3": True}
+
+
+@pytest.fixture
+def store(golden: GoldenFolder, tmp_path: Path) -> Build:
+    """A copy of the basic store of a release with a sound ``config/``."""
+    def build(release: str, *, backup: bool = False) -> Path:
+        root = snapshot.copy_tree(golden(f"{release}/basic/store"), tmp_path / release)
+        return whole(root, five=VERSIONS[release], backup=backup)
+    return build
+
+
+def judged(root: Path, **given: Any) -> Metadata:
+    with Store.open(root) as opened:
+        return judge(opened, **given)
+
+
+def read(root: Path, name: str) -> Any:
+    return json.loads((root / "config" / name).read_text())
+
+
+def empty(name: str, *, five: bool) -> dict[str, Any]:
+    return {TOPICS: topic_table({}, five=five), GROUPS: group_table([], five=five),
+            OFFSETS: offset_table({}, five=five)}[name]
+
+
+def answers(root: Path, command: str, *codes: int) -> dict[str, Any]:
+    with snapshot.assert_unchanged(root):
+        return run(command, root, "-o", "json").expect(*codes).json()
+
+
+# -- sound ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+def test_a_sound_config_loses_nothing(release: str, store: Build) -> None:
+    root = store(release, backup=True)
+    assert judged(root).defects == []
+    found = answers(root, "preflight", 0)
+    assert found["losses"] == []
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+def test_a_store_without_config_is_sound(release: str, store: Build) -> None:
+    root = store(release)
+    shutil.rmtree(root / "config")
+    assert judged(root).defects == []
+
+
+def test_a_new_broker_is_sound(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    (root / "commitlog").mkdir(parents=True)
+    for name in FILES:
+        put(root, name, empty(name, five=True))
+        put(root, f"{name}.bak", empty(name, five=True))
+    assert judged(root).defects == []
+    put(root, OFFSETS, b"")
+    assert judged(root).defects == []
+
+
+def test_a_backup_with_fewer_entries_is_sound(store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    for name in FILES:
+        put(root, f"{name}.bak", empty(name, five=True))
+    assert judged(root).defects == []
+
+
+def test_a_group_that_reads_on_is_sound(store: Build) -> None:
+    root = store("4.9.3", backup=True)
+    put(root, OFFSETS, offset_table(committed(root, 3), five=False))
+    assert judged(root).defects == []
+
+
+def test_a_deleted_topic_is_sound(store: Build) -> None:
+    """Deleting removes the entry and the queues; 4.9.3 keeps the offsets, the log the messages."""
+    root = store("4.9.3")
+    names = queues(root)
+    gone = next(iter(names))
+    shutil.rmtree(root / "consumequeue" / gone)
+    put(root, TOPICS, topic_table(dict(list(names.items())[1:]), five=False))
+    assert judged(root, logged={gone}).defects == []
+
+
+def test_a_deleted_group_is_sound(store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    put(root, GROUPS, group_table(["audit"], five=True, counter=2))
+    put(root, OFFSETS, offset_table({}, five=True, counter=2))
+    assert judged(root).defects == []
+
+
+def test_one_reset_among_groups_that_read_on_is_sound(store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    table = committed(root, 3)
+    table[next(iter(table))]["0"] = 0
+    put(root, OFFSETS, offset_table(table, five=True))
+    assert judged(root).defects == []
+
+
+def test_what_groups_have_read_of_queues_that_are_no_longer_read_is_sound(store: Build) -> None:
+    root = store("5.3.3")
+    value = read(root, TOPICS)
+    for topic in value["topicConfigTable"].values():
+        topic["readQueueNums"] = 2
+    put(root, TOPICS, value)
+    put(root, OFFSETS, offset_table(committed(root, 1000), five=True))
+    assert judged(root).defects == []
+
+
+def test_a_running_broker_may_be_between_two_writes(store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    put(root, OFFSETS, offset_table(committed(root, 1), five=True))
+    assert judged(root, live=True).defects == []
+
+
+# -- files that a start does not load ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("backup", [None, b""])
+@pytest.mark.parametrize("damage", [
+    lambda data: b"", lambda data: data[:len(data) * 2 // 3],
+    lambda data: data.replace(b":", b"\xff", 40), lambda data: bytes(len(data))],
+    ids=["zero-length", "cut", "garbage", "zeros"])
+def test_a_file_that_no_broker_can_load(name: str, damage: Callable[[bytes], bytes],
+                                        backup: bytes | None, store: Build) -> None:
+    root = store("5.3.3")
+    path = root / "config" / name
+    path.write_bytes(damage(path.read_bytes()))
+    if backup is not None:
+        put(root, f"{name}.bak", backup)
+    (loss,) = judged(root).losses
+    assert (loss.what, loss.file, loss.already) == (FILES[name], f"config/{name}", False)
+    assert "no usable .bak" in loss.cause
+    assert loss.count is None or loss.count >= 1
+    assert loss.count is not None or name == OFFSETS
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_with_a_good_backup_a_start_loses_nothing(name: str, store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    put(root, name, b"")
+    assert judged(root).defects == []
+    found = answers(root, "preflight", 0)
+    assert found["losses"] == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_start_with_an_emptied_backup_loses_what_the_damaged_file_has(
+        name: str, store: Build) -> None:
+    root = store("5.3.3")
+    path = root / "config" / name
+    path.write_bytes(path.read_bytes().rstrip()[:-1])
+    put(root, f"{name}.bak", empty(name, five=True))
+    (loss,) = judged(root).losses
+    assert (loss.what, loss.already) == (FILES[name], False)
+    assert loss.count
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+def test_every_command_says_what_a_lost_offset_file_means(release: str, store: Build) -> None:
+    root = store(release)
+    path = root / "config" / OFFSETS
+    path.write_bytes(path.read_bytes()[:-20])
+    found = answers(root, "preflight", 1)
+    assert found["starts"]
+    assert [(loss["what"], loss["file"]) for loss in found["losses"]] == [
+        ("offsets", f"config/{OFFSETS}")]
+    assert any("consumeFromWhere" in note and "skips its backlog" in note
+               for note in found["notes"])
+    doctor = answers(root, "doctor", 1)
+    assert (doctor["sound"], doctor["losses"]) == (False, found["losses"])
+    impact = answers(root, "impact", 1)
+    assert impact["losses"] == found["losses"]
+    assert sum(queue["skipped"] for queue in impact["queues"]) > 100
+
+
+# -- files that have lost their entries ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_the_next_write_would_replace_a_good_backup(release: str, name: str,
+                                                    store: Build) -> None:
+    root = store(release, backup=True)
+    put(root, name, empty(name, five=VERSIONS[release]) if name != OFFSETS else {})
+    found = answers(root, "preflight", 1)
+    (loss,) = found["losses"]
+    assert (loss["what"], loss["already"]) == (FILES[name], False)
+    assert loss["count"] == {TOPICS: len(queues(root)), GROUPS: 1,
+                             OFFSETS: sum(queues(root).values())}[name]
+    doctor = answers(root, "doctor", 1)
+    assert doctor["next"][-1] == f"rmqctl recover {root}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_recover_restores_the_entries_of_the_backup(name: str, store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    before = run("config", root, FILES[name], "-o", "json").expect(0).json()
+    put(root, name, empty(name, five=True))
+    run("recover", root, "--apply", "--yes").expect(0)
+    after = run("config", root, FILES[name], "-o", "json").expect(0).json()
+    assert before
+    assert after == before
+    assert judged(root).defects == []
+    assert answers(root, "doctor", 0)["sound"]
+
+
+def test_unread_messages_of_lost_offsets_are_counted(store: Build) -> None:
+    root = store("4.9.3", backup=True)
+    put(root, OFFSETS, {"offsetTable": {}})
+    total = 600 - 2 * sum(queues(root).values())
+    made = judged(root)
+    assert f"{GROUP} would skip {total:,} unread messages" in made.notes[0]
+
+
+@pytest.mark.parametrize("gone", ["missing", "emptied"])
+def test_topics_that_no_backup_has_are_rebuilt_from_the_queues(gone: str, store: Build) -> None:
+    root = store("5.3.3")
+    if gone == "missing":
+        (root / "config" / TOPICS).unlink()
+    else:
+        put(root, TOPICS, topic_table({}, five=True))
+    doctor = answers(root, "doctor", 1)
+    (loss,) = doctor["losses"]
+    assert (loss["what"], loss["count"], loss["already"]) == ("topics", len(queues(root)), True)
+    assert doctor["next"][-1] == f"rmqctl recover {root} --only config"
+    run("recover", root, "--only", "config", "--apply", "--yes").expect(0)
+    assert set(read(root, TOPICS)["topicConfigTable"]) == set(queues(root))
+    assert answers(root, "doctor", 0)["sound"]
+
+
+def test_lost_offsets_that_nothing_knows_have_no_repair(store: Build) -> None:
+    root = store("4.9.3")
+    put(root, OFFSETS, b"")
+    doctor = answers(root, "doctor", 1)
+    assert doctor["losses"][0]["count"] is None
+    assert doctor["next"][-1] == f"rmqctl recover {root} --from COPY"
+    assert f"rmqctl recover {root}" not in doctor["next"]
+
+
+def test_offsets_of_one_group_that_only_the_backup_has(store: Build) -> None:
+    root = store("5.3.3")
+    table = committed(root)
+    put(root, GROUPS, group_table([GROUP, "audit"], five=True))
+    put(root, f"{OFFSETS}.bak", offset_table(
+        table | {key.replace(GROUP, "audit"): entry for key, entry in table.items()}, five=True))
+    made = judged(root)
+    assert [(loss.what, loss.count) for loss in made.losses] == [
+        ("offsets", sum(queues(root).values()))]
+    assert {group for group, _, _ in made.offsets} == {"audit"}
+    assert [defect.category for defect in made.defects] == ["config-older"]
+
+
+@pytest.mark.parametrize("counter", [1, 0])
+def test_offsets_older_than_their_backup(counter: int, store: Build) -> None:
+    """All lower, or mixed and with an older data version."""
+    root = store("5.3.3", backup=True)
+    table = committed(root, 1)
+    if counter == 0:
+        table[next(iter(table))]["0"] = 5
+    put(root, OFFSETS, offset_table(table, five=True, counter=counter))
+    (defect,) = judged(root).defects
+    assert (defect.category, defect.loss.what) == ("config-older", "offsets")
+    run("recover", root, "--apply", "--yes").expect(0)
+    assert judged(root).defects == []
+    rows = run("config", root, "offsets", "-o", "json").expect(0).json()
+    assert {row["offset"] for row in rows} == ({2} if counter else {2, 5})
+
+
+def test_an_older_copy_of_the_topics(store: Build) -> None:
+    root = store("5.3.3", backup=True)
+    names = queues(root)
+    put(root, f"{TOPICS}.bak", topic_table(names | {"young": 4}, five=True, counter=9))
+    (defect,) = judged(root).defects
+    assert (defect.category, defect.loss.count) == ("config-older", 1)
+
+
+# -- topics against their queues -----------------------------------------------------------------
+
+
+def test_a_topic_with_messages_that_is_not_configured(store: Build) -> None:
+    root = store("5.3.3")
+    names = queues(root)
+    gone = list(names)[1]
+    put(root, TOPICS, topic_table({name: 4 for name in names if name != gone}, five=True))
+    doctor = answers(root, "doctor", 1)
+    (loss,) = doctor["losses"]
+    assert (loss["what"], loss["count"], loss["file"]) == ("topics", 1, f"config/{TOPICS}")
+    assert gone in loss["cause"]
+    create = f"rmqctl topic create {root} {gone} --read-queues 4 --write-queues 4"
+    assert doctor["next"][-1] == create
+    run(*create.split()[1:]).expect(0)
+    assert judged(root).defects == []
+
+
+def test_offsets_show_that_a_5x_broker_did_not_delete_the_topic(store: Build) -> None:
+    root = store("5.3.3")
+    names = queues(root)
+    gone = list(names)[1]
+    put(root, TOPICS, topic_table({name: 4 for name in names if name != gone}, five=True))
+    shutil.rmtree(root / "consumequeue" / gone)
+    assert judged(root).defects == []
+    (loss,) = judged(root, logged={gone}).losses
+    assert loss.what == "topics"
+
+
+def test_a_topic_with_fewer_read_queues_than_queues_with_messages(store: Build) -> None:
+    root = store("5.3.3")
+    value = read(root, TOPICS)
+    topic, entry = next(iter(value["topicConfigTable"].items()))
+    entry["readQueueNums"] = 2
+    put(root, TOPICS, value)
+    found = answers(root, "preflight", 1)
+    (loss,) = found["losses"]
+    assert (loss["what"], loss["already"]) == ("messages", True)
+    assert f"readQueueNums of {topic} is 2: queues 2 to 3" in loss["cause"]
+    assert found["next"] == f"rmqctl topic create {root} {topic} --read-queues 4"
+    run(*found["next"].split()[1:]).expect(0)
+    assert answers(root, "doctor", 0)["sound"]
+
+
+def test_a_topic_that_nobody_may_read(store: Build) -> None:
+    root = store("4.9.3")
+    value = read(root, TOPICS)
+    topic, entry = next(iter(value["topicConfigTable"].items()))
+    entry["perm"] = 2
+    put(root, TOPICS, value)
+    found = answers(root, "doctor", 1)
+    assert f"perm of {topic} is 2" in found["losses"][0]["cause"]
+    run(*found["next"][-1].split()[1:]).expect(0)
+    assert read(root, TOPICS)["topicConfigTable"][topic]["perm"] == 6
+    assert answers(root, "doctor", 0)["sound"]
+
+
+def test_a_topic_that_no_group_reads_may_have_any_read_queues(store: Build) -> None:
+    root = store("5.3.3")
+    value = read(root, TOPICS)
+    for entry in value["topicConfigTable"].values():
+        entry["readQueueNums"], entry["perm"] = 1, 2
+    put(root, TOPICS, value)
+    put(root, OFFSETS, offset_table({}, five=True))
+    assert judged(root).defects == []
+
+
+def test_retry_messages_prove_that_offsets_are_lost(store: Build) -> None:
+    root = store("5.3.3")
+    topic = next(iter(queues(root)))
+    shutil.copytree(root / "consumequeue" / topic / "0",
+                    root / "consumequeue" / f"%RETRY%{GROUP}" / "0")
+    put(root, TOPICS, topic_table(queues(root), five=True))
+    put(root, OFFSETS, offset_table({}, five=True))
+    (defect,) = judged(root).defects
+    assert (defect.category, defect.loss.what, defect.loss.already) == (
+        "config-emptied", "offsets", True)
+    assert GROUP in defect.loss.cause
