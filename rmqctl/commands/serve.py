@@ -17,6 +17,7 @@ import typer
 
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
 from rmqctl.errors import UsageError, require
@@ -114,6 +115,7 @@ def command(
     writable: Annotated[bool, typer.Option(
         "--writable", help="Take messages, too: the store is locked and written as by a broker; "
         "positions and topics go into its config.")] = False,
+    write_outside: WriteOutside = None,
     temp: Annotated[bool, typer.Option(
         "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
         "the end; no STORE is given.")] = False,
@@ -188,7 +190,8 @@ def command(
         bound = bind(listen, len(stores))
         # One file is one broker's: of several stores none is more likely to be that one's.
         name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
-        wanted = [Wanted(each.root, each.open, address, name)
+        wanted = [Wanted(each.root, each.open, address, name, each.folders,
+                         tuple(write_outside or ()))
                   for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
         brokers, save = open_brokers(wanted, settings, shown.tell)

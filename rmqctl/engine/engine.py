@@ -27,6 +27,7 @@ from rmqctl.engine.opening import (
     done_again,
     examine,
     forget_cut_off,
+    lock_for,
     recorded_runs,
     set_right,
     sizes_of,
@@ -99,9 +100,11 @@ class Engine(Putting):
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int] = now_ms,
              wall_clock: Callable[[], int] = now_ms,
-             keep_queue_offsets: bool = False) -> Engine:
+             keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> Engine:
         """Opens a store for appending and takes its lock.
 
+        Nothing is written outside the root but in ``commitlog_dirs`` and the folders ``outside``:
+        the locks of other stores that contain one of these are taken as well.
         ``settings`` must hold the sizes the store has. ``clock`` gives the store time (ms) of
         messages that bring none, ``wall_clock`` the time (ms) that names index files (both are
         the system's unless given). NotAStoreError, StoreHeldError while a broker or another
@@ -109,11 +112,13 @@ class Engine(Putting):
         """
         settings = settings or Settings()
         path = os.fspath(root)
-        Store.open(path, commitlog_dirs).layout.require_writable(path)
-        lock = StoreLock(path)
+        dirs = list(commitlog_dirs)
+        found = Store.open(path, dirs)
+        found.layout.require_writable(path)
+        lock = lock_for(found, dirs, outside)
         lock.acquire()
         try:
-            store = Store.open(path, commitlog_dirs, sizes_of(settings))
+            store = Store.open(path, dirs, sizes_of(settings))
             try:
                 state = examine(store, settings.profile)
                 return cls(path, settings, lock, state, store, clock, wall_clock,

@@ -10,7 +10,7 @@ moved to ``.rmqctl/aside``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from rmqctl.broker.view import broker_view
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.aside import AsideFolder
+from rmqctl.files.bounds import Bounds, stores_around
 from rmqctl.files.durable import (
     STAGING,
     failed,
@@ -30,6 +31,7 @@ from rmqctl.files.durable import (
     sync_folder,
     write_all,
 )
+from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.index_file import HeaderRecord
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
@@ -43,6 +45,9 @@ from rmqctl.store.store import Sizes, Store
 
 _BLOCK = 4 << 20
 _AGAIN = "index-again"
+WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
+           "timerwheel", "checkpoint", "abort", "abort.bak", "lock")
+"""What a broker that takes messages writes in a store, beside the log."""
 """The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
 
 
@@ -164,6 +169,18 @@ def sizes_of(settings: Settings) -> Sizes:
     """The sizes a store has that is opened with these settings."""
     return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                  settings.index_slots, settings.index_max)
+
+
+def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
+    """The lock, not taken yet, for writing as a broker does: below the root, in the folders of the
+    log that the user named, and in further ones ``outside`` (relative to the root or absolute). It
+    includes those of other stores that contain one of them.
+
+    RefusedError where a folder of the log, or a link in what a broker writes, leads elsewhere.
+    """
+    named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
+    Bounds(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
+    return StoreLock(store.root, stores_around(named, [store.root]))
 
 
 def refuse_held(store: Store, root: str) -> None:

@@ -14,16 +14,36 @@ from collections.abc import Iterable
 from rmqctl.errors import RefusedError
 
 
+def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
+    """The roots of other stores than ``roots`` that contain one of the folders: real paths.
+
+    Who writes in the folder needs their locks. A folder in one of ``roots`` is that store's.
+    """
+    own = set(map(os.path.realpath, roots))
+    found: dict[str, None] = {}
+    for folder in folders:
+        path = os.path.realpath(folder)
+        while path not in own and path != os.path.dirname(path):
+            if os.path.isfile(os.path.join(path, "lock")) or os.path.isdir(
+                    os.path.join(path, "consumequeue")):
+                found[path] = None
+            path = os.path.dirname(path)
+    return list(found)
+
+
 class Bounds:
     """The folders that a command may write in: ``root``, and those its user ``named``.
 
     Paths are resolved when the object is created and when it is asked, so that a link counts as
-    the place that it points to.
+    the place that it points to. A folder named by its place in the root adds none: where a link of
+    the store points to was not named.
     """
 
     def __init__(self, root: str, named: Iterable[str] = ()) -> None:
         self.root = os.path.realpath(root)
-        self.named = tuple(dict.fromkeys(os.path.realpath(folder) for folder in named))
+        own = os.path.join(os.path.abspath(root), ""), os.path.join(self.root, "")
+        self.named = tuple(dict.fromkeys(os.path.realpath(folder) for folder in named
+                                         if not os.path.abspath(folder).startswith(own)))
 
     def contain(self, path: str) -> bool:
         """Whether ``path``, a name in a real folder, is in one of the folders."""
@@ -39,13 +59,14 @@ class Bounds:
             f"{target} is outside the store{where}. If the folder belongs to this store, name it: "
             f"--write-outside {shlex.quote(os.path.dirname(path))}")
 
-    def refuse_links(self, folder: str) -> None:
-        """RefusedError for a link in a folder, or below it, that leads outside: what writes there
-        would write elsewhere. What cannot be looked at is left to who writes.
+    def refuse_links(self, *paths: str) -> None:
+        """RefusedError for a file or folder that is outside, or a link in it, or below it, that
+        leads outside: what writes there would write elsewhere. What cannot be looked at is left to
+        who writes.
         """
-        if os.path.islink(folder):
-            self.require(folder, os.path.realpath(folder))
-        left = [folder]
+        for path in paths:
+            self.require(path, os.path.realpath(path))
+        left = list(paths)
         while left:
             try:
                 entries = list(os.scandir(left.pop()))

@@ -17,6 +17,8 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -62,11 +64,15 @@ class StoreLock:
     ``root`` is the store. The file is made where it is missing, filled only where it is empty,
     and never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or
     something in ``.rmqctl`` is a link; it never waits for a holder, and what it refuses it leaves
-    as it was.
+    as it was. ``around``: further stores that are held as well, all or none.
+    With ``fill`` False an empty file stays empty: it may be somebody else's.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,
+                 fill: bool = True) -> None:
         self.root = os.fspath(root)
+        self._fill = fill
+        self._around = [StoreLock(each) for each in around]
         self.path = os.path.join(self.root, "lock")
         self._fd = -1
         self._key: tuple[int, int] = (0, 0)
@@ -77,6 +83,13 @@ class StoreLock:
 
     def acquire(self) -> None:
         """Takes both locks. StoreHeldError names the holder where the system tells it."""
+        with ExitStack() as stack:
+            for lock in self._around:
+                stack.enter_context(lock)
+            self._acquire()
+            stack.pop_all()
+
+    def _acquire(self) -> None:
         with _guard:
             refuse_own_links(self.root)
             if held_here(self.path):
@@ -99,7 +112,7 @@ class StoreLock:
                 if _identity(self.path) != (about.st_dev, about.st_ino):
                     kind = _REPLACED
                 else:
-                    if not about.st_size:
+                    if not about.st_size and self._fill:
                         write_all(fd, lock_format.CONTENT, 0, self.path)
                         sync(fd, self.path, whole=True)
                     if new:
@@ -146,6 +159,12 @@ class StoreLock:
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
+        with ExitStack() as stack:
+            for lock in self._around:
+                stack.callback(lock.release)
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
         with _guard:
             OWN.pop(self._key, None)
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -37,8 +38,8 @@ class Scratch:
         else:
             self.root = os.path.join(above, name)
             make_folders(self.root)
-            # What is below is taken away later: it must not be somewhere else.
-            for path in (self.root, *map(self.path, DERIVED)):
+            # What is below is written, and taken away later: it must not be somewhere else.
+            for path in (self.root, *_below(self.root)):
                 if os.path.islink(path):
                     raise StoreIOError(f"{path}: is a link; rmqctl makes none there")
         self.keep = keep
@@ -76,3 +77,8 @@ class Scratch:
                  trace: TracebackType | None) -> None:
         if not self.keep:
             self.remove()
+
+
+def _below(folder: str) -> Iterator[str]:
+    for holder, folders, names in os.walk(folder):
+        yield from (os.path.join(holder, name) for name in (*folders, *names))

@@ -30,13 +30,17 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A store to serve: where it is, how it is opened, where clients reach it."""
+    """A store to serve: where it is, how it is opened, where clients reach it. ``folders`` of the
+    log that the user named, and further ones that may be written ``outside``.
+    """
 
     root: str
     open: Callable[[], Store]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
     name: str | None = None
     """The broker's; None for one by its number."""
+    folders: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
                 from rmqctl.serve.producing.opening import open_writer
 
                 writer = open_writer(each.open, settings.flush, pages, each.address,
-                                     settings.cluster)
+                                     settings.cluster, each.folders, each.outside)
                 opened.callback(writer.close)
             source = Source(each.open, settings.view, pages) if writer is None else (
                 writer.source)

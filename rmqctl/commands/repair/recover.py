@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import ApplyOptions, parts_of
+from rmqctl.commands.shared.applying import ApplyOptions, Complete, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import (
     Jobs,
@@ -84,6 +84,7 @@ def command(
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
         help="Show verdict, planned repair and evidence for one physical offset.")] = None,
+    complete: Complete = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -138,7 +139,7 @@ def command(
         _explain(out, store, wishes, explain, apply)
         return
     if strategy == "broker":
-        _as_broker(out, store, wishes, engine.version, apply)
+        _as_broker(out, store, wishes, engine.version, apply, complete)
         return
 
     def propose(scratch: Scratch) -> applying.Proposal:
@@ -156,7 +157,7 @@ def command(
                                  ) if refused else ())
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
-                 mends=True, folders=store.folders, writes=wishes.writes)
+                 mends=True, folders=store.folders, writes=wishes.writes, complete=complete)
 
 
 def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: int,
@@ -231,7 +232,7 @@ def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,
-               apply: ApplyOptions) -> None:
+               apply: ApplyOptions, complete: str | None) -> None:
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying
     from rmqctl.repair.broker import plan_broker
@@ -255,4 +256,5 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             impact=prediction.cut_impact, refused=refused,
             instead=() if prediction.starts else ("recover", store.root))
 
-    applying.run(out, store.root, "recover", propose, apply, folders=store.folders)
+    applying.run(out, store.root, "recover", propose, apply, folders=store.folders,
+                 complete=complete)

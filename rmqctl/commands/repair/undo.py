@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,13 +107,14 @@ def command(
     named = [*(write_outside or ()), *_around_tier(store.root)]
     seen = preview(store.root, id, moved or (), named)
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
-                "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
+                "changed": list(seen.changed), "root": seen.root, "host": seen.host,
+                "kept": f".rmqctl/repairs/{seen.entry.id}",
                 "undone": False, "next": typed.again(without=("--dry-run",))}
     for change in () if abandon else seen.changed[:_SHOWN]:
         out.warn(change)
     if dry_run:
         out.note("dry run: nothing was changed")
-        _show(out, document)
+        _show(out, store.root, document)
         return
     tier = ("tiered",) if seen.entry.command.startswith("tiered ") else ()
     look = typed.other(*tier, "verify", store.root)
@@ -133,7 +135,7 @@ def command(
             document |= {"state": "undone", "undone": True, "next": look}
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
-    _show(out, document)
+    _show(out, store.root, document)
 
 
 def _prune(out: Output, root: str, age: int, *, apply: bool, yes: bool) -> None:
@@ -208,7 +210,8 @@ def _check_root(root: str) -> None:
 
 def _around_tier(root: str) -> list[str]:
     """What may be written around a tier; nothing around a store."""
-    from rmqctl.tiered.recover.scope import open_tier, writable_around
+    from rmqctl.tiered.files.metadata_file import writable_around
+    from rmqctl.tiered.recover.scope import open_tier
 
     with contextlib.suppress(RmqctlError), open_tier(root, None):
         return writable_around(root, None)
@@ -232,11 +235,15 @@ def _when(time: int | None) -> str:
     return "unknown" if time is None else time_text(time)
 
 
-def _show(out: Output, document: dict[str, Any]) -> None:
+def _show(out: Output, store_root: str, document: dict[str, Any]) -> None:
+    elsewhere = document["root"] not in ("", os.path.realpath(store_root))
+
     def page(human: Human) -> None:
         human.pairs({
             "repair": f"{document['command']} {document['id']}",
             "made": _when(document["time"]),
+            **({"made in": document["root"], "on host": document["host"] or "-"}
+               if elsewhere else {}),
             "state": document["state"],
             "kept in": document["kept"],
         })

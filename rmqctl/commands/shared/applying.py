@@ -19,7 +19,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.consumers import show_section
+from rmqctl.commands.shared.plan_page import show_plan, what_next
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
@@ -34,22 +34,21 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.impact import Impact
-    from rmqctl.output import Human, Output
+    from rmqctl.output import Output
     from rmqctl.repair.executor.executor import Applied, Repair
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 _APPLYING = "Carrying it out"
-_SHOWN = 40
-_LOST_SHOWN = 5
-_COLUMNS = ("action", "target", "from", "to", "reason")
-_FILLED = Phrase("A filler takes the place of each: a consumer receives a message of NUL bytes "
-                 "with the property RMQCTL=lost, without tag and keys.")
-_LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
+
+Complete = Annotated[str | None, typer.Option(
+    "--complete", metavar="ID", show_default=False, rich_help_panel=_APPLYING,
+    help="Complete this interrupted repair, though it was made under another path or the stamps of "
+    "its files do not match.")]
 
 WriteOutside = Annotated[list[str] | None, typer.Option(
     "--write-outside", metavar="FOLDER", show_default=False,
-    help="Also write to FOLDER outside DIR, to which a link points.")]
+    help="Also write to FOLDER outside the store, which a link or a setting points to.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,8 @@ class Proposal:
     ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
     the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
     with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
-    ``choice`` the words of which one has to be added to it.
+    ``choice`` the words of which one has to be added to it. ``unfinished``: what people read of
+    a repair that was interrupted. ``moved``: every file that is moved aside.
     """
 
     plan: Plan
@@ -132,6 +132,8 @@ class Proposal:
     instead: Sequence[str] = ()
     refused: str = ""
     choice: Sequence[Sequence[str]] = ()
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    moved: Sequence[str] = ()
 
 
 Propose = Callable[["Scratch"], Proposal]
@@ -140,7 +142,7 @@ Propose = Callable[["Scratch"], Proposal]
 def run(out: Output, store_root: str, name: str, propose: Propose, options: ApplyOptions, *,
         resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None,
         writes: Sequence[str] | None = None, made_anew: bool = False, mends: bool = False,
-        folders: Sequence[str] = ()) -> None:
+        folders: Sequence[str] = (), complete: str | None = None) -> None:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
 
     ``propose`` works in the scratch folder it is given: a temporary one for a plan that is only
@@ -150,7 +152,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     system's folder for such. ``tier``: the root is a tier's, not a store's. ``writes``: structures
     of the store that must be in a form which is written (None: all of them); ``made_anew`` and
     ``mends``: see `Layout.require_writable`; ``folders``: those of the log, where options named
-    them.
+    them. ``complete``: the interrupted repair that is completed, whatever its question is.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
@@ -165,30 +167,28 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
         _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,
-               made_anew=made_anew, mends=mends, folders=folders, named=named)
+               made_anew=made_anew, mends=mends, folders=folders, named=named, complete=complete)
         return
+    from rmqctl.files.bounds import stores_around
     from rmqctl.repair.executor.check_plan import check
-    from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.scratch import Scratch
 
-    unfinished = pending(store_root)
-    if unfinished is not None:
-        out.warn(Phrase("repair {id} was interrupted and is not finished: --apply completes it "
-                        "first, `rmqctl undo {store} {id}` takes it back", id=unfinished,
-                        store=store_root))
+    unfinished = _unfinished(out, store_root, named, complete, tier)
     roots = (*(tier.homes if tier else ()), store_root)
-    for root in {os.path.realpath(root): root for root in roots}.values():
+    for root in {os.path.realpath(root): root for root in (
+            *roots, *stores_around(named, roots))}.values():
         _warn_if_held(out, root)
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             proposal = propose(scratch)
         check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
         following = (typed.other(*proposal.instead) if proposal.instead else
+                     unfinished.next if unfinished is not None and unfinished.next else
                      None if proposal.plan.empty else
                      _look(store_root, tier) if refused else
                      typed.again(*(proposal.choice[0] if proposal.choice else ("--apply",)),
                                  without=("--dry-run",)))
-        _show(out, _warned(store_root, proposal),
+        show_plan(out, _with_unfinished(_looked_at(store_root, proposal), unfinished),
               Phrase("There is nothing to do.") if proposal.plan.empty else
               Phrase("Nothing was changed. Choose before --apply: {words}",
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
@@ -196,6 +196,53 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
     _end(proposal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """What the plan says of an interrupted repair. ``next``: the command that completes it, where
+    --apply alone does not.
+    """
+
+    fields: Mapping[str, Any]
+    page: Mapping[str, str]
+    next: str = ""
+
+
+def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
+                tier: Tiered | None) -> _Unfinished | None:
+    """Warns of an interrupted repair. UsageError where ``complete`` is another one."""
+    from rmqctl.repair.executor.journal import pending
+    from rmqctl.repair.executor.relocated import interrupted, refuse_unknown
+
+    repair_id = pending(store_root)
+    refuse_unknown(store_root, complete, repair_id)
+    if repair_id is None:
+        return None
+    found = interrupted(store_root, named)
+    if found is None or not found.question or complete:
+        out.warn(Phrase("repair {id} was interrupted and is not finished: --apply completes it "
+                        "first, `rmqctl undo {store} {id}` takes it back", id=repair_id,
+                        store=store_root))
+        follows = ""
+    else:
+        words = ("tiered", "recover") if tier else ("recover",)
+        follows = typed.other(*words, store_root, "--complete", repair_id, "--apply")
+        out.warn(Phrase("repair {id} was interrupted, and {question}. --apply refuses: `{command}` "
+                        "completes it, `rmqctl undo {store} {id}` reverts it", id=repair_id,
+                        question=found.question, command=follows, store=store_root))
+    if found is None:
+        return None
+    return _Unfinished(found.as_dict(), {
+        "interrupted repair": f"{found.id} ({found.command}, {time_text(found.time)})",
+        "made in": found.root, "on host": found.host or "-"}, follows)
+
+
+def _with_unfinished(proposal: Proposal, unfinished: _Unfinished | None) -> Proposal:
+    if unfinished is None:
+        return proposal
+    return replace(proposal, fields={**proposal.fields, "interrupted": unfinished.fields},
+                   unfinished=unfinished.page)
 
 
 def _look(store_root: str, tier: Tiered | None) -> str:
@@ -208,12 +255,17 @@ def _end(proposal: Proposal) -> None:
         raise typer.Exit(int(proposal.ends_with))
 
 
-def _warned(store_root: str, proposal: Proposal) -> Proposal:
-    """With a note where a repair changes more than one name leads to."""
-    from rmqctl.repair.executor.check_plan import shared
+def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
+    """With every file that is moved aside, and a note where a repair changes more than one name
+    leads to.
+    """
+    from rmqctl.repair.executor.check_plan import moved_aside, shared
 
     plan = proposal.plan
     linked = shared(store_root, plan.steps)
+    moved = moved_aside(store_root, plan.steps)
+    proposal = replace(proposal, moved=moved, fields={
+        "interrupted": None, "moved_aside": moved, **proposal.fields})
     if not linked:
         return proposal
     note = Phrase("{names}: changed in place, and there are hard links to it: what else these "
@@ -238,7 +290,8 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
            resume: bool, tier: Tiered | None, writes: Sequence[str] | None,
-           made_anew: bool, mends: bool, folders: Sequence[str], named: Sequence[str]) -> None:
+           made_anew: bool, mends: bool, folders: Sequence[str], named: Sequence[str],
+           complete: str | None) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store import Store
@@ -249,7 +302,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                                                                     made_anew=made_anew,
                                                                     mends=mends)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
-    with Repair(store_root, name, broker_roots=homes, is_root=is_root, named=named) as repair:
+    with Repair(store_root, name, broker_roots=homes, is_root=is_root, named=named,
+                complete=complete) as repair:
         if repair.finished is not None:
             id = repair.finished.id  # noqa: A001
             out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "
@@ -269,7 +323,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                     scratch.remove()
                     raise RefusedError(f"{store_root}: {proposal.refused}")
                 try:
-                    _carry_out(out, store_root, repair, _warned(store_root, proposal),
+                    _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
                                _look(store_root, tier), yes=yes,
                                around=tier.writes if tier else ())
                 except typer.Exit:  # the answer was no
@@ -293,7 +347,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         _nothing(out, proposal)
         return
     if not yes:
-        _show(out, proposal)
+        show_plan(out, proposal)
         ask(out, "Carry this out?", yes=False)
     try:
         done = repair.apply(proposal.plan)
@@ -311,19 +365,19 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     last = _last_line(store_root, done, backup, backup_bytes,
                       [folder for folder in done.outside if not found.contain(folder)])
     if yes:
-        _show(out, proposal, last, following, {
+        show_plan(out, proposal, last, following, {
             "applied": True, "id": done.id, "steps": done.steps, "kept": done.backup,
             "kept_bytes": backup_bytes})
     else:
         page = out.human()
         page.text(last)
-        _what_next(page, following)
+        what_next(page, following)
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
     """Quiet, so that cron only writes of what was done; a document is one all the same."""
     if out.is_data:
-        _show(out, proposal)
+        show_plan(out, proposal)
         return
     attended = at_a_terminal()
     for text in proposal.plan.notes:
@@ -352,97 +406,3 @@ def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int,
                   "store's disk until you remove it); it comes back with:\n"
                   "  rmqctl undo {store} {id}", folder=backup, size=size_text(backup_bytes),
                   store=store_root, id=f"{done.id}{named}")
-
-
-# -- what is printed ------------------------------------------------------------------------------
-
-
-def _show(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
-          done: Mapping[str, Any] | None = None) -> None:
-    """The plan: as a document, or as a page for people; with ``done`` also what came of it.
-    ``following``: the one command to go on with.
-    """
-    plan = proposal.plan
-    impact = _impact(proposal)
-    document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
-                "impact": None if impact is None else impact.as_dict(), "next": following,
-                "steps": _steps(proposal, following, is_done=bool(done)),
-                "applied": False, "id": None, **(done or {})}
-    if out.is_data or not (done and out.quiet):
-        out.document(document, lambda page: _page(page, proposal, document, last))
-    for text in plan.notes:
-        out.warn(text)
-
-
-def _steps(proposal: Proposal, following: str | None, *, is_done: bool) -> list[dict[str, Any]]:
-    """The command to go on with, and each of those among which the user has to choose."""
-    from rmqctl.checks.advice import Step
-
-    if following is None:
-        return []
-    if is_done or proposal.plan.empty:
-        return [Step(following, Phrase("checks the store again")).as_dict()]
-    lost = max(len(proposal.plan.messages_lost), proposal.plan.messages_lost_total or 0)
-    loses = {"messages": lost} if lost else {}
-    if proposal.instead or not proposal.choice:
-        return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
-                     loses).as_dict()]
-    return [Step(typed.again(*words, without=("--dry-run",)),
-                 Phrase("decides about undecided records"), "reversible", loses).as_dict()
-            for words in proposal.choice]
-
-
-def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:
-    plan = proposal.plan
-    if plan.actions and proposal.summary:
-        page.pairs(proposal.summary)
-        page.blank()
-    if plan.actions:
-        rows = [action.in_words() for action in plan.actions[:_SHOWN]]
-        page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
-        if len(plan.actions) > _SHOWN:
-            page.text(Phrase("and {some} more actions (-o json has all)",
-                             some=len(plan.actions) - _SHOWN))
-    lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
-    if lost:
-        _lost(page, plan, lost)
-    if plan.kept_damaged:
-        page.text(Phrase("delivered with the damage of its body, and marked RMQCTL=damaged: "
-                         "{some:,} of the messages", some=plan.kept_damaged))
-    impact = _impact(proposal)
-    if impact is not None:
-        page.text(impact.in_words())
-    show_section(page, plan.consumers, plan.notes)
-    if last:
-        if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
-            page.blank()
-        page.text(last)
-    _what_next(page, document["next"])
-
-
-def _impact(proposal: Proposal) -> Impact | None:
-    return proposal.plan.impact if proposal.impact is None else proposal.impact
-
-
-def _what_next(page: Human, following: str | None) -> None:
-    if following is not None:
-        page.heading("What next")
-        page.text(following)
-
-
-def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
-    """For people: what is not known is an empty cell."""
-    return {name: "" if value is None else value for name, value in row.items()}
-
-
-def _lost(page: Human, plan: Plan, count: int) -> None:
-    page.heading(Phrase("{count:,} message lost", "{count:,} messages lost", count=count))
-    rows = []
-    for message in plan.messages_lost[:_LOST_SHOWN]:
-        time = None if message.time_from is None else time_text(message.time_from)
-        rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
-    page.table(rows, _LOST_COLUMNS)
-    if count > len(rows):
-        page.text(Phrase("and {some:,} more (-o json lists them)", some=count - len(rows)))
-    if any(action.action == "fill" for action in plan.actions):
-        page.text(_FILLED)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.applying import WriteOutside, blank_for_none
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out, StoreQueues
+from rmqctl.commands.shared.plan_page import blank_for_none
 from rmqctl.commands.shared.tiered_options import TieredIndexMax, TieredIndexSlots, TierRoot
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text

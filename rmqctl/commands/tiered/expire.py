@@ -49,7 +49,9 @@ def command(
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying
     from rmqctl.tiered.expire import expire
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of, writable_around
+    from rmqctl.tiered.files.locking import refuse_noted
+    from rmqctl.tiered.files.metadata_file import writable_around
+    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     show_times_in(tz)
     time = now_ms() if now is None else parse_time(now, tz=tz)
@@ -71,6 +73,8 @@ def command(
              "files": f"{count_text(files)} ({size_text(expiry.bytes)})"},
             impact=Impact(messages, topics=expiry.messages) if messages else None)
 
+    if apply.apply:
+        refuse_noted(place, scope.metadata_path, tier.metadata, apply.write_outside or ())
     applying.run(out, place, "tiered expire", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
                                       writable_around(place, tier.metadata)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.applying import ApplyOptions, Complete
 from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
@@ -35,6 +35,7 @@ def command(
         "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
         help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
         "other files nor its metadata tell it (default 100 MiB).")] = None,
+    complete: Complete = None,
     apply: ApplyOptions,
     tz: Zone = UTC,
     out: Out,
@@ -54,8 +55,10 @@ def command(
         rmqctl tiered recover DIR --metadata CONFIG/tieredStoreMetadata.json --only metadata
     """
     from rmqctl.commands.shared import applying
+    from rmqctl.tiered.files.locking import refuse_noted
+    from rmqctl.tiered.files.metadata_file import writable_around
     from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of, writable_around
+    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     show_times_in(tz)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
@@ -73,6 +76,9 @@ def command(
                                         "metadata": scope.metadata_path},
                                  ends_with=ExitCode.FINDINGS if plan.ambiguous else ExitCode.OK)
 
+    if apply.apply:
+        refuse_noted(place, scope.metadata_path, tier.metadata, apply.write_outside or ())
     applying.run(out, place, "tiered recover", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata),
-                                      writable_around(place, tier.metadata)))
+                                      writable_around(place, tier.metadata)),
+                 complete=complete)

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import PUT_MANY, EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
@@ -56,6 +57,7 @@ def command(
         "--auto-create-topic", help="Enter topics that are not known into config/topics.json, as a "
         "broker does.")] = False,
     engine: Annotated[EngineOptions, pick(PUT_MANY)],
+    write_outside: WriteOutside = None,
     dry_run: DryRun = False,
     store: StoreOptions,
     out: Out,
@@ -92,7 +94,8 @@ def command(
         try:
             with open_session(store.root, settings, store.folders, dry_run=dry_run,
                               auto_create_topic=auto_create_topic,
-                              keep_queue_offsets=keep_queue_offsets) as session:
+                              keep_queue_offsets=keep_queue_offsets,
+                              outside=write_outside or ()) as session:
                 appender = LineAppender(
                     session, converter(settings, as_recorded=as_recorded, replay=replay),
                     stop=manner == "stop", obey_topics=not (as_recorded or replay),

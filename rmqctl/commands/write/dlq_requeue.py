@@ -97,7 +97,8 @@ def command(
         if file is None:
             settings = settings_from(root, commitlog_dirs=folders, flush="sync")
             session = stack.enter_context(open_session(root, settings, folders,
-                                                       dry_run=not apply.apply))
+                                                       dry_run=not apply.apply,
+                                                       outside=apply.write_outside or ()))
             for note in session.notes:
                 out.note(note)
         # Only now: opening for writing may have completed what the last run left.

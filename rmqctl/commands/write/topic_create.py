@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, StoreFolders
 from rmqctl.errors import UsageError
@@ -55,6 +57,7 @@ def command(
         "repeatable.")] = None,
     order: Annotated[bool | None, typer.Option(
         "--order/--no-order", help="Whether it is an ordered topic.")] = None,
+    write_outside: WriteOutside = None,
     dry_run: DryRun = False,
     engine: Annotated[EngineOptions, pick("version")],
     store: StoreFolders,
@@ -69,11 +72,14 @@ def command(
         rmqctl topic create STORE orders --read-queues 8 --write-queues 8 --perm rw
     """
     from rmqctl.engine.config.topics import Topics
+    from rmqctl.files.bounds import Bounds, stores_around
     from rmqctl.files.lock import StoreLock
 
     settings = engine.settings(store, "version", files=False)
     attributes = dict(attribute or ())
-    with nullcontext() if dry_run else StoreLock(store.root):
+    named = [os.path.join(store.root, folder) for folder in write_outside or ()]
+    Bounds(store.root, named).refuse_links(os.path.join(store.root, "config"))
+    with nullcontext() if dry_run else StoreLock(store.root, stores_around(named, [store.root])):
         topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)
         for note in topics.notes:
             out.note(note)

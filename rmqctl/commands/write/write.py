@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import PUT, EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, RequiredTopic, StoreOptions
@@ -58,6 +59,7 @@ def command(
         "--auto-create-topic", help="Enter a topic that is not known into config/topics.json, as a "
         "broker does.")] = False,
     engine: Annotated[EngineOptions, pick(PUT, flush="sync")],
+    write_outside: WriteOutside = None,
     dry_run: DryRun = False,
     store: StoreOptions,
     out: Out,
@@ -88,7 +90,8 @@ def command(
         store_host, "--store-host")
     # Its put, which a signal does not cut in two.
     with DeferredSignals(), open_session(store.root, settings, store.folders, dry_run=dry_run,
-                                auto_create_topic=auto_create_topic) as session:
+                                auto_create_topic=auto_create_topic,
+                                outside=write_outside or ()) as session:
         for note in session.notes:
             out.note(note)
         result = session.put([message])[0]

@@ -27,6 +27,7 @@ from rmqctl.engine.opening import (
     catch_up_start,
     dispatched_to,
     examine,
+    lock_for,
     refuse_held,
     sizes_of,
 )
@@ -170,15 +171,16 @@ class AppendSession:
 @contextmanager
 def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (), *,
                  dry_run: bool = False, auto_create_topic: bool = False,
-                 keep_queue_offsets: bool = False,
+                 keep_queue_offsets: bool = False, outside: Iterable[str] = (),
                  clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
     """Opens a store for writing and closes it, cleanly where nothing failed.
 
+    ``outside``: further folders that may be written, see `Engine.open`.
     ``dry_run`` opens it read-only: every answer is what a real run would give.
     """
     opener = DryRunEngine.open if dry_run else Engine.open
     engine = opener(root, settings, commitlog_dirs=commitlog_dirs, clock=clock,
-                    keep_queue_offsets=keep_queue_offsets)
+                    keep_queue_offsets=keep_queue_offsets, outside=outside)
     with engine:
         yield AppendSession(engine, Topics(root, settings, clock),
                             auto_create_topic=auto_create_topic)
@@ -436,12 +438,14 @@ class DryRunEngine(Putting):
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int],
-             keep_queue_offsets: bool = False) -> DryRunEngine:
+             keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> DryRunEngine:
         """Opens the store read-only; refuses where `Engine.open` would."""
         settings = settings or Settings()
         path = os.fspath(root)
-        store = Store.open(path, commitlog_dirs, sizes_of(settings))
+        dirs = list(commitlog_dirs)
+        store = Store.open(path, dirs, sizes_of(settings))
         store.layout.require_writable(path)
+        lock_for(store, dirs, outside)
         refuse_held(store, path)
         state = examine(store, settings.profile)
         return cls(path, settings, store, state, clock, keep_queue_offsets)

@@ -21,6 +21,7 @@ from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import content_digest, same_content
 from rmqctl.repair.executor.journal import Journal, Record, repair_folder
 from rmqctl.repair.executor.patch import compare, lay, save_spans, set_length
+from rmqctl.repair.executor.staging_dirs import refuse_strange_dirs
 from rmqctl.repair.targets import real_path, up
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
@@ -48,8 +49,12 @@ class StepStates:
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         self.root, self.journal = os.path.realpath(root), journal
+        self.by_content: list[str] = []
+        """Targets whose stamps do not match, and whose content does."""
         self._bounds = Bounds(root, named)
+        refuse_strange_dirs(self.root, journal)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
+        self._own_folders: set[str] = set()
         self._is_copy = os.stat(self._staging_dirs[0]).st_ino != journal.inode
 
     def path(self, record: Record) -> str:
@@ -58,7 +63,15 @@ class StepStates:
         return path
 
     def _in_dir(self, record: Record, name: str) -> str:
-        return os.path.join(self._staging_dirs[record.staging_dir], name)
+        """Where something of the repair's own is. RefusedError where a link leads elsewhere."""
+        staging_dir = self._staging_dirs[record.staging_dir]
+        path = os.path.join(staging_dir, name)
+        if (folder := os.path.dirname(path)) not in self._own_folders:
+            if not Bounds(staging_dir).contain(os.path.realpath(folder)):
+                raise RefusedError(f"{folder}: a link in it leads out of repair {self.journal.id}; "
+                                   "rmqctl makes none there")
+            self._own_folders.add(folder)
+        return path
 
     def _backup(self, record: Record) -> str:
         return self._in_dir(record, record.backup)
@@ -81,8 +94,11 @@ class StepStates:
         if stamp is None or stamp.fits(current):
             return stamp is not None
         path = self.path(record)
-        return bool(digest) and stamp.size == current.size and is_regular(path) and (
+        same = bool(digest) and stamp.size == current.size and is_regular(path) and (
             content_digest(path) == digest)
+        if same:
+            self.by_content.append(record.target)
+        return same
 
     # -- how far is it? -------------------------------------------------------------------------
 
@@ -442,6 +458,8 @@ class StepApplier(StepStates):
             path = os.path.join(self.root, name)
             if os.path.isabs(name) and path not in own:
                 continue  # this store is a copy: the folder is the other one's
+            if not self._bounds.contain(os.path.realpath(path)):
+                continue  # no repair of this store changed names there
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(os.stat(path).st_atime_ns, mtime_ns))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -73,8 +73,8 @@ class _Picture:
             raise RefusedError(f"{target}: is a link to another file of the store")
         if follow and os.path.islink(os.path.join(root, target)):
             # It may lead anywhere, to what is none of the store's.
-            raise RefusedError(f"{target}: is a link, and nothing is written through it: put the "
-                               "file itself there")
+            raise RefusedError(f"{target}: is a link to {real_path(root, target, follow=True)}, "
+                               "and nothing is written through it: put the file itself there")
         path = real_path(root, target, follow=follow)
         self._bounds.require(target, path)
         kind = self._kind(path)
@@ -88,6 +88,7 @@ class _Picture:
                 raise InternalError(f"{target}: a plan makes it and takes it away")
             if os.path.islink(path) and os.path.isdir(path):
                 raise RefusedError(f"{target}: is a link to a folder; it stays where it is")
+            self._bounds.refuse_links(path)
             self._gone.add(path)
             return Checked(step, path)
         if isinstance(step, Create | MakeFolder):
@@ -187,6 +188,32 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
                 if os.stat(os.path.join(root, step.target)).st_nlink > 1:
                     targets.append(step.target)
     return targets
+
+
+def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
+    """Every file that the steps move aside, each once; of a folder all files in it, or itself where
+    it has none.
+    """
+    found: dict[str, None] = {}
+    for step in steps:
+        if isinstance(step, MoveAside):
+            target = checked(root, step.target)
+            found.update(dict.fromkeys(_files_below(os.path.join(root, target), target)))
+    return list(found)
+
+
+def _files_below(path: str, target: str) -> Iterator[str]:
+    if os.path.islink(path) or not os.path.isdir(path):
+        yield target
+        return
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise failed(error, path, "list") from None
+    for name in names:
+        yield from _files_below(os.path.join(path, name), os.path.join(target, name))
+    if not names:
+        yield os.path.join(target, "")
 
 
 # -- is it done already? --------------------------------------------------------------------------

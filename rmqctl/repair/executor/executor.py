@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
-from rmqctl.files.bounds import Bounds
+from rmqctl.files.bounds import Bounds, stores_around
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
 from rmqctl.parse_values import now_ms
@@ -44,7 +44,7 @@ from rmqctl.repair.executor.journal import (
     state_of,
 )
 from rmqctl.repair.executor.prune import forget
-from rmqctl.repair.executor.relocated import load_here, moved_to
+from rmqctl.repair.executor.relocated import interrupted, load_here, moved_to, refuse_unknown
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
@@ -85,14 +85,16 @@ class Repair:
     ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
     a store (a tier) ``is_root`` raises where none is there, and ``broker_roots`` are held as well;
     without them those that were noted are. ``named``: folders outside of the root that the user
-    named in this command; nothing is written in any other one.
+    named in this command; nothing is written in any other one, and the stores that contain these
+    are held as well. ``complete``: the id of an interrupted repair that is completed although it
+    was made under another path, or the stamps of its files do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
                  progress: Progress | None = None, *, finish: bool = True,
                  broker_roots: Sequence[str] | None = None,
                  is_root: Callable[[str], object] | None = None,
-                 named: Sequence[str] = ()) -> None:
+                 named: Sequence[str] = (), complete: str | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.command = command
         self.finished: Applied | None = None
@@ -102,7 +104,9 @@ class Repair:
         self._finish = finish
         self._is_root = is_root or Store.open
         self._bounds = Bounds(self.root, named)
-        self._lock = RootLocks(self.root, broker_roots)
+        self._complete_id = complete
+        self._recover = "recover" if is_root is None else "tiered recover"
+        self._lock = RootLocks(self.root, broker_roots, self._bounds.named)
 
     @property
     def scratch_folder(self) -> str:
@@ -206,11 +210,18 @@ class Repair:
 
     def _complete(self) -> Applied | None:
         repair_id = pending(self.root)
+        refuse_unknown(self._named, self._complete_id, repair_id)
         if repair_id is None:
             return None
         state, _ = state_of(self.root, repair_id)
         if state == "damaged":
             raise refuse_damaged(self._named, repair_id)
+        found = interrupted(self.root, self._bounds.named)
+        if found is not None and found.question and self._complete_id != repair_id:
+            raise RefusedError(
+                f"repair {repair_id} was interrupted, and {found.question}. Nothing was changed. "
+                f"`rmqctl {self._recover} {self._named} --complete {repair_id} --apply` completes "
+                f"it, `rmqctl undo {self._named} {repair_id}` reverts it")
         if state == "undoing":
             back = self._carry_back(repair_id, maybe=True)
             return Applied(back.id, back.steps, back.backup, undone=True)
@@ -247,7 +258,9 @@ class Repair:
         if state == "damaged":
             raise refuse_damaged(self._named, repair_id)
         journal = self._load(repair_id, moved)
-        named = [*self._bounds.named, *moved_to(self.root, repair_id, moved)]
+        given = moved_to(self.root, repair_id, moved)
+        self._lock.hold_around(given)
+        named = [*self._bounds.named, *given]
         if state != "undoing" or moved:
             undoing.begin(self.root, journal.id, self._clock(), force=force, moved=moved,
                           named=named)
@@ -295,10 +308,14 @@ class Repair:
 
 
 class RootLocks:
-    """The locks of a root and of further roots of the broker's (None: those that were noted)."""
+    """The locks of a root, of further roots of the broker's (None: those that were noted), and of
+    the stores that contain one of the folders ``named``.
+    """
 
-    def __init__(self, root: str, broker_roots: Sequence[str] | None = None) -> None:
+    def __init__(self, root: str, broker_roots: Sequence[str] | None = None,
+                 named: Sequence[str] = ()) -> None:
         self.root = root
+        self._around = named
         self._given = broker_roots
         self._lock = StoreLock(root)
         self._more = ExitStack()
@@ -324,13 +341,19 @@ class RootLocks:
 
     def acquire(self) -> None:
         """Takes all locks or none. StoreHeldError, StoreIOError."""
+        further = self.broker_roots
         with ExitStack() as stack:
-            for broker_root in self.broker_roots:
-                lock = StoreLock(broker_root)
-                lock.acquire()
-                stack.callback(lock.release)
+            for root in (*further, *stores_around(self._around, (self.root, *further))):
+                stack.enter_context(StoreLock(root, fill=self._given is not None))
             self._lock.acquire()
             self._more = stack.pop_all()
+
+    def hold_around(self, folders: Sequence[str]) -> None:
+        """Takes the locks of further stores, which contain one of the folders. StoreHeldError."""
+        held = (self.root, *self.broker_roots,
+                *stores_around(self._around, (self.root, *self.broker_roots)))
+        for root in stores_around(folders, held):
+            self._more.enter_context(StoreLock(root))
 
     def release(self) -> None:
         try:

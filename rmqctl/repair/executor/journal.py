@@ -106,7 +106,8 @@ class Journal:
     """A committed repair. ``inode`` is that of its folder when it was committed: with another one
     the store is a copy, which by chance may have the same. ``times`` are the modification times
     (ns) of the folders in which names change, before the repair. ``root`` is the real path of the
-    store then, ``neighbours`` are files in folders outside of it which no step changes.
+    store then, ``host`` the machine's name, which is shown and never judged; ``neighbours`` are
+    files in folders outside of the store which no step changes.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Journal:
     times: Mapping[str, int] = field(default_factory=dict)
     root: str = ""
     neighbours: Neighbours = field(default_factory=dict)
+    host: str = ""
 
     def build(self) -> bytes:
         rest = b"".join(_line(action) for action in self.actions)
@@ -126,7 +128,7 @@ class Journal:
         head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
                 "actions": len(self.actions), "steps": len(self.records),
                 "homes": list(self.staging_dirs), "inode": self.inode, "times": dict(self.times),
-                "root": self.root, "neighbours": self.neighbours,
+                "root": self.root, "host": self.host, "neighbours": self.neighbours,
                 "crc": zlib.crc32(rest)}
         return _line(head) + rest
 
@@ -150,7 +152,8 @@ class Journal:
                        str(head.get("root", "")),
                        {str(folder): {str(name): (int(size), int(digest))
                                       for name, (size, digest) in files.items()}
-                        for folder, files in head.get("neighbours", {}).items()})
+                        for folder, files in head.get("neighbours", {}).items()},
+                       str(head.get("host", "")))
             for record in journal.records:
                 _refuse_strange_paths(record, len(journal.staging_dirs))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from rmqctl.errors import RefusedError, UsageError
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING
 from rmqctl.files.file_stamp import is_regular
+from rmqctl.phrases import Phrase
 from rmqctl.repair.executor.apply_step import ChangedError, StepStates
 from rmqctl.repair.executor.journal import (
     FOLDER,
@@ -26,6 +27,7 @@ from rmqctl.repair.executor.journal import (
     Record,
     is_committed,
     load,
+    pending,
     repair_folder,
     state_of,
 )
@@ -89,6 +91,70 @@ def outside(journal: Journal) -> list[str]:
     """The folders outside of the store in which a repair changes files, as it names them."""
     return sorted({os.path.dirname(record.target) for record in journal.records
                    if os.path.isabs(record.target)})
+
+
+# -- interrupted repairs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A repair, or its undoing, that was committed and is not finished.
+
+    ``root`` and ``host`` are where it was made, as its journal says: shown, and the host is not
+    judged. ``question``: why a user has to name it before it is completed; "" where none has to.
+    """
+
+    id: str
+    command: str
+    time: int
+    state: str
+    root: str
+    host: str
+    steps: int
+    question: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None:
+    """UsageError where the repair to be completed is not the interrupted one."""
+    if wanted not in (None, repair_id):
+        raise UsageError(f"--complete {wanted}: {root} has no interrupted repair with this ID")
+
+
+def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
+    """The unfinished repair of a store; None where there is none, or its journal is damaged.
+
+    Looks only. ``named``: folders outside that the user named. StoreIOError.
+    """
+    repair_id = pending(root)
+    if repair_id is None or (state := state_of(root, repair_id)[0]) == "damaged":
+        return None
+    try:
+        journal = load(root, repair_id)
+    except StoreIOError:
+        return None
+    return Interrupted(journal.id, journal.command, journal.time, state, journal.root,
+                       journal.host, len(journal.records), _question(root, journal, named))
+
+
+def _question(root: str, journal: Journal, named: Iterable[str]) -> str:
+    if not _is_where_made(root, os.path.realpath(root), journal):
+        if journal.host:
+            return Phrase("it was made in {root} on host {host}", root=journal.root,
+                          host=journal.host)
+        return Phrase("it was made in {root}", root=journal.root or "?")
+    try:
+        states = StepStates(root, journal, named)
+        for _ in states.phases():
+            pass
+    except RefusedError:
+        return ""  # who completes it says why it cannot be
+    if states.by_content:
+        return Phrase("the stamp of {target} does not match its journal",
+                      target=states.by_content[0])
+    return ""
 
 
 # -- the paths ------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ class Staging:
                        tuple(self._staging_dirs.folders[1:]), os.stat(self.folder).st_ino,
                        tuple(action.as_dict() for action in self._plan.actions), tuple(records),
                        self._times, os.path.realpath(self.root),
-                       _neighbours([record.target for record in records]))
+                       _neighbours([record.target for record in records]),
+                       os.uname().nodename)
 
     # -- checks ---------------------------------------------------------------------------------
 

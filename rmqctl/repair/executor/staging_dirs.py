@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import zlib
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
@@ -21,10 +22,11 @@ from rmqctl.files.durable import (
     publish,
     refuse_own_links,
 )
-from rmqctl.repair.executor.journal import FOLDER, repair_folder
+from rmqctl.repair.executor.journal import FOLDER, Journal, repair_folder
 from rmqctl.repair.targets import nearest_folder
 
 STAGING_DIRS = "homes.json"
+_OWN_NAME = re.compile("-[0-9a-f]{8}")
 
 
 def reachable(first: str, other: str) -> bool:
@@ -105,6 +107,23 @@ def structure_of(root: str, target: str) -> str:
 def _staging_dir_name(root: str, repair_id: str) -> str:
     """Several stores may have their logs side by side, and repairs of the same second."""
     return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
+
+
+def refuse_strange_dirs(root: str, journal: Journal) -> None:
+    """RefusedError for a further folder that no repair keeps things in: beside what it changed, in
+    a folder of the repair's own name. The journal may be a stranger's.
+    """
+    for number, folder in enumerate(journal.staging_dirs, 1):
+        targets = [record.target for record in journal.records if record.staging_dir == number]
+        known = {os.path.join(os.path.dirname(structure_of(root, target)), STAGING, FOLDER)
+                 for target in targets}
+        name = os.path.basename(folder)
+        if targets and (os.path.dirname(folder) not in known or not _OWN_NAME.fullmatch(
+                name.removeprefix(journal.id))):
+            raise RefusedError(f"repair {journal.id} keeps files in {folder}, which is not beside "
+                               "what it changed: its journal is not of this store")
+        if targets:
+            refuse_own_links(os.path.dirname(os.path.dirname(os.path.dirname(folder))))
 
 
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:

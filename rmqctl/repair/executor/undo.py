@@ -50,12 +50,14 @@ class Undone:
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What `undo` of a repair would find. ``changed`` says in words which targets are not as the
-    repair left them.
+    repair left them. ``root`` and ``host`` are where it was made, as its journal says.
     """
 
     entry: Entry
     actions: tuple[Mapping[str, Any], ...]
     changed: tuple[str, ...]
+    root: str = ""
+    host: str = ""
 
 
 def choose(root: str, repair_id: str | None) -> str:
@@ -94,7 +96,8 @@ def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
                                applied=state == "applied")[0]
     except (StoreIOError, RefusedError) as problem:
         return Preview(entry(root, repair_id), (), (str(problem),))
-    return Preview(entry(root, repair_id), journal.actions, tuple(changed))
+    return Preview(entry(root, repair_id), journal.actions, tuple(changed), journal.root,
+                   journal.host)
 
 
 def _examine(root: str, journal: Journal, named: Sequence[str], *,

@@ -44,21 +44,22 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 
 
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
-                address: Address, cluster: str) -> Writer:
-    """Takes the store's lock. The ids of messages lead to the address, and messages bear the
+                address: Address, cluster: str, folders: Iterable[str] = (),
+                outside: Iterable[str] = ()) -> Writer:
+    """Takes the store's lock; ``folders`` of the log that the user named, and ``outside`` as for
+    `Engine.open`. The ids of messages lead to the address, and messages bear the
     cluster's name. StoreHeldError, StoreIOError, RefusedError where appending would do harm,
     UnsupportedError for layouts that are not written.
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
-        root, folders, sizes = store.root, store.log_folders, store.sizes
+        root, sizes = store.root, store.sizes
         settings = resolve(store, {
             **sizes.conf.values, "flush": flush, "commitlog_file_size": sizes.commitlog_file,
             "consumequeue_file_size": sizes.consumequeue_file, "index_slots": sizes.index_slots,
             "index_max": sizes.index_max}).settings
     settings = replace(settings, store_host=packed(address), cluster=cluster)
-    engine = Engine.open(root, settings, commitlog_dirs=[
-        os.path.relpath(folder, root) for folder in folders])
+    engine = Engine.open(root, settings, commitlog_dirs=folders, outside=outside)
     try:
         engine.reput()
         source = Source(open_store, "disk", pages, is_own=True)

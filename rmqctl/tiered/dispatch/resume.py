@@ -27,7 +27,8 @@ from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.local import computed_tags
 from rmqctl.tiered.files import metadata_file
-from rmqctl.tiered.files.opening import locked, open_writer
+from rmqctl.tiered.files.locking import locked
+from rmqctl.tiered.files.opening import open_writer
 from rmqctl.tiered.files.settings import resolve
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
@@ -372,7 +373,7 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
             for queue in tier.queues():
                 yield Committed(queue, plan_resume(queue, tier.metadata))
             return
-    with locked(tier_root, broker_root, outside=outside), \
+    with locked(tier_root, path.removesuffix(".bak"), metadata=metadata, outside=outside), \
             Tier.open(root, metadata) as tier, closing(open_writer(tier_root)) as writer:
         _refuse(tier, path)
         settings, _ = resolve(writer, {})

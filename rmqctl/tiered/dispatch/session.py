@@ -43,8 +43,9 @@ from rmqctl.tiered.dispatch.request import (
     verify_all,
 )
 from rmqctl.tiered.dispatch.resume import plan_resume
+from rmqctl.tiered.files.locking import locked
 from rmqctl.tiered.files.metadata_file import note_path
-from rmqctl.tiered.files.opening import locked, open_writer
+from rmqctl.tiered.files.opening import open_writer
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.files.settings import TierSettings, recall, resolve
 from rmqctl.tiered.flat_file import FlatQueue, QueueName
@@ -113,7 +114,8 @@ def _locked(request: Request, target: Target) -> Iterator[None]:
     config = os.path.dirname(target.metadata_path)
     if os.path.basename(config) == "config" and config != os.path.join(request.store, "config"):
         make_folders(os.path.abspath(config))  # the next run knows the tier by it
-    with locked(target.tier, target.broker_root, request.store, outside=request.outside):
+    with locked(target.tier, target.metadata_path, request.store, metadata=request.metadata,
+                outside=request.outside):
         yield
 
 

@@ -99,6 +99,22 @@ def broker_root_of(metadata_path: str | None) -> str | None:
     return os.path.dirname(folder) if os.path.basename(folder) == "config" else folder
 
 
+def writable_around(root: str, metadata: str | None) -> list[str]:
+    """What may be written around a tier in a folder: the metadata, its backup, the local index.
+
+    By where the tier lies, or by ``metadata`` that the user named: never by what a file says.
+    """
+    path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
+                                    names.METADATA_NAME)
+    home = broker_root_of(path)
+    around = [path, f"{path}.bak"]
+    if home is not None:
+        around.append(os.path.join(home, names.LOCAL_INDEX_FOLDER))
+    # A link beside the tier names no folder in its user's stead.
+    return around if metadata is not None else [
+        each for each in around if os.path.realpath(each) == each]
+
+
 def exists(path: str) -> bool:
     """Whether there is something at a path or behind a URL. StoreIOError."""
     if not is_url(path):

@@ -22,7 +22,8 @@ from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 from rmqctl.tiered.files import metadata_file
-from rmqctl.tiered.files.opening import locked, open_writer
+from rmqctl.tiered.files.locking import locked
+from rmqctl.tiered.files.opening import open_writer
 from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.files.writer import TierWriter
@@ -296,7 +297,8 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
     malloc_tuning.keep_freed_memory()
     with Tier.open(request.root, request.metadata) as tier:
         root, broker_root = tier.name, _known_root(tier)
-    with locked(root, broker_root, outside=request.outside), \
+        path = (tier.metadata_path or "").removesuffix(".bak")
+    with locked(root, path, metadata=request.metadata, outside=request.outside), \
             Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:

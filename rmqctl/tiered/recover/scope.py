@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
-from rmqctl.formats.tiered import names
 from rmqctl.tiered.files.metadata_file import broker_root_of, expected_path, load
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.tier import Tier
@@ -33,18 +32,6 @@ def open_tier(root: str, metadata: str | None) -> Tier:
     if path is not None:
         tier.metadata_path, tier.broker_root = path, broker_root_of(path)
     return tier
-
-
-def writable_around(root: str, metadata: str | None) -> list[str]:
-    """What a repair of a tier may write around it: the metadata, its backup, the local index.
-
-    By where the tier lies, or by ``metadata`` that the user named: never by what a file says.
-    """
-    path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
-                                    names.METADATA_NAME)
-    home = broker_root_of(path)
-    index = [os.path.join(home, names.LOCAL_INDEX_FOLDER)] if home is not None else []
-    return [path, f"{path}.bak", *index]
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:

@@ -74,10 +74,10 @@ def done(root: Path) -> bool:
     return not (root / "abort").exists()
 
 
-def repair(root: Path) -> Applied | None:
+def repair(root: Path, complete: str | None = None) -> Applied | None:
     """As a command does it: what was interrupted is completed, then the plan is made and applied
     if there is something to do."""
-    with Repair(str(root), "recover") as held:
+    with Repair(str(root), "recover", complete=complete) as held:
         if done(root):
             return held.finished
         scratch = Path(held.scratch_folder)

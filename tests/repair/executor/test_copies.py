@@ -75,7 +75,12 @@ def test_killed_and_copied(folder: Path, command: str, name: str) -> None:
             left = snapshot.take(trial.root) if name != "renamed" else None
             copy = folder / "copy"
             COPIES[name](trial.root, copy)
-            action(copy)
+            if action is samples.repair and (unfinished := pending(str(copy))) is not None:
+                with pytest.raises(RefusedError, match=f"made in {trial.root} on host"):
+                    samples.repair(copy)
+                samples.repair(copy, unfinished)
+            else:
+                action(copy)
             assert bytes_of(copy) == wanted, f"killed at call {number}"
             assert left is None or left.differences(snapshot.take(trial.root)) == []
             shutil.rmtree(copy)
@@ -91,7 +96,7 @@ def test_what_was_changed_in_a_copy_is_seen(folder: Path) -> None:
     changed[77] ^= 1
     (copy / LOG).write_bytes(changed)
     with pytest.raises(RefusedError, match=f"cannot be completed: {LOG}: was changed"):
-        samples.repair(copy)
+        samples.repair(copy, pending(str(copy)))
     undo_all(copy)
     old = bytes_of(samples.make(folder / "old"))
     assert bytes_of(copy) == old | {LOG: bytes(changed)}
@@ -161,10 +166,13 @@ def test_a_copy_with_all_its_folders(folder: Path, steps: Steps, *, killed: bool
     if killed:
         second = folder / "c"
         shutil.copytree(folder / "b", second)
+        place = str(second / "data/store")
+        with pytest.raises(RefusedError, match="--complete"):
+            Repair(place, "recover", named=[str(second / "disk/log")]).__enter__()
         with pytest.raises(RefusedError, match="--write-outside"):
-            Repair(str(second / "data/store"), "recover").__enter__()
-        with Repair(str(second / "data/store"), "recover",
-                    named=[str(second / "disk/log")]) as held:
+            Repair(place, "recover", complete=pending(place)).__enter__()
+        with Repair(place, "recover", named=[str(second / "disk/log")],
+                    complete=pending(place)) as held:
             assert held.finished is not None
         assert NAMES[2] not in _files(second / "disk/log")
         undo(second / "data/store", named=(second / "disk/log",))
@@ -193,7 +201,8 @@ def test_a_copy_of_the_root_alone(folder: Path, *, killed: bool) -> None:
     with pytest.raises(RefusedError, match="is the folder of the store"):
         undo(copy, f"{log}={log}")
     if killed:
-        with pytest.raises(RefusedError, match=words), Repair(str(copy), "recover"):
+        with pytest.raises(RefusedError, match=words), Repair(str(copy), "recover",
+                                                              complete=repair_id):
             pass
     assert [words in change or "was made in" in change for change in preview(str(copy)).changed]
     after = snapshot.take(folder)
@@ -242,9 +251,11 @@ def test_what_was_given_is_remembered(folder: Path) -> None:
     with pytest.raises(RefusedError, match="--moved"):
         undo(folder / "third")
     before = snapshot.take(log)
+    with pytest.raises(RefusedError, match="--complete"):
+        Repair(str(copy), "recover", named=[str(own)]).__enter__()
     with pytest.raises(RefusedError, match="--write-outside"):
-        Repair(str(copy), "recover").__enter__()
-    with Repair(str(copy), "recover", named=[str(own)]) as held:
+        Repair(str(copy), "recover", complete=pending(str(copy))).__enter__()
+    with Repair(str(copy), "recover", named=[str(own)], complete=pending(str(copy))) as held:
         assert held.finished is not None
     assert _files(own) == old
     assert before.differences(snapshot.take(log)) == []

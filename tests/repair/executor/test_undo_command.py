@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,8 @@ def test_undo(root, rmqctl):
     assert {**document, "actions": len(document["actions"])} == {
         "id": done.id, "time": document["time"], "command": "recover", "state": "undone",
         "actions": 3,
-        "files": 13, "changed": [], "kept": done.backup, "undone": True,
+        "files": 13, "changed": [], "root": os.path.realpath(root), "host": os.uname().nodename,
+        "kept": done.backup, "undone": True,
         "next": f"rmqctl verify {root}"}
     assert not differences(state(root), old)
     again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
