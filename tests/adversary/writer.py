@@ -481,7 +481,8 @@ class Writer:
             self._config(folder / "config")
 
     def _config(self, folder: Path) -> None:
-        version = {"counter": 1, "stateVersion": 0, "timestamp": EPOCH}
+        version = {"counter": 1, **({"stateVersion": 0} if self.layout.version >= 5 else {}),
+                   "timestamp": EPOCH}
         topics = {name: {"order": False, "perm": 6, "readQueueNums": queues,
                          "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
                          "writeQueueNums": queues} for name, queues in self.topics.items()}

@@ -43,6 +43,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "dlq list": [["{store}"]],
     "du": [["{store}"], ["{store}", "-o", "csv"]],
     "config": [["{store}"]],
+    "config check": [["{store}/conf/broker.conf"], ["{store}/conf/broker.conf", "{store}"]],
     "stats": [["{store}"], ["{store}", "--by", "queue"]],
     "verify": [["{store}"], ["{store}", "-o", "json"]],
     "pipeline verify": [["{store}", "--engine", "local"], ["{store}", "--dry-run"]],
@@ -75,7 +76,17 @@ def store(tiny_base: tiny_stores.Tiny, tmp_path_factory: pytest.TempPathFactory)
     """The tiny store with a tier in it: one for all, since whoever changes it fails."""
     root = snapshot.copy_tree(tiny_base.root, tmp_path_factory.mktemp("read-only") / "store")
     made.small_tier(root / "tieredstore", root)
+    _configuration(root)
     return root
+
+
+def _configuration(root: Path) -> None:
+    """The file that its broker is started with, in a folder of the store."""
+    (root / "conf").mkdir(exist_ok=True)
+    (root / "conf" / "broker.conf").write_text(
+        f"storePathRootDir={root}\nstorePathCommitLog={root}/commitlog\n"
+        "mappedFileSizeCommitLog=1024\nmappedFileSizeConsumeQueue=60\nmaxHashSlotNum=8\n"
+        "maxIndexNum=32\n")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +96,7 @@ def damaged(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     damage.truncate(root, "consumequeue/orders/0/00000000000000000000", 33)
     damage.config_truncated(root, "topics.json", 9)
     damage.checkpoint_short(root)
+    _configuration(root)
     return root
 
 

@@ -136,6 +136,18 @@ def test_a_store_from_another_machine_stands_in_its_place(case: Callable[..., Ca
     assert one.told("loses")["messages_lost"] == 600
 
 
+def test_a_root_that_exists_is_a_copy_or_another_store(case: Callable[..., Case],
+                                                       golden: GoldenFolder) -> None:
+    one = case(OLD)
+    other = one.folder / "other" / "data"
+    one.settings |= {"storePathRootDir": other, "storePathCommitLog": other / "commitlog"}
+    shutil.copytree(one.root, other)
+    assert one.preflight(0)["assumed"] == {"storePathRootDir": str(one.root)}
+    shutil.rmtree(other)
+    shutil.copytree(golden("4.9.3/delay-delivered/store"), other)
+    assert one.told("loses")["configuration"][0]["setting"] == "storePathRootDir"
+
+
 _SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue")
 
 

@@ -37,8 +37,7 @@ def test_a_good_file(tiny_base: tiny_stores.Tiny) -> None:
     assert found.used is found.main
     assert not found.damaged
     assert found.problems() == []
-    assert found.data_version == {"counter": 2, "state_version": 0,
-                                  "timestamp": tiny_stores.EPOCH}
+    assert found.data_version == {"counter": 2, "timestamp": tiny_stores.EPOCH}
 
 
 def test_unquoted_integer_keys(tiny_base: tiny_stores.Tiny) -> None:

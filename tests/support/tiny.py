@@ -433,13 +433,13 @@ def _write_small(tiny: Tiny) -> None:
 
 
 def config_files(tiny: Tiny) -> dict[str, str]:
-    """The JSON files of ``config/`` as a broker writes them, integer keys without quotes."""
+    """The JSON files of ``config/`` as a 4.x broker writes them, integer keys without quotes."""
     topics = dict.fromkeys(unit.topic for unit in tiny.units)
     table = ",".join(
         f'\n\t\t"{name}":{{"order":false,"perm":6,"readQueueNums":2,"topicFilterType":'
         f'"SINGLE_TAG","topicName":"{name}","topicSysFlag":0,"writeQueueNums":2}}'
         for name in topics)
-    version = f'"dataVersion":{{"counter":2,"stateVersion":0,"timestamp":{EPOCH}}}'
+    version = f'"dataVersion":{{"counter":2,"timestamp":{EPOCH}}}'
     return {
         "topics.json": f'{{\n\t{version},\n\t"topicConfigTable":{{{table}\n\t}}\n}}',
         "consumerOffset.json": '{\n\t"offsetTable":{\n\t\t"orders@billing":{0:2,1:1}\n\t}\n}',

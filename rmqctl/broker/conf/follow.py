@@ -245,7 +245,7 @@ class _Follower:
                 "{setting}: the broker does not open {count:,} log file, in {folders}",
                 "{setting}: the broker does not open {count:,} log files, in {folders}",
                 setting=origin, count=len(missing), folders=Joined(", ", folders)))
-            return False
+            return where.elsewhere and len(missing) == len(there)
         gone = [folder for folder in seen.log_folders if not os.path.isdir(folder)]
         state = Phrase("does not exist") if gone else Phrase("contains no log file")
         deletes = any(self._store.plain_queues) and not where.elsewhere and (

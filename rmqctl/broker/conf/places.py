@@ -14,7 +14,7 @@ from rmqctl.broker.conf.effective import DERIVES_SINCE, MULTI_PATH_SINCE, Effect
 from rmqctl.broker.conf.java import trim
 from rmqctl.broker.versions import is_from
 from rmqctl.store.files import DATA, NODE, listing
-from rmqctl.store.log_folders import is_store
+from rmqctl.store.log_folders import find, is_store
 
 ROOT, LOG, READ_ONLY = "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths"
 DLEDGER_DATA, SELF_ID = "storePathDLedgerCommitLog", "dLegerSelfId"
@@ -22,6 +22,8 @@ _SPLITTER = ","
 _COMMITLOG = "commitlog"
 _DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
 """``${user.home}/store``, the default, on the machines of others."""
+_HEAD = 64
+"""Bytes of a record that say its queue, place and times."""
 _EDGES = " \t\r\n\f\"'"
 
 
@@ -90,10 +92,28 @@ def _is_elsewhere(root: str, store: str) -> bool:
     same_place = _same(os.path.dirname(os.path.abspath(root)),
                        os.path.dirname(os.path.abspath(store)))
     if os.path.isdir(root):
-        return not is_store(root)
+        return not is_store(root) or _is_another(root, store)
     meant = root.strip(_EDGES)
     return same_place or (meant != root and _same(meant, store)) or (
         os.path.normpath(meant).casefold() == os.path.abspath(store).casefold())
+
+
+def _is_another(root: str, store: str) -> bool:
+    """Whether two stores have begun with different messages, so none is a copy of the other."""
+    logs = [{file.name: file.path for folder in find(one)
+             for file in listing(os.path.join(one, folder)).files} for one in (root, store)]
+    common = sorted(logs[0].keys() & logs[1].keys())
+    heads = [_head(log[common[0]]) for log in logs] if common else []
+    return len(heads) > 1 and all(any(head) for head in heads) and heads[0] != heads[1]
+
+
+def _head(path: str) -> bytes:
+    """The head of the first record of a file of the log; none where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD)
+    except OSError:
+        return b""
 
 
 def _without_root(paths: list[str], store: str) -> bool:

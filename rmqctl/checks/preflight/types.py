@@ -231,8 +231,8 @@ class Prediction:
     @property
     def outcome(self) -> tuple[object, ...]:
         """What a start comes to, as far as the broker reads."""
-        return (self.starts, self.truncate_to, bool(self.messages_lost), self.rows_lost,
-                self.rows_added, self.rows_cut, bool(self.misled))
+        return (self.starts, self.truncate_to, self.is_so_alone, bool(self.messages_lost),
+                self.rows_lost, bool(self.misled))
 
     @property
     def does(self) -> Phrase:
