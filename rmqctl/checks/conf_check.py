@@ -11,7 +11,7 @@ from rmqctl.broker.conf import java
 from rmqctl.broker.conf.effective import DEFAULTS, DERIVES_SINCE, Effective, shown
 from rmqctl.broker.conf.follow import FATAL, follow
 from rmqctl.broker.conf.names import is_read, meant, table
-from rmqctl.broker.conf.places import LOG, ROOT
+from rmqctl.broker.conf.places import DLEDGER_DATA, LOG, ROOT
 from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.findings import ERROR, INFO, Finding
 from rmqctl.phrases import Phrase
@@ -22,6 +22,7 @@ STRUCTURE = "broker.conf"
 _ENUMS = {"brokerRole": ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"),
           "flushDiskType": ("SYNC_FLUSH", "ASYNC_FLUSH")}
 _PATH = "storePath"
+_FOLLOWED = (ROOT, LOG, DLEDGER_DATA)
 _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReservedTime",
            "deleteWhen", "diskMaxUsedSpaceRatio")
 
@@ -58,9 +59,8 @@ class _Check:
                 yield from self._value(name, text)
             else:
                 yield self._unread(name)
-        if self._store is None:
-            yield from self._paths()
-        else:
+        yield from self._paths()
+        if self._store is not None:
             yield from self._against(self._store)
         yield from self._defaults()
 
@@ -139,13 +139,22 @@ class _Check:
     # -- folders, and the store -------------------------------------------------------------------
 
     def _paths(self) -> Iterator[ConfFinding]:
-        """Folders that are not on this machine; with a store `follow` knows which count."""
+        """What is not on this machine; with a store `follow` says it of root and log."""
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None
-            for path in str(value).split(",") if value else ():
-                if not os.path.exists(path):
+            if value is None or (self._store is not None and name in _FOLLOWED):
+                continue
+            for path in value.split(","):
+                if not os.path.exists(self._here(path)):
                     yield self._found("conf-path", name, Phrase(
                         "{name}: {path} does not exist", name=name, path=shown(path)))
+
+    def _here(self, path: str) -> str:
+        """A path as it is below the store, where it is below the file's own root."""
+        root = self._settings.given(ROOT)
+        if self._store is None or not root or not path.startswith(os.path.join(root, "")):
+            return path
+        return self._store.path(os.path.relpath(path, root))
 
     def _against(self, store: Store) -> Iterator[ConfFinding]:
         followed = follow(store, self._release, version_of(self._release))

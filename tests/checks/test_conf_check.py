@@ -72,6 +72,12 @@ def test_with_a_store(rmqctl: Runner, golden: GoldenFolder, tmp_path: Path) -> N
     assert found["conf-store", "storePathCommitLog"]["severity"] == "error"
     assert "~/store/commitlog" in found["conf-default", "storePathCommitLog"]["detail"]
     assert found["conf-default", "mappedFileSizeCommitLog"]["severity"] == "info"
+    found = checked(rmqctl, tmp_path, "\n".join((
+        "storePathRootDir=/srv/a", f"storePathCommitLog={root}/commitlog",
+        "storePathEpochFile=/srv/a/gone", "storePathBrokerIdentity=/srv/a/lock")),
+        root, "--broker-version", "5.3.3")
+    assert {key[1] for key in found if key[0] == "conf-path"} == {"storePathEpochFile"}
+    (tmp_path / "broker.conf").write_text(f"storePathRootDir={root}\n")
     page = rmqctl("config", "check", tmp_path / "broker.conf", root).expect(1).out
     assert "(for a 4.9.3 broker)" in page
 

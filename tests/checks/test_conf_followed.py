@@ -228,6 +228,16 @@ def test_a_dledger_log_without_dledger(case: Callable[..., Case], release: str,
 
 
 @BOTH
+def test_a_plain_log_goes_on_in_dledger(case: Callable[..., Case], release: str) -> None:
+    one = case(release)
+    one.settings |= {"enableDLegerCommitLog": "true", "dLegerGroup": "g",
+                     "dLegerPeers": "n0-127.0.0.1:40911", "dLegerSelfId": "n0"}
+    (told,) = one.preflight(0)["configuration"]
+    assert told["effect"] == "differs"
+    assert "dledger-n0/data" in told["detail"]
+
+
+@BOTH
 def test_dledger_with_and_without_what_it_needs(case: Callable[..., Case],
                                                 release: str) -> None:
     one = case(release, "dledger")

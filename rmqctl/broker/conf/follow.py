@@ -226,6 +226,10 @@ class _Follower:
                 "files, and does not start", setting=self._settings.origin(where.setting)))
         opened = {os.path.realpath(file.path) for file in seen.log.files}
         missing = [file for file in there if os.path.realpath(file.path) not in opened]
+        if self._settings.get(_DLEDGER) and there and not any(file.head for file in there):
+            self._tell(_DLEDGER, "differs", Phrase(
+                "{setting}: the broker closes the last log file and continues the log in {folder}",
+                setting=self._settings.origin(_DLEDGER), folder=where.log[-1]))
         if not missing:
             return False
         layout, settings = self._store.layout, self._settings
