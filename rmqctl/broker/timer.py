@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +91,8 @@ class TimerStart:
 
     ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot that is read; ``gone``:
     not in the commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued
-    after the start. ``read_from``: the time (ms) at which a broker goes on reading the wheel.
+    after the start, from ``next_row`` on. ``read_from``: the time (ms) at which a broker goes on
+    reading the wheel.
     """
 
     pending: int
@@ -98,6 +100,7 @@ class TimerStart:
     unreachable: int
     gone: int
     waiting: int
+    next_row: int
     read_from: int
     checked: TimerCheckRecord
     wheel_missing: bool
@@ -126,6 +129,15 @@ class TimerFiles:
     def in_use(self) -> bool:
         """Whether any timed message was ever enqueued."""
         return any(file.size for file in self.files) or self.checked.last_timer_queue_offset > 0
+
+    @property
+    def damaged(self) -> bool:
+        """Whether units are missing: a file is short or gone, or there is none of them."""
+        wheel = self.store.path(WHEEL)
+        if any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True)) or any(
+                file.base + self.file_size != after.base for file, after in pairwise(self.files)):
+            return True
+        return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
         """(file, its size, what a broker wants) of each file that keeps a broker from starting.
@@ -218,7 +230,7 @@ class TimerFiles:
         read_from = max(last_read // self.precision, now // self.precision - KEPT_SLOTS)
         slots = wheel or Slots()
         end = self._recover(slots, units, read_from)
-        again, waiting = self._enqueued_again(end, log_end)
+        row, again, waiting = self._enqueued_again(end, log_end)
         pending = units.only((units.slot >= last_read // self.precision)
                              & (units.physical < again))
         delivered = _reached(units, slots, read_from, end)[np.searchsorted(
@@ -227,8 +239,9 @@ class TimerFiles:
         gone |= ~self._intact(pending)
         late = ~gone & (pending.slot < read_from)
         lost = ~gone & ~late & ~delivered
-        return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()), waiting,
-                          read_from * self.precision, self.checked, wheel is None)
+        return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()),
+                          waiting, row, read_from * self.precision, self.checked,
+                          wheel is None)
 
     def _intact(self, units: Units) -> Array:
         """Of which units a whole record is in the commitlog."""
@@ -263,15 +276,18 @@ class TimerFiles:
                                     & (units.position < end)))
         return end
 
-    def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int]:
-        """(physical offset of the first message that is enqueued after the start, how many are)."""
+    def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
+        """(row at which the broker goes on, the physical offset of its message, how many rows are
+        enqueued from there on).
+        """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:
-            return _ANYWHERE, 0
+            return 0, _ANYWHERE, 0
         at = min(self._next_row(end, log_end, queue), self.checked.master_timer_queue_offset)
         at = max(at, queue.first_index)
         unit = queue.unit(at) if at < queue.disk_end else None
-        return (_ANYWHERE, 0) if unit is None else (unit.physical_offset, queue.disk_end - at)
+        return (at, _ANYWHERE, 0) if unit is None else (
+            at, unit.physical_offset, queue.disk_end - at)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
         """The row behind that of the last unit, else what timercheck says."""
@@ -335,7 +351,7 @@ def _reached(units: Units, slots: Slots, read_from: int, end: int) -> Array:
 
 
 def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, bytes]:
-    """The pages of a wheel that leads to every unit of the timer log: bytes by their position.
+    """`wheel_of` all units of the timer log.
 
     ``log_end``: units from the first one on after which all point beyond it are left out.
     StoreIOError.
@@ -344,6 +360,11 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
     if log_end is not None:
         inside = np.flatnonzero(units.physical < log_end)
         units = units.only(np.arange(len(units)) <= (inside[-1] if len(inside) else -1))
+    return wheel_of(units)
+
+
+def wheel_of(units: Units) -> dict[int, bytes]:
+    """The pages of a wheel that leads to every one of the units: bytes by their position."""
     if not len(units):
         return {}
     first, last = _runs(units)

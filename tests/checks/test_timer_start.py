@@ -18,7 +18,7 @@ from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.timer import timer_check, timer_wheel
 from rmqctl.store import Store
-from tests.checks.timers import CHECK, FILE_SIZE, LOGS, SET, WHEEL
+from tests.checks.timers import CHECK, FILE_SIZE, LOGS, SET, WHEEL, place
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 
@@ -113,8 +113,8 @@ def test_a_wheel_is_rebuilt_as_the_engine_wrote_it(golden: GoldenFolder) -> None
     with Store.open(root) as store:
         pages = rebuilt_wheel(TimerFiles.of(store))
     made = bytearray(timer_wheel.FILE_SIZE)
-    for place, page in pages.items():
-        made[place:place + len(page)] = page
+    for start, page in pages.items():
+        made[start:start + len(page)] = page
     assert bytes(made) == (root / WHEEL).read_bytes()
 
 
@@ -207,3 +207,61 @@ def test_a_timer_that_is_switched_off_delivers_none_of_them(golden: GoldenFolder
     answer = rmqctl("preflight", golden(SET), "--broker-version", "5.3.3", "--broker-conf", conf,
                     "-o", "json").expect(1).json()
     assert [loss["count"] for loss in answer["losses"]] == [PENDING]
+
+
+# -- a timer log that is built from the messages -------------------------------------------------
+
+
+def _short(root: Path) -> None:
+    damage.truncate(root, LOGS[0], FILE_SIZE // 2)
+
+
+def _first_file(root: Path) -> None:
+    damage.zero(root, LOGS[1], 0, FILE_SIZE)
+
+
+def _middle_file(root: Path) -> None:
+    damage.remove(root, LOGS[2])
+
+
+def _all(root: Path) -> None:
+    damage.remove_folder(root, "timerlog")
+
+
+def _flip(root: Path) -> None:
+    damage.flip_bit(root, *place(2260, "physical_offset"), 3)
+
+
+def _end(root: Path) -> None:
+    damage.zero(root, LOGS[4], 0, FILE_SIZE)
+
+
+@pytest.mark.parametrize(("spoil", "starts", "less"), [
+    (_short, False, True), (_first_file, True, False), (_middle_file, True, True),
+    (_all, True, True), (_flip, True, False), (_end, True, False)])
+def test_a_damaged_timer_log_is_built_from_the_messages(
+        golden: GoldenFolder, golden_copy: GoldenFolder, rmqctl: Runner, spoil: Any,
+        starts: bool, less: bool) -> None:
+    root = golden_copy(SET)
+    with Store.open(golden(SET)) as store:
+        waiting = TimerFiles.of(store).units(READ // 1000)
+    spoil(root)
+    made = ask(root)
+    assert made.starts is starts
+    assert bool(lost(made)) >= less
+    before = {path: path.read_bytes() for path in (root / "timerlog").glob("*")}
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    with Store.open(root) as store:
+        files = TimerFiles.of(store)
+        found, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
+    # A broker itself enqueues what lies behind the last unit.
+    behind = 47383 if spoil is _end else 1 << 62
+    assert sorted(found.physical) == [at for at in sorted(waiting.physical) if at < behind]
+    assert (start.pending, start.unreachable, start.gone) == (len(found), 0, 0)
+    assert start.waiting == (2 if spoil is _end else 0)
+    assert lost(ask(root)) == []
+    assert ask(root).starts
+    rmqctl("verify", root).expect(0)
+    assert rmqctl("recover", root, "-o", "json").expect(0).json()["actions"] == []
+    rmqctl("undo", root, "--yes").expect(0)
+    assert {path: path.read_bytes() for path in (root / "timerlog").glob("*")} == before

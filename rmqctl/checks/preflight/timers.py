@@ -6,6 +6,7 @@ spec: timer-and-others-5x.md §1.5; what a broker finds is `rmqctl.broker.timer`
 from __future__ import annotations
 
 from rmqctl.broker.timer import WHEEL, TimerFiles, TimerStart
+from rmqctl.broker.timer_messages import timed_messages
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.losses import TIMERS, Loss
 from rmqctl.checks.preflight.load import relative
@@ -31,8 +32,8 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
             predicted.refusals.append(Phrase(
                 "{file} has {size:,} bytes, a broker accepts only {wanted:,}",
                 file=relative(store, path), size=size, wanted=wanted))
-    end = predicted.truncate_to
-    start = files.start(now, store.log.min_offset, store.log.end if end is None else end)
+    end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
+    start = files.start(now, store.log.min_offset, end)
     if not version.timer or store.sizes.conf.runtime.get("timerWheelEnable") is False:
         count = start.pending - start.gone + start.waiting
         if count:
@@ -46,6 +47,8 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
             predicted.other_losses.append(_gone(start))
         return
     predicted.other_losses += _losses(start)
+    if files.damaged:
+        predicted.other_losses += _without_unit(files, start, end)
     predicted.incurable += bool(start.skipped)
     ahead = start.checked.last_read_time_ms - now
     if ahead > _DAY:
@@ -69,6 +72,16 @@ def _losses(start: TimerStart) -> list[Loss]:
     if start.gone:
         losses.append(_gone(start))
     return losses
+
+
+def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Loss]:
+    """Messages that wait for their time, were enqueued, and are not in the timer log."""
+    known = set(files.units(start.checked.last_read_time_ms // files.precision).physical.tolist())
+    count = sum(message.physical not in known
+                and message.due >= start.checked.last_read_time_ms
+                for message in timed_messages(files, start.next_row, log_end))
+    return [Loss(TIMERS, count, Phrase("the timer log lacks the units of these messages"),
+                 "timerlog")] if count else []
 
 
 def _gone(start: TimerStart) -> Loss:

@@ -2,21 +2,28 @@
 
 Units that point beyond the end of the log go, as `truncate` cuts them. A wheel that is missing, has
 the wrong size or leaves pending messages unreachable is rebuilt from the timer log, which has the
-time and the message of each unit (spec: timer-and-others-5x.md §1.2, §1.3).
+time and the message of each unit; a timer log with damaged or missing units is rebuilt from the
+messages that wait for their time (spec: timer-and-others-5x.md §1.2, §1.3).
 """
 
 from __future__ import annotations
 
 import os
 
-from rmqctl.broker.timer import WHEEL, TimerFiles, rebuilt_wheel
+from rmqctl.broker.timer import LOG, WHEEL, TimerFiles, rebuilt_wheel, wheel_of
+from rmqctl.broker.timer_messages import built_log, timed_messages
 from rmqctl.checks.verify.timer.timer import check
 from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.properties import TIMER_TOPIC
+from rmqctl.formats.timer import timer_check
+from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import FILE_SIZE, SLOT, SLOT_SIZE
-from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Replace
+from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Patch, Replace
+from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.timer import cut_timer
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import TIMERCHECK
 from rmqctl.store.store import Store
 
 
@@ -29,13 +36,58 @@ def timer_steps(store: Store, log_end: int, next_row: int | None) -> Changes:
     files = TimerFiles.of(store)
     if not files.in_use:
         return Changes()
+    if _log_is_wrong(store, files, log_end):
+        return _new_log(store, files, log_end)
     changes = cut_timer(store, log_end, next_row)
-    cut = any(action.target == "timerlog" for action in changes.actions)
+    cut = any(action.target == LOG for action in changes.actions)
     if files.files and _wheel_is_wrong(store, files, log_end):
         # The units that go are in no slot of the new wheel.
         changes.steps = [step for step in changes.steps if step.target != WHEEL]
         changes.actions = [action for action in changes.actions if action.target != WHEEL]
-        _rebuild(store, files, log_end if cut else None, changes)
+        _new_wheel(store, rebuilt_wheel(files, log_end if cut else None), changes)
+    return changes
+
+
+def _log_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
+    """Whether units are damaged or missing, not only beyond the end of the commitlog."""
+    beyond = files.units(0).physical >= log_end
+    if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged one: others follow
+        return True
+    return files.damaged or any(
+        finding.is_trouble and finding.category in ("timer-log", "timer-check")
+        and "beyond the end of the commitlog" not in finding.detail
+        and not finding.detail.startswith("last_timer_queue_offset")
+        for finding in check(store, log_end, live=False))
+
+
+def _new_log(store: Store, files: TimerFiles, log_end: int) -> Changes:
+    """A timer log and a wheel with the messages that wait for their time; the old files go."""
+    changes = Changes()
+    last_read = files.checked.last_read_time_ms
+    start = files.start(last_read, store.log.min_offset, log_end)
+    messages = timed_messages(files, start.next_row, log_end)
+    if not messages:
+        changes.notes.append("the timer log is damaged, and stays so: the messages of "
+                             f"{TIMER_TOPIC} that it would be rebuilt from are gone")
+        return changes
+    made = built_log(files, messages)
+    for file in files.files:
+        changes.steps.append(MoveAside(f"{LOG}/{file.name}"))
+    for base, data in made.files.items():
+        changes.steps.append(Create(f"{LOG}/{base:020d}", Piece(
+            0, made.file_size, ((0, data),) if data else ())))
+    changes.actions.append(Action(
+        "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
+        "from the messages that wait for their time: units are damaged or missing", "unit"))
+    _new_wheel(store, wheel_of(made.units), changes)
+    progress = files.checked._replace(
+        last_timer_log_flush_pos=made.end, last_timer_queue_offset=start.next_row,
+        master_timer_queue_offset=max(files.checked.master_timer_queue_offset, start.next_row))
+    path = store.path("config", TIMERCHECK)
+    if os.path.isfile(path):
+        changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
+            :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "set",
+            files.checked.last_timer_log_flush_pos, made.end, "ends where the timer log does", "")
     return changes
 
 
@@ -51,8 +103,7 @@ def _wheel_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
                if finding.category == "timer-wheel" and "beyond the end" not in finding.detail)
 
 
-def _rebuild(store: Store, files: TimerFiles, log_end: int | None, changes: Changes) -> None:
-    pages = rebuilt_wheel(files, log_end)
+def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
     path = store.path(WHEEL)
     if os.path.lexists(path) and not os.path.isfile(path):
         changes.steps.append(MoveAside(WHEEL))

@@ -1,0 +1,109 @@
+"""The timer log, built from the messages of the timer topic: for one that is damaged or gone.
+
+spec: timer-and-others-5x.md §1.1, §1.3. Each message of the topic has its time and its topic, which
+is all that a unit says of it; only messages that wait for their time need one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.broker.timer import KEPT_SLOTS, TimerFiles, Units
+from rmqctl.formats.local import javahash
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.properties import TIMER_TOPIC
+from rmqctl.formats.timer import timer_log
+from rmqctl.formats.timer.timer_log import TAIL, UNIT, UNIT_SIZE, TailRecord, UnitRecord
+
+DELETED_KEY = "TIMER_DEL_UNIQKEY"
+DEFAULT_FILE_SIZE = 100 << 20
+_ROLL_SLOTS = 172_800
+"""timerRollWindowSlot: where a message waits whose time is further than the wheel reaches."""
+
+
+class Timed(NamedTuple):
+    """A message of the timer topic: its row, place and size, and when it is due (ms)."""
+
+    row: int
+    physical: int
+    size: int
+    due: int
+    topic: str
+    deletes: bool
+    key: str
+
+
+def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
+    """The messages that were enqueued (rows below ``before``) and wait for their time, and the last
+    one that was enqueued. Of a message that was rolled on, the newest record. StoreIOError.
+    """
+    queue = files.store.known_queue(TIMER_TOPIC, 0)
+    found: dict[str, Timed] = {}
+    last: Timed | None = None
+    if queue is None:
+        return []
+    end = min(before, queue.disk_end)
+    for row in range(queue.first_index, end):
+        unit = queue.unit(row)
+        if unit is None or unit.physical_offset + unit.size > log_end:
+            continue
+        record = files.store.log.record_at(unit.physical_offset, unit.size)
+        if record is None or record.topic != TIMER_TOPIC.encode():
+            continue
+        properties = props.parse(record.properties.decode("utf-8", "replace"))
+        due = properties.get(props.TIMER_OUT_MS, "")
+        if not (due.isascii() and due.isdigit() and len(due) < 18):
+            continue
+        message = Timed(row, unit.physical_offset, unit.size, int(due),
+                        properties.get(props.REAL_TOPIC, ""), DELETED_KEY in properties,
+                        properties.get(props.UNIQUE_KEY, str(unit.physical_offset)))
+        last = message
+        found.pop(message.key, None)
+        if message.due // files.precision >= files.checked.last_read_time_ms // files.precision:
+            found[message.key] = message
+    messages = sorted(found.values())
+    return messages if last is None or last in messages else [*messages, last]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLog:
+    """``files``: the bytes that are used of each, by its base offset; ``end``: of the log."""
+
+    units: Units
+    files: dict[int, bytes]
+    file_size: int
+    end: int
+
+
+def built_log(files: TimerFiles, messages: list[Timed]) -> BuiltLog:
+    """A timer log with a unit for each message, in the order of their rows."""
+    precision, written = files.precision, files.checked.last_read_time_ms
+    size = files.file_size or DEFAULT_FILE_SIZE
+    parts: dict[int, bytearray] = {0: bytearray()}
+    newest: dict[int, int] = {}
+    rows: list[tuple[int, ...]] = []
+    base = 0
+    for message in sorted(messages):
+        data = parts[base]
+        if UNIT_SIZE + TAIL.size > size - len(data):
+            data += TAIL.build(TailRecord(size - len(data)))
+            base += size
+            data = parts[base] = bytearray()
+        slot, magic = message.due // precision, timer_log.MAGIC_DEFAULT
+        if slot - written // precision >= KEPT_SLOTS:
+            slot, magic = written // precision + _ROLL_SLOTS, magic | timer_log.MAGIC_ROLL
+        magic |= timer_log.MAGIC_DELETE if message.deletes else 0
+        position, previous = base + len(data), newest.get(slot, -1)
+        time = min(written, slot * precision)
+        data += UNIT.build(UnitRecord(
+            UNIT_SIZE, previous, magic, time, slot * precision - time, message.physical,
+            message.size, javahash.string_hash(message.topic)))
+        newest[slot] = position
+        rows.append((position, slot, previous, message.physical, message.size,
+                     -1 if message.deletes else 1))
+    columns = np.array(rows, np.int64).reshape(-1, len(Units._fields)).T
+    return BuiltLog(Units(*columns), {at: bytes(data) for at, data in parts.items()}, size,
+                    base + len(parts[base]))
