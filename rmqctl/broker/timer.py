@@ -44,6 +44,9 @@ _NONE = -1
 _PAGE = 1 << 14
 _PAGE_SLOTS = 1 << 15
 _ANYWHERE = 1 << 62
+_SINGLE = 1000
+"""Messages that are looked at one by one."""
+_LONG_MAX = (1 << 63) - 1
 _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 
@@ -119,7 +122,7 @@ class TimerFiles:
     @classmethod
     def of(cls, store: Store) -> TimerFiles:
         conf = store.sizes.conf
-        files = listing(store.path(LOG)).files
+        files = [file for file in listing(store.path(LOG)).files if file.end <= _LONG_MAX]
         check = load_one(store, TIMERCHECK).main.value
         size = conf.runtime.get("mappedFileSizeTimerLog") or common_size(files) or 0
         return cls(store, files, size, conf.values.get("timer_precision") or DEFAULT_PRECISION,
@@ -236,7 +239,7 @@ class TimerFiles:
         delivered = _reached(units, slots, read_from, end)[np.searchsorted(
             units.position, pending.position)]
         gone = (pending.physical < log_min) | (pending.physical + pending.size > log_end)
-        gone |= ~self._intact(pending)
+        gone[~gone] = ~self._intact(pending.only(~gone))
         late = ~gone & (pending.slot < read_from)
         lost = ~gone & ~late & ~delivered
         return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()),
@@ -251,6 +254,9 @@ class TimerFiles:
         found: Array = np.zeros(len(offset), bool)
         for window in records_at(self.store.log, offset, size):
             found[window.rows] = window.found
+        read = self.store.log.record_at
+        for place in np.flatnonzero(~found)[:_SINGLE].tolist():  # larger ones are not found there
+            found[place] = read(int(offset[place]), int(size[place])) is not None
         intact: Array = found[of_unit]
         return intact
 

@@ -91,6 +91,7 @@ def _zeros(root: Path) -> None:
     os.truncate(root / WHEEL, timer_wheel.FILE_SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", [_remove, _empty, _zeros])
 def test_a_wheel_that_is_gone_is_rebuilt_from_the_last_file_alone(
         golden_copy: GoldenFolder, rmqctl: Runner, spoil: Any) -> None:
@@ -164,6 +165,7 @@ def test_messages_that_the_log_lacks_are_lost(golden_copy: GoldenFolder, rmqctl:
     assert lost(ask(root)) == []
 
 
+@pytest.mark.long
 def test_units_beyond_the_end_of_the_log_go(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
     """A broker has cut the log and the queues, but not the timer log: `recover` does."""
     root, end = golden_copy(SET), 40280
@@ -236,6 +238,7 @@ def _end(root: Path) -> None:
     damage.zero(root, LOGS[4], 0, FILE_SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("spoil", "starts", "less"), [
     (_short, False, True), (_first_file, True, False), (_middle_file, True, True),
     (_all, True, True), (_flip, True, False), (_end, True, False)])

@@ -44,6 +44,7 @@ from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.checks.verify.context import deleted, known_topics
+from rmqctl.errors import StoreIOError
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import Array, Batch
@@ -82,7 +83,10 @@ def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
     """The start of one broker on the files that it opens, and its first minutes."""
     predicted = _of_log_and_queues(store, release, version, full, progress)
     if machine is not None and store.layout.reads(LOG):
-        judge_timers(predicted, store, version, machine.now)
+        try:
+            judge_timers(predicted, store, version, machine.now)
+        except StoreIOError as error:
+            predicted.not_judged["timer"] = str(error)
         judge_disk(predicted, store, version, machine)
         judge_downgrade(predicted, store)
     return predicted

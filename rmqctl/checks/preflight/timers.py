@@ -5,6 +5,8 @@ spec: timer-and-others-5x.md §1.5; what a broker finds is `rmqctl.broker.timer`
 
 from __future__ import annotations
 
+import os
+
 from rmqctl.broker.timer import WHEEL, TimerFiles, TimerStart
 from rmqctl.broker.timer_messages import timed_messages
 from rmqctl.broker.versions import BrokerVersion
@@ -15,6 +17,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
+_ANYWHERE = 1 << 62
 _HOUR = 3_600_000
 _DAY = 24 * _HOUR
 _YEAR = 365 * _DAY
@@ -33,6 +36,8 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
                 "{file} has {size:,} bytes, a broker accepts only {wanted:,}",
                 file=relative(store, path), size=size, wanted=wanted))
     end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
+    if store.lock.held and store.lock.pid != os.getpid():  # a broker goes on writing
+        end = _ANYWHERE
     start = files.start(now, store.log.min_offset, end)
     if not version.timer or store.sizes.conf.runtime.get("timerWheelEnable") is False:
         count = start.pending - start.gone + start.waiting
