@@ -118,15 +118,21 @@ class TimerFiles:
     file_size: int
     precision: int
     checked: TimerCheckRecord
+    odd: list[str] = field(default_factory=list)
+    """Paths of files in the folder of the timer log whose names are no places in it."""
 
     @classmethod
     def of(cls, store: Store) -> TimerFiles:
         conf = store.sizes.conf
-        files = [file for file in listing(store.path(LOG)).files if file.end <= _LONG_MAX]
+        folder = listing(store.path(LOG))
+        files = [file for file in folder.files if file.end <= _LONG_MAX]
         check = load_one(store, TIMERCHECK).main.value
         size = conf.runtime.get("mappedFileSizeTimerLog") or common_size(files) or 0
+        files = [file for file in files if size and file.base % size == 0]
         return cls(store, files, size, conf.values.get("timer_precision") or DEFAULT_PRECISION,
-                   check if isinstance(check, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0))
+                   check if isinstance(check, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0),
+                   [*(file.path for file in folder.files if file not in files),
+                    *(trouble.path for trouble in folder.troubles if os.path.isfile(trouble.path))])
 
     @property
     def in_use(self) -> bool:
@@ -137,8 +143,9 @@ class TimerFiles:
     def damaged(self) -> bool:
         """Whether units are missing: a file is short or gone, or there is none of them."""
         wheel = self.store.path(WHEEL)
-        if any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True)) or any(
-                file.base + self.file_size != after.base for file, after in pairwise(self.files)):
+        short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
+        gap = any(file.base + self.file_size != after.base for file, after in pairwise(self.files))
+        if self.odd or short or gap:
             return True
         return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
@@ -294,6 +301,11 @@ class TimerFiles:
         unit = queue.unit(at) if at < queue.disk_end else None
         return (at, _ANYWHERE, 0) if unit is None else (
             at, unit.physical_offset, queue.disk_end - at)
+
+    def next_row(self, end: int, log_end: int) -> int:
+        """The row at which a broker goes on behind a timer log that ends at ``end``."""
+        queue = self.store.known_queue(TIMER_TOPIC, 0)
+        return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
         """The row behind that of the last unit, else what timercheck says."""

@@ -16,9 +16,15 @@ from rmqctl.formats.local import javahash
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
+from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import TAIL, UNIT, UNIT_SIZE, TailRecord, UnitRecord
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array
+from rmqctl.store.store import Store
 
 DELETED_KEY = "TIMER_DEL_UNIQKEY"
+_DEQUEUED = "TIMER_DEQUEUE_MS"
+_ANYWHERE = 1 << 62
 DEFAULT_FILE_SIZE = 100 << 20
 _ROLL_SLOTS = 172_800
 """timerRollWindowSlot: where a message waits whose time is further than the wheel reaches."""
@@ -66,6 +72,41 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
             found[message.key] = message
     messages = sorted(found.values())
     return messages if last is None or last in messages else [*messages, last]
+
+
+def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
+    """What ``config/timercheck`` should say, from the timer log and the messages that were
+    delivered last: where it is damaged or missing. StoreIOError.
+    """
+    units = files.units(-_ANYWHERE)
+    end = int(units.position[-1]) + UNIT_SIZE if len(units) else 0
+    read = last_delivered(files.store, log_end)
+    files.checked = TimerCheckRecord(read, end, 0, _ANYWHERE)
+    row = files.next_row(end, log_end)
+    return TimerCheckRecord(read, end, row, row)
+
+
+def last_delivered(store: Store, log_end: int) -> int:
+    """When (ms) the timed message was due that was delivered last; 0 if none was. Slots are read
+    in order, so all that was due before is delivered. StoreIOError.
+    """
+    for file in reversed(store.log.files):
+        newest = 0
+        for batch in store.log.walk(file.base, min(file.end, log_end)):
+            if not len(batch):
+                continue
+            properties = text.Properties(batch)
+            delivered = properties.find(_DEQUEUED)[0]
+            due: Array = np.zeros(len(batch), np.int64)
+            rows, times = properties.find(props.TIMER_OUT_MS)
+            for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
+                due[row] = int(raw) if raw.isdigit() and len(raw) < 18 else 0
+            # One that was rolled on lies in the timer topic again.
+            own = delivered[~text.topics(batch).equal(TIMER_TOPIC.encode())[delivered]]
+            newest = int(due[own[-1]]) if len(own) else newest
+        if newest:
+            return newest
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

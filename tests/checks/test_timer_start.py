@@ -238,10 +238,15 @@ def _end(root: Path) -> None:
     damage.zero(root, LOGS[4], 0, FILE_SIZE)
 
 
+def _name(root: Path) -> None:
+    (root / LOGS[3]).rename(root / "timerlog/10000000000000000000")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("spoil", "starts", "less"), [
     (_short, False, True), (_first_file, True, False), (_middle_file, True, True),
-    (_all, True, True), (_flip, True, False), (_end, True, False)])
+    (_all, True, True), (_flip, True, False), (_end, True, False),
+    (_name, False, True)])
 def test_a_damaged_timer_log_is_built_from_the_messages(
         golden: GoldenFolder, golden_copy: GoldenFolder, rmqctl: Runner, spoil: Any,
         starts: bool, less: bool) -> None:
@@ -268,3 +273,44 @@ def test_a_damaged_timer_log_is_built_from_the_messages(
     assert rmqctl("recover", root, "-o", "json").expect(0).json()["actions"] == []
     rmqctl("undo", root, "--yes").expect(0)
     assert {path: path.read_bytes() for path in (root / "timerlog").glob("*")} == before
+
+
+# -- the timer's progress ------------------------------------------------------------------------
+
+
+def _cut_progress(root: Path) -> None:
+    damage.truncate(root, CHECK, 16)
+
+
+def _garbage(root: Path) -> None:
+    damage.write(root, CHECK, 0, b"\x7f\xff" * 28)
+
+
+def _no_progress(root: Path) -> None:
+    damage.remove(root, CHECK)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spoil", [_cut_progress, _garbage, _no_progress])
+@pytest.mark.parametrize("log", [None, _short], ids=["log", "short-log"])
+def test_a_damaged_progress_is_restored(golden: GoldenFolder, golden_copy: GoldenFolder,
+                                        rmqctl: Runner, spoil: Any, log: Any) -> None:
+    """Every pending message stays, and few are delivered twice: those that were due last."""
+    root = golden_copy(SET)
+    with Store.open(golden(SET)) as store:
+        waiting = TimerFiles.of(store).units(READ // 1000)
+    spoil(root)
+    if log is not None:
+        log(root)
+    rmqctl("recover", root, "--broker-version", "5.3.3", "--apply", "--yes").expect(0)
+    record = timer_check.parse((root / CHECK).read_bytes())
+    assert READ - 10_000 < record.last_read_time_ms <= READ
+    assert record.last_timer_queue_offset == record.master_timer_queue_offset == 66
+    with Store.open(root) as store:
+        files = TimerFiles.of(store)
+        found, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
+    assert sorted(found.physical) == sorted(waiting.physical)
+    assert start.pending >= PENDING
+    assert (start.unreachable, start.gone, start.waiting) == (0, 0, 0)
+    rmqctl("verify", root).expect(0)
+    assert rmqctl("recover", root, "-o", "json").expect(0).json()["actions"] == []

@@ -35,6 +35,11 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
             predicted.refusals.append(Phrase(
                 "{file} has {size:,} bytes, a broker accepts only {wanted:,}",
                 file=relative(store, path), size=size, wanted=wanted))
+        for path in files.odd:
+            predicted.starts = False
+            predicted.refusals.append(Phrase(
+                "{file}: a broker accepts no file of this name in the timer log",
+                file=relative(store, path)))
     end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
     if store.lock.held and store.lock.pid != os.getpid():  # a broker goes on writing
         end = _ANYWHERE

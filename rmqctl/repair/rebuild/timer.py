@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 
 from rmqctl.broker.timer import LOG, WHEEL, TimerFiles, rebuilt_wheel, wheel_of
-from rmqctl.broker.timer_messages import built_log, timed_messages
+from rmqctl.broker.timer_messages import built_log, restored_progress, timed_messages
+from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.timer.timer import check
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.properties import TIMER_TOPIC
 from rmqctl.formats.timer import timer_check
+from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import FILE_SIZE, SLOT, SLOT_SIZE
 from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Patch, Replace
@@ -25,6 +27,8 @@ from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK
 from rmqctl.store.store import Store
+
+_PROGRESS = f"config/{TIMERCHECK}"
 
 
 def timer_steps(store: Store, log_end: int, next_row: int | None) -> Changes:
@@ -36,31 +40,47 @@ def timer_steps(store: Store, log_end: int, next_row: int | None) -> Changes:
     files = TimerFiles.of(store)
     if not files.in_use:
         return Changes()
-    if _log_is_wrong(store, files, log_end):
-        return _new_log(store, files, log_end)
+    findings = [finding for finding in check(store, log_end, live=False) if finding.is_trouble]
+    restored = _progress_is_damaged(findings)
+    if restored:
+        files.checked = restored_progress(files, log_end)
+    if _log_is_wrong(files, findings, log_end):
+        return _new_log(store, files, log_end, restored=restored)
     changes = cut_timer(store, log_end, next_row)
     cut = any(action.target == LOG for action in changes.actions)
     if files.files and _wheel_is_wrong(store, files, log_end):
         # The units that go are in no slot of the new wheel.
-        changes.steps = [step for step in changes.steps if step.target != WHEEL]
-        changes.actions = [action for action in changes.actions if action.target != WHEEL]
+        _without(changes, WHEEL)
         _new_wheel(store, rebuilt_wheel(files, log_end if cut else None), changes)
+    if restored:
+        _without(changes, _PROGRESS)
+        _new_progress(store, files.checked, changes)
     return changes
 
 
-def _log_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
+def _without(changes: Changes, name: str) -> None:
+    changes.steps = [step for step in changes.steps if step.target != name]
+    changes.actions = [action for action in changes.actions if action.target != name]
+
+
+def _progress_is_damaged(findings: list[Finding]) -> bool:
+    """Whether timercheck itself is damaged or missing, not only ahead of the timer log."""
+    return any(finding.category == "timer-check" and ": says " not in finding.detail
+               for finding in findings)
+
+
+def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:
     """Whether units are damaged or missing, not only beyond the end of the commitlog."""
     beyond = files.units(0).physical >= log_end
     if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged one: others follow
         return True
     return files.damaged or any(
-        finding.is_trouble and finding.category in ("timer-log", "timer-check")
-        and "beyond the end of the commitlog" not in finding.detail
-        and not finding.detail.startswith("last_timer_queue_offset")
-        for finding in check(store, log_end, live=False))
+        (finding.category == "timer-log"
+         and "beyond the end of the commitlog" not in finding.detail)
+        or finding.detail.startswith("last_timer_log_flush_pos: says ") for finding in findings)
 
 
-def _new_log(store: Store, files: TimerFiles, log_end: int) -> Changes:
+def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool) -> Changes:
     """A timer log and a wheel with the messages that wait for their time; the old files go."""
     changes = Changes()
     last_read = files.checked.last_read_time_ms
@@ -71,8 +91,8 @@ def _new_log(store: Store, files: TimerFiles, log_end: int) -> Changes:
                              f"{TIMER_TOPIC} that it would be rebuilt from are gone")
         return changes
     made = built_log(files, messages)
-    for file in files.files:
-        changes.steps.append(MoveAside(f"{LOG}/{file.name}"))
+    for path in (*(file.path for file in files.files), *files.odd):
+        changes.steps.append(MoveAside(f"{LOG}/{os.path.basename(path)}"))
     for base, data in made.files.items():
         changes.steps.append(Create(f"{LOG}/{base:020d}", Piece(
             0, made.file_size, ((0, data),) if data else ())))
@@ -84,11 +104,23 @@ def _new_log(store: Store, files: TimerFiles, log_end: int) -> Changes:
         last_timer_log_flush_pos=made.end, last_timer_queue_offset=start.next_row,
         master_timer_queue_offset=max(files.checked.master_timer_queue_offset, start.next_row))
     path = store.path("config", TIMERCHECK)
-    if os.path.isfile(path):
+    if restored or not os.path.isfile(path):
+        _new_progress(store, progress, changes)
+    else:
         changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
             :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "set",
             files.checked.last_timer_log_flush_pos, made.end, "ends where the timer log does", "")
     return changes
+
+
+def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) -> None:
+    """A whole timercheck; the time up to which the wheel was read is that of what was delivered."""
+    page = timer_check.build(progress)
+    there = os.path.isfile(store.path("config", TIMERCHECK))
+    changes.steps.append(Replace(_PROGRESS, page) if there else Create(_PROGRESS, page))
+    changes.actions.append(Action(
+        "rebuild", _PROGRESS, None, progress.last_timer_queue_offset,
+        "from the timer log and the timed message that was delivered last"))
 
 
 def _wheel_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
