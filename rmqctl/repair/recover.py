@@ -24,7 +24,7 @@ from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
-from rmqctl.repair.config.copies import lost_config
+from rmqctl.repair.config.copies import lost_config, newer_offsets_of
 from rmqctl.repair.config.exported import read_export, refuse_foreign
 from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
@@ -236,6 +236,10 @@ class _Planner:
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
         total = lost_total if lost_total > len(lost) else None
+        if lost_total and not self._logs and self._options.whole:
+            self._notes.append(
+                f"if a replica, a backup or another disk has this log, `rmqctl recover {self._root}"
+                " --from COPY` restores messages that this plan only replaces")
         left = self._left_damaged(saved)
         found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
                                  complete=saved.lost_total == len(saved.lost))
@@ -336,6 +340,7 @@ class _Planner:
                             fillers=self._options.fillers,
                             sources=sources, keep_ours=self._options.prefer == OURS), entries)
             config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
+            self._notes += newer_offsets_of(self._store, sources)
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._take(entries)

@@ -23,6 +23,7 @@ from rmqctl.checks.diff.members import Members, are_members
 from rmqctl.checks.diff.physical import PhysicalPass
 from rmqctl.checks.diff.queue import QueuePass
 from rmqctl.checks.impact import Impact, span
+from rmqctl.checks.metadata.copies import offset_differences
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats.local.message import Record, decode
@@ -141,12 +142,18 @@ class Diff:
                                             whole=self.options.whole):
             self.differences.add(difference)
         config = compare_config(self.a, self.b)
+        offsets = offset_differences(self.a, self.b)
         if self.options.whole:
             for difference in config_differences(config):
                 self.differences.add(difference)
+            for group in offsets:
+                self.differences.add(Difference(
+                    "config", "config", file=f"{FOLDER}/consumerOffset.json",
+                    detail=f"group {group.group}: {group.in_words}"))
         self.summary |= {
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
-            "config": asdict(config), "checkpoint": checkpoints(self.a, self.b),
+            "config": asdict(config), "offsets": [group.as_dict() for group in offsets],
+            "checkpoint": checkpoints(self.a, self.b),
             "epochs": self._epochs()}
 
     @property

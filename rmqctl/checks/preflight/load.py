@@ -14,17 +14,22 @@ from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import dledger
+from rmqctl.formats.config.epoch import stops_broker
 from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.phrases import Phrase
 from rmqctl.store.config.config import UNREADABLE, load_one
+from rmqctl.store.controller import MOST, read_epochs
 from rmqctl.store.files import StoreFile, Trouble, listing, queue_size
 from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
+_SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
+"""What a 5.x broker loads besides, and does not start without being able to decode."""
 QUEUES = "consumequeue"
+_FIVE = 5
 REFUSE = "refuse to start"
 DELETE = "delete"
 
@@ -47,7 +52,8 @@ def load(store: Store, version: BrokerVersion) -> Load:
     consumequeues in a form that is not read nothing is said, but that a data base is damaged.
     """
     loading = Load()
-    _config(store, loading)
+    _config(store, version, loading)
+    _epochs(store, version, loading)
     _log(store, version, loading)
     if not store.layout.reads(QUEUES):
         if QUEUES in store.layout.damaged and version.rocksdb_queues:
@@ -81,8 +87,8 @@ def queue_file_size(store: Store) -> int | None:
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
 
 
-def _config(store: Store, loading: Load) -> None:
-    for name in _CONFIG:
+def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
+    for name in (*_CONFIG, *(_SINCE_5 if version.generation >= _FIVE else ())):
         part = store.config_parts.get(name)
         if part is not None and part.value is None and not part.missing:
             loading.refuse(part.folder, part.reason)
@@ -95,6 +101,25 @@ def _config(store: Store, loading: Load) -> None:
             continue
         if not config.main.usable and config.backup.state == UNREADABLE:
             loading.refuse(f"config/{name}", Phrase("neither it nor its backup can be decoded"))
+
+
+def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
+    """Controller mode: an epoch file that a broker can read in no way ends its startup."""
+    if version.generation < _FIVE or not store.layout.controller:
+        return
+    for copy in read_epochs(store).copies:
+        if copy.epochs:
+            return  # the first copy with epochs counts
+        try:
+            data = store.read_small(copy.name, most=MOST)
+        except StoreIOError:
+            continue
+        reason = stops_broker(data)
+        if reason is not None:
+            loading.refuse(copy.name, Phrase(
+                "{reason}: a NumberFormatException at startup, and .bak is not read",
+                reason=reason))
+            return
 
 
 def _log(store: Store, version: BrokerVersion, loading: Load) -> None:

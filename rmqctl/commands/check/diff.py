@@ -16,6 +16,7 @@ from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.parse_values import show_times_in
+from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
 
+_GROUPS = 5
 _TOPICS = 3
 _TERMS = 4
 _OF_A_MEMBER = ("member", "store", "entries", "terms", "committed", "lacks", "damaged")
@@ -207,6 +209,7 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
         f"{queues['compared']} compared, {queues['different']} with other bounds"
     )
     pairs["configuration"] = _config(said["config"])
+    pairs["committed offsets"] = _offsets(said["offsets"])
     pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
     pairs["epochs"] = _epochs(said["epochs"])
     if said["entries"] is not None:
@@ -242,6 +245,13 @@ def _config(counts: dict[str, Any]) -> str:
     if not parts:
         return f"{counts['same']} files, all the same" if counts["same"] else ""
     return "; ".join(parts)
+
+
+def _offsets(groups: list[dict[str, Any]]) -> str:
+    """``differ in 2 groups: billing, audit``; empty where they are the same."""
+    if not groups:
+        return ""
+    return Phrase("differ: {names}", names=some_of([group["group"] for group in groups], _GROUPS))
 
 
 def _epochs(found: dict[str, Any] | None) -> str:

@@ -81,6 +81,35 @@ def parse(data: bytes) -> list[Epoch]:
     return entries
 
 
+def stops_broker(data: bytes) -> str | None:
+    """Why a broker exits when it reads such a file; None where it reads it, or its backup.
+
+    Only an IOException (wrong count, wrong CRC, no UTF-8) makes it read the backup. Nothing catches
+    the NumberFormatException of a line that is missing or is no number.
+    """
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return None
+    found = lines(data)
+    for number, path in enumerate(("count", "crc")):
+        if len(found) <= number:
+            return f"{path}: missing"
+        try:
+            _number(found[number], path)
+        except FormatError as error:
+            return f"{path}: {error.reason}"
+    for number, line in enumerate(found[2:]):
+        parts = line.raw.rstrip(b"-").split(b"-")
+        if len(parts) == 2:
+            try:
+                java_int(parts[0].decode())
+                java_int(parts[1].decode(), 64)
+            except ValueError:
+                return f"entries[{number}]: not a number"
+    return None
+
+
 def _crc_of(raw: bytes) -> int:
     return zlib.crc32(raw) & CRC_MASK
 

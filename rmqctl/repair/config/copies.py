@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rmqctl.checks.metadata.copies import newer_offsets
 from rmqctl.errors import StoreIOError
 from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
 from rmqctl.repair.sources.opening import Source
@@ -46,6 +47,13 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
             actions.append(Action("copy", target, None, theirs.entries, why(source.name, ours),
                                   "entry", proof=_proof(source, theirs)))
     return steps, actions
+
+
+def newer_offsets_of(store: Store, sources: Iterable[Source]) -> list[str]:
+    """What to say of sources with greater committed offsets: which are right, nothing proves."""
+    said = (newer_offsets(store, source.store, source.name)
+            for source in sources if source.store is not None)
+    return [note for note in said if note is not None]
 
 
 def _content(store: Store, file: ConfigFile) -> bytes | None:

@@ -60,6 +60,16 @@ _KINDS = (_Kind("topics.json", "topicConfigTable", "topic", "topics", "bean"),
           _Kind("delayOffset.json", "offsetTable", "delay level", "delay levels", "number"))
 
 
+_BY_ITSELF = {
+    "consumerFilter.json": "consumers register their SQL92 filters again",
+    "consumerOrderInfo.json": "ordered POP consumers get what they did not acknowledge again",
+    "topicQueueMapping.json": "static topics lose their queue mapping; take it from a replica",
+    "timermetrics": "the broker counts timed messages again",
+}
+"""Files that keep a broker from starting when neither copy can be read, and what follows without
+them."""
+
+
 @dataclass(slots=True)
 class ConfigMended:
     """Steps and actions of a plan, and what cannot be known (``notes``)."""
@@ -81,6 +91,9 @@ def mend_config(store: Store, generation: int, table: Iterable[str], clock: Call
     for kind in _KINDS:
         if f"{FOLDER}/{kind.name}" not in settled:
             mender.mend(kind)
+    for name, what_follows in _BY_ITSELF.items():
+        if f"{FOLDER}/{name}" not in settled:
+            mender.free(name, what_follows)
     for export in exports:
         mender.judge(export)
     return mender.made
@@ -122,6 +135,16 @@ class _Mender:
             self._anew(kind, file)
             return
         self._of_copies(kind, file, read, of_backup)
+
+    def free(self, name: str, what_follows: str) -> None:
+        """Move a file aside of which neither copy can be read and no entry is left."""
+        file = load_one(self._store, name)
+        if file.used is not None or file.main.state == file.backup.state == MISSING:
+            return
+        for copy in (file.main, file.backup):
+            if copy.state == UNREADABLE and copy.offset is None:
+                return  # it cannot be read from the disk
+        self._aside(file, f"a broker starts without it, not with it: {what_follows}", empty=True)
 
     # -- of what can be read --------------------------------------------------------------------
 
@@ -310,9 +333,10 @@ class _Mender:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _aside(self, file: ConfigFile, why: str) -> None:
+    def _aside(self, file: ConfigFile, why: str, *, empty: bool = False) -> None:
         for copy in (file.main, file.backup):
-            if copy.state == UNREADABLE and copy.offset is not None:
+            if (copy.state == UNREADABLE and copy.offset is not None) or (
+                    empty and copy.state == EMPTY):
                 self.made.steps.append(MoveAside(copy.path))
                 self.made.actions.append(Action("move aside", copy.path, copy.state, None,
                                                 f"{copy.reason}; {why}"))

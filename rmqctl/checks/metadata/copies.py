@@ -1,0 +1,82 @@
+"""Committed offsets of two copies of a store, compared by group (`diff`, ``recover --from``).
+
+Only slaves copy offsets, from their master and every 10 s; a master starts with its own
+``consumerOffset.json``. A master whose file is older than a slave's delivers messages again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rmqctl.checks.metadata.tables import LMQ_OFFSETS, OFFSETS, positions, table
+from rmqctl.phrases import Phrase
+from rmqctl.store.store import Store
+
+_NAMED = 3
+
+
+class GroupOffsets(NamedTuple):
+    """How the offsets of one group differ. ``a_ahead``, ``b_ahead``: queues in which this store
+    has the greater offset, or the only one; ``a_messages``, ``b_messages``: by how many messages.
+    """
+
+    group: str
+    a_ahead: int
+    a_messages: int
+    b_ahead: int
+    b_messages: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return self._asdict()
+
+    @property
+    def in_words(self) -> str:
+        """``a is ahead in 2 queues (by 45 messages)``, and the same of b."""
+        return "; ".join(
+            f"{name} is ahead in {queues} queue{'' if queues == 1 else 's'} (by {messages:,} "
+            f"message{'' if messages == 1 else 's'})" for name, queues, messages in (
+                ("a", self.a_ahead, self.a_messages), ("b", self.b_ahead, self.b_messages))
+            if queues)
+
+
+def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
+    """Groups whose committed offsets differ, by name; none where either store has no file of them,
+    or one that cannot be read.
+    """
+    ours, theirs = _committed(a), _committed(b)
+    if ours is None or theirs is None:
+        return []
+    counts: dict[str, list[int]] = {}
+    for key in {**ours, **theirs}:
+        left, right = ours.get(key, -1), theirs.get(key, -1)
+        if left == right:
+            continue
+        count = counts.setdefault(key[0], [0, 0, 0, 0])
+        first = 0 if left > right else 2
+        count[first] += 1
+        count[first + 1] += abs(max(left, 0) - max(right, 0))
+    return [GroupOffsets(group, *count) for group, count in sorted(counts.items())]
+
+
+def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
+    """What `recover` says where a copy has greater committed offsets; None where it has none."""
+    ahead = [group for group in offset_differences(store, copy) if group.b_ahead]
+    if not ahead:
+        return None
+    listed = ", ".join(f"{group.group} (by {group.b_messages:,})" for group in ahead[:_NAMED])
+    return Phrase(
+        "{copy} has greater committed offsets than config/{file}: {groups}. With this file, the "
+        "broker delivers these messages again. If nobody reset these offsets, replace the file "
+        "with {copy}/config/{file} while no broker runs (`rmqctl diff` compares the groups).",
+        copy=name, file=OFFSETS, groups=listed if len(ahead) <= _NAMED else
+        f"{listed} and {len(ahead) - _NAMED:,} more")
+
+
+def _committed(store: Store) -> dict[tuple[str, str, int], int] | None:
+    if not store.layout.reads("config"):
+        return None
+    found = [table(store, name) for name in (OFFSETS, LMQ_OFFSETS)]
+    if all(one.is_missing or one.loaded is None for one in found):
+        return None
+    return {key: position for one in found for key, position in positions(one.loaded or {}).items()}

@@ -1,0 +1,47 @@
+"""Committed offsets of two copies: `diff` names groups, ``recover --from`` says who is ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GoldenFolder
+from tests.support import snapshot
+from tests.support.cli import run
+from tests.support.config_tables import GROUP, OFFSETS, committed, offset_table, put, whole
+
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture
+def pair(golden: GoldenFolder, tmp_path: Path) -> Pair:
+    """A master and its slave with the same offsets."""
+    made = [whole(snapshot.copy_tree(golden("5.3.3/basic/store"), tmp_path / name), five=True)
+            for name in ("master", "slave")]
+    return made[0], made[1]
+
+
+def test_equal_offsets_are_no_difference(pair: Pair) -> None:
+    master, slave = pair
+    found = run("diff", master, slave, "--whole", "-o", "json").expect(0).json()
+    assert found["summary"]["offsets"] == []
+    assert "offsets" not in run("recover", master, "--from", slave).expect(0).err
+
+
+def test_a_group_that_is_ahead_on_the_slave(pair: Pair) -> None:
+    master, slave = pair
+    table = committed(slave)
+    table[next(iter(table))] |= {"0": 12, "1": 7}
+    put(slave, OFFSETS, offset_table(table, five=True))
+    found = run("diff", master, slave, "--whole", "-o", "json").expect(1).json()
+    assert found["summary"]["offsets"] == [
+        {"group": GROUP, "a_ahead": 0, "a_messages": 0, "b_ahead": 2, "b_messages": 15}]
+    assert any(GROUP in one["detail"] for one in found["differences"])
+    assert "differ: billing" in run("diff", master, slave).expect(0).out
+    with snapshot.assert_unchanged(master, slave):
+        said = run("recover", master, "--from", slave, "-o", "json").expect(0).json()
+    note, = [one for one in said["notes"] if "greater committed offsets" in one]
+    assert f"{GROUP} (by 15)" in note
+    assert not any("greater" in one for one in run(
+        "recover", slave, "--from", master, "-o", "json").expect(0).json()["notes"])
