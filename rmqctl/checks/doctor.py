@@ -136,6 +136,10 @@ class Diagnosis:
         if start.undecodable:
             parts.append(Phrase("clients give up at {count} message",
                                 "clients give up at {count} messages", count=start.undecodable))
+        if start.messages_damaged:
+            parts.append(Phrase("{count:,} message has damaged properties",
+                                "{count:,} messages have damaged properties",
+                                count=start.messages_damaged))
         if undecided:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=undecided))
@@ -150,8 +154,8 @@ class Diagnosis:
     def _replaced(self) -> Phrase | None:
         """What a repair could not bring back; None where nothing is known of one."""
         count = self.findings.coverage.messages_replaced
-        return Phrase("no damage now, but {count:,} lost message was replaced by a filler",
-                      "no damage now, but {count:,} lost messages were replaced by fillers",
+        return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
+                      "no damage now, but a repair has replaced or marked {count:,} messages",
                       count=count) if count else None
 
     @property
@@ -202,6 +206,7 @@ class Diagnosis:
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             "messages_undecided": self.findings.coverage.messages_undecided,
             "messages_replaced": self.findings.coverage.messages_replaced,
+            "messages_damaged": start.messages_damaged,
             "already_lost": start.messages_already_lost,
             "already_lost_by_topic": start.already_lost_by_topic,
             "would_lose": self.would_lose,

@@ -190,6 +190,11 @@ CATEGORIES: dict[str, Category] = {
     "body-crc": Category(ERROR, "a message body does not match its CRC", _recover_log),
     "property-crc": Category(
         ERROR, "a message does not match its appended property CRC", _recover_log),
+    "property-damaged": Category(
+        ERROR, "the properties of a message are damaged; its body is intact", _recover_log),
+    "property-crc-missing": Category(
+        WARNING, "a message without an appended property CRC among others that have one",
+        _recover_log),
     "record-damaged": Category(
         ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
@@ -224,7 +229,7 @@ CATEGORIES: dict[str, Category] = {
     "fillers": Category(
         INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
     "kept-damaged": Category(
-        INFO, "messages that `recover` kept with the damage of their bodies", _read_kept),
+        INFO, "damaged messages that `recover` kept", _read_kept),
     "header-born-port": Category(
         ERROR, "a born port that is none: clients drop it and what follows in a pull",
         _recover_log),

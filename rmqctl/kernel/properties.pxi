@@ -90,6 +90,71 @@ def find(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
                 at = end + 1
 
 
+cdef int64_t character(const uint8_t *first, int64_t left) noexcept nogil:
+    """The length of the character of UTF-8 of several bytes that begins here, of ``left`` bytes at
+    most; 0 where there is none.
+    """
+    cdef uint8_t lead = first[0]
+    cdef int64_t length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    cdef int64_t at
+    if lead < 0xC2 or lead > 0xF4 or length > left:
+        return 0
+    for at in range(1, length):
+        if first[at] & 0xC0 != 0x80:
+            return 0
+    # Longer than needed, half of a pair, or beyond the last one.
+    if (lead == 0xE0 and first[1] < 0xA0) or (lead == 0xED and first[1] > 0x9F) or (
+            lead == 0xF0 and first[1] < 0x90) or (lead == 0xF4 and first[1] > 0x8F):
+        return 0
+    return length
+
+
+cdef bint is_text(const uint8_t *first, int64_t size) noexcept nogil:
+    """Whether ``size`` bytes are UTF-8 without a NUL."""
+    cdef int64_t at = 0, length
+    cdef uint8_t odd = 0
+    for at in range(size):
+        odd |= (first[at] == 0) | (first[at] >> 7)
+    if not odd:
+        return True
+    at = 0
+    while at < size:
+        if first[at] == 0:
+            return False
+        if first[at] < 0x80:
+            at += 1
+            continue
+        length = character(first + at, size - at)
+        if length == 0:
+            return False
+        at += length
+    return True
+
+
+def unsound(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+            uint8_t[::1] out):
+    """Which properties strings data[start:start + length] are none: not UTF-8, with a NUL, or with
+    a part between separators that is not empty and has no name before a mark, or no mark.
+    """
+    cdef int64_t size = data.shape[0], at, stop, end
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *mark
+    cdef Py_ssize_t number
+    with nogil:
+        for number in range(start.shape[0]):
+            within(start[number], length[number], size)
+            at = start[number]
+            stop = at + length[number]
+            out[number] = not is_text(first + at, stop - at) if at < stop else 0
+            while at < stop and not out[number]:
+                mark = <const uint8_t *>memchr(first + at, 2, <size_t>(stop - at))
+                end = mark - first if mark != NULL else stop
+                if end > at and (first[at] == 1 or memchr(
+                        first + at, 1, <size_t>(end - at)) == NULL):
+                    out[number] = 1
+                at = end + 1
+
+
 def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          uint8_t[::1] out, int64_t at, int64_t[::1] places):
     """Copies the texts data[start:start + length] to out[at:], one zero behind each.

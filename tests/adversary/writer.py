@@ -112,6 +112,16 @@ def property_bytes(pairs: Mapping[str, str], *, closed: bool) -> bytes:
     return (joined + ("\x02" if closed and joined else "")).encode()
 
 
+SEAL = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
+"""An appended CRC, of 0."""
+
+
+def sealed(raw: bytes) -> bytes:
+    """A record whose last bytes are `SEAL`, with its CRC there (commitlog.md §5.4)."""
+    crc = zlib.crc32(raw[:-len(SEAL)]) & 0x7FFFFFFF
+    return raw[:-11] + f"{crc:010d}"[::-1].encode() + b"\x02"
+
+
 # -- hostile bodies -------------------------------------------------------------------------------
 
 
@@ -189,6 +199,8 @@ class Layout:
     queues: int = 4
     """Read and write queues of each topic in topics.json."""
     clock_step: int = 1700
+    sealed: bool = False
+    """Whether each message ends with an appended CRC (commitlog.md §5.4)."""
 
 
 @dataclass(frozen=True)
@@ -324,6 +336,9 @@ class Writer:
                       "INNER_MULTI_QUEUE_OFFSET": ",".join(map(str, places))}
         raw_properties = (property_bytes(pairs, closed=self.layout.version >= 5)
                           if properties_raw is None else properties_raw)
+        if self.layout.sealed:
+            closed = not raw_properties or raw_properties.endswith(b"\x02")
+            raw_properties += (b"" if closed else b"\x02") + SEAL
         time = self.clock if header.store_timestamp is None else header.store_timestamp
         kind = header.sys_flag & ROLLBACK
         has_row = kind in (0, COMMIT)
@@ -335,8 +350,8 @@ class Writer:
             empty = record(topic, b"", raw_properties, queue_id, queue_offset, place, header, time)
             body_at = place + field_places(empty)["body"][0]
             content = body if isinstance(body, bytes) else body(body_at)
-            return body_at, content, record(topic, content, raw_properties, queue_id,
-                                            queue_offset, place, header, time)
+            return body_at, content, self._sealed(record(
+                topic, content, raw_properties, queue_id, queue_offset, place, header, time))
 
         size = len(encode(self.end)[2])
         self._make_room(size)
@@ -368,6 +383,9 @@ class Writer:
         self.puts.append(made)
         self.clock += self.layout.clock_step
         return made
+
+    def _sealed(self, raw: bytes) -> bytes:
+        return sealed(raw) if self.layout.sealed else raw
 
     def dispatch_keys(self, topic: str, pairs: Mapping[str, str], physical: int,
                       time: int) -> None:

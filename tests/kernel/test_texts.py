@@ -15,6 +15,7 @@ from rmqctl.checks.verify.verify import Verification
 from rmqctl.formats.local import properties as props
 from rmqctl.kernel import active
 from rmqctl.scan import text
+from rmqctl.scan.damage.properties import unsound_texts
 from rmqctl.scan.derived import IndexKeys
 from rmqctl.scan.frames import Array
 from rmqctl.scan.groupings import Keys
@@ -249,3 +250,23 @@ def test_what_is_given_to_a_table_is_tested() -> None:
     for start, length in ((5, 2), (-1, 1), (0, -1), (0, 6)):
         with pytest.raises(IndexError):
             kernel.join(data, column(start), column(length), out)
+
+
+ODD = (b"\x01", b"\x02", b"a\x01b\x02", b"KEYS\x01k", b"a", b"\x00", b"\xff", "é".encode(),
+       "€".encode(), "😀".encode(), b"\xed\xa0\x80", b"\xc0\xaf", b"\xe0\x80\x80",
+       b"\xf4\x90\x80\x80",
+       b"\xf0\x80\x80\x80", b"\xe2\x82", b"\xf5", b"x" * 40)
+
+
+def test_properties_that_are_none_are_told(seed: int) -> None:
+    source = random.Random(seed)
+    seen = set()
+    for number in range(rounds().stop):
+        raws = [b"".join(source.choices(ODD[:source.choice((5, 10, len(ODD)))],
+                                        k=source.randrange(7))) for _ in range(9)]
+        texts = laid_out(source, raws)
+        expected = [not props.are_sound(raw) for raw in raws]
+        for found in on_both(lambda texts=texts: unsound_texts(texts).tolist()):
+            assert found == expected, (seed, number, raws)
+        seen.update(expected)
+    assert seen == {True, False}

@@ -155,14 +155,14 @@ CASES = (
         "at the end are zeros. The body's CRC fits, recovery accepts it, and timer messages "
         "are blocked by it.",
         "The last message of the log, with zeros for properties.",
-        "5.3.3/crash-live/before", properties_never_written, ("cq-wrong-tag",)),
+        "5.3.3/crash-live/before", properties_never_written, ("property-damaged",)),
     Case(
         9852, "no-crc-in-properties", "No CRC in the properties",
         "\"Failed to check message CRC, not found CRC in properties\", and nothing that would let "
         "one see why: the user asks for the whole message in hexadecimal.",
         "A log with `enabledAppendPropCRC`; the name of the CRC property of one message is "
         "overwritten.",
-        "5.3.3/appendcrc/store", no_crc_in_properties, (), ("5.3.3",),
+        "5.3.3/appendcrc/store", no_crc_in_properties, ("property-crc-missing",), ("5.3.3",),
         shows=("dump store/commitlog/00000000000000098304 --at 19908 --hex -v -o jsonl",)),
     Case(
         9121, "crc-of-zero", "A message whose CRC is 0",

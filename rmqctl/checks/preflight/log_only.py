@@ -17,10 +17,9 @@ from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, relative
-from rmqctl.checks.preflight.lost import Cut, intact
+from rmqctl.checks.preflight.lost import Counted, Cut, intact
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
-from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import DAMAGED
 from rmqctl.scan.headers import undecodable
 from rmqctl.store.log.commit_log import CommitLog
@@ -69,18 +68,18 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
     """Counts the intact messages of all of the log, and those that clients cannot decode; says
     what is damaged.
     """
-    predicted.messages, predicted.messages_replaced, places, first = 0, 0, 0, None
+    count, places, first = Counted(), 0, None
     for batch in log.walk():
         bad = [span.offset for span in batch.spans if span.kind == DAMAGED]
         if len(batch):
             good = intact(batch)
-            predicted.messages += int(good.sum())
-            predicted.messages_replaced += int((replaced(batch) & good).sum())
+            count.add(batch)
             predicted.undecodable += int((good & undecodable(batch)).sum())
             bad += batch.offset[~good].tolist()
         places += len(bad)
         if bad and first is None:
             first = min(bad)
+    count.fill(predicted)
     return None if first is None else (
         f"{plural(places, 'place')} of the log {'is' if places == 1 else 'are'} damaged, the first "
         f"at {first}")

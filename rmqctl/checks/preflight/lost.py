@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,9 +16,12 @@ import numpy as np
 
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.queues import Claims, Queues
-from rmqctl.checks.preflight.types import LostMessage
+from rmqctl.checks.preflight.types import LostMessage, Prediction
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.phrases import Phrase
 from rmqctl.scan import text
+from rmqctl.scan.damage.properties import damaged_properties
+from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
@@ -31,6 +35,7 @@ KEEP = 10_000
 _BLOCK = 1 << 17
 _SOME = 4096
 _FAR = 4096
+_ENDLESS = 1 << 62
 
 
 def intact(batch: Batch) -> Array:
@@ -39,7 +44,48 @@ def intact(batch: Batch) -> Array:
     return good
 
 
-class _Counted:
+@dataclass(slots=True)
+class Counted:
+    """Messages of a log along a walk."""
+
+    intact: int = 0
+    replaced: int = 0
+    damaged: int = 0
+    first_damaged: int | None = None
+
+    def add(self, batch: Batch, before: int | None = None) -> None:
+        """Those of a batch; of these, with ``before``, those that start before that physical
+        offset.
+        """
+        if not len(batch):
+            return
+        good = intact(batch)
+        if before is not None:
+            good &= batch.offset < before
+        damaged = good & damaged_properties(batch)
+        if damaged.any():
+            good &= ~damaged
+            self.damaged += int(damaged.sum())
+            self.first_damaged = min(int(batch.offset[damaged][0]),
+                                     _ENDLESS if self.first_damaged is None
+                                     else self.first_damaged)
+        self.intact += int(good.sum())
+        self.replaced += int((replaced(batch) & good).sum())
+
+    def fill(self, predicted: Prediction) -> None:
+        """Puts the figures into a prediction, and a note of what is damaged."""
+        predicted.messages, predicted.messages_replaced = self.intact, self.replaced
+        predicted.messages_damaged = self.damaged
+        if self.damaged:
+            predicted.notes.append(Phrase(
+                "{count:,} message has damaged properties, the first at {first}: a broker does not "
+                "notice, and its tags and keys may be lost",
+                "{count:,} messages have damaged properties, the first at {first}: a broker does "
+                "not notice, and their tags and keys may be lost", count=self.damaged,
+                first=self.first_damaged))
+
+
+class _Topics:
     """Messages by topic, the first of them singly."""
 
     def __init__(self) -> None:
@@ -83,7 +129,7 @@ class _Counted:
             self._take(records, np.arange(len(records)))
 
 
-class Cut(_Counted):
+class Cut(_Topics):
     """Intact messages of a log from physical offset ``end`` on. StoreIOError."""
 
     def __init__(self, log: CommitLog, end: int) -> None:
@@ -97,7 +143,7 @@ class Cut(_Counted):
                 self._take_undecided(log, batch, end)
 
 
-class Lost(_Counted):
+class Lost(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
     ``superseded`` counts those whose place in their queue is held by a message before that end:

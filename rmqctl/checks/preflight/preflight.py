@@ -36,7 +36,7 @@ from rmqctl.checks.preflight.downgrade import judge_downgrade
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
-from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
+from rmqctl.checks.preflight.lost import Counted, Lost, Unreachable, duplicate_files
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.startup import start_of
 from rmqctl.checks.preflight.timers import judge_timers
@@ -46,7 +46,6 @@ from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.phrases import Joined, Phrase, some_of
-from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.controller import read_epochs
 from rmqctl.store.log.commit_log import CommitLog
@@ -125,11 +124,11 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
         with closing(loaded_log(store, version)) as log:
             queues = Queues(store, version)
             already = AlreadyLost(store, queues)
-            predicted.messages = predicted.messages_replaced = 0
+            count = Counted()
             for batch in log.walk():
                 already.look(batch)
-                predicted.messages += _count_of(batch)
-                predicted.messages_replaced += _replaced_in(batch)
+                count.add(batch)
+            count.fill(predicted)
             already.judge(predicted, log, {}, running)
             if log.files:
                 _judge_consumers(store, version, predicted, by_queue(predicted, queues, already),
@@ -170,7 +169,7 @@ class _Start:
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
-        self.intact = self.replaced = 0
+        self.count = Counted()
         self.ledger: Ledger | None = None
         """What DLedger leaves of its data; None for a plain log."""
 
@@ -190,8 +189,8 @@ class _Start:
             if self.full:
                 self._older()
             self._count(predicted)
-            predicted.messages = self.intact if self.full else None
-            predicted.messages_replaced = self.replaced if self.full else None
+            if self.full:
+                self.count.fill(predicted)
             if not self.full and predicted.messages_lost:
                 return
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
@@ -402,8 +401,7 @@ class _Start:
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
         """Counts a batch, or what of it starts ``before`` a physical offset."""
-        self.intact += _count_of(batch, before)
-        self.replaced += _replaced_in(batch, before)
+        self.count.add(batch, before)
 
     def _beyond(self, batch: Batch) -> None:
         """A batch beyond the end of the log."""
@@ -480,19 +478,3 @@ class _Start:
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:
             self.progress(int(batch.column("total_size").sum()))
-
-
-def _count_of(batch: Batch, before: int | None = None) -> int:
-    """How many intact messages a batch has; those that start ``before`` a physical offset only."""
-    if not len(batch):
-        return 0
-    good = intact(batch)
-    return int((good if before is None else good & (batch.offset < before)).sum())
-
-
-def _replaced_in(batch: Batch, before: int | None = None) -> int:
-    """How many messages of a batch stand for lost ones; see `_count_of`."""
-    if not len(batch):
-        return 0
-    found = replaced(batch)
-    return int((found if before is None else found & (batch.offset < before)).sum())

@@ -128,6 +128,8 @@ class Prediction:
     """Intact messages of the log; None where not all of it was read."""
     messages_replaced: int | None = None
     """Of these, messages that a repair put in place of lost ones, or kept damaged."""
+    messages_damaged: int | None = None
+    """Messages with damaged properties, which no broker notices: none of the intact ones."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -270,6 +272,9 @@ class Prediction:
                     "several log files have the same name"), "commitlog", False),
                 (MESSAGES, self.undecodable, Phrase("clients cannot decode them"), "commitlog",
                  True),
+                (MESSAGES, self.messages_damaged, Phrase(
+                    "their properties are damaged, so tags and keys may be lost"), "commitlog",
+                 True),
                 (OFFSETS, len(self.offsets_beyond_end), Phrase(
                     "they are beyond the end of the queue"), "config/consumerOffset.json", True)):
             if count:
@@ -372,6 +377,7 @@ class Prediction:
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
             "messages_undecided": self.messages_undecided,
             "messages_replaced": self.messages_replaced,
+            "messages_damaged": self.messages_damaged,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
             "messages_already_lost": self.messages_already_lost,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from rmqctl.checks.findings import INFO
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.index.keys import KeyTally
+from rmqctl.checks.verify.log.seals import Seals
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Span
@@ -131,7 +132,9 @@ class Context:
 
 
 class BadRecord(NamedTuple):
-    """A whole record whose bytes do not match a checksum. ``field`` is ``body`` or properties."""
+    """A whole record whose bytes do not match a checksum. ``field`` is ``body`` or properties.
+    ``why``: what is wrong with properties that no checksum covers; "" where one does.
+    """
 
     offset: int
     size: int
@@ -139,6 +142,7 @@ class BadRecord(NamedTuple):
     queue_id: int
     queue_offset: int
     field: str
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -154,6 +158,7 @@ class RangeResult:
     bytes_damaged: int = 0
     bytes_unverifiable: int = 0
     with_property_crc: int = 0
+    seals: Seals = field(default_factory=Seals)
     keyed: int = 0
     last_store_timestamp: int | None = None
     last_record_end: int | None = None
@@ -203,6 +208,7 @@ class RangeResult:
         for key, rows in other.batch_rows.items():
             self.batch_rows.setdefault(key, []).extend(rows)
         self.keys.merge(other.keys)
+        self.seals.merge(other.seals)
         self.headers.merge(other.headers)
         for topic, count in other.fillers.items():
             self.fillers[topic] = self.fillers.get(topic, 0) + count

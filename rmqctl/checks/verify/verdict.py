@@ -22,14 +22,15 @@ from rmqctl.store.store import Store
 _WITHOUT_ROW = frozenset({"cq-behind", "cq-missing", "cq-missing-entry"})
 _WITHOUT_MESSAGE = frozenset({"cq-ahead", "cq-lost"})
 _BODIES = frozenset({"body-crc"})
-_BROKEN = frozenset({"record-damaged", "body-crc"})
+_PROPERTIES = frozenset({"property-damaged"})
+_BROKEN = frozenset({"record-damaged", "body-crc", "property-damaged"})
 _TOPICS = 3
 _WHY = Phrase("shows what the findings mean and what to do")
 KNOWN = "known"
 """What stands for the severity of a finding that was known before."""
 Known = Callable[[Finding], bool]
-DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
-                     "torn-tail"})
+DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
+                    "physical-offset", "zero-gap", "torn-tail"})
 """Findings about bytes of the log which were messages."""
 
 
@@ -144,6 +145,10 @@ class Verdict(Generic[C]):
             parts.append(Phrase("{count:,} of {of:,} messages has a damaged body",
                                 "{count:,} of {of:,} messages have damaged bodies", count=bodies,
                                 of=(messages or 0) + bodies))
+        properties = _count(troubles, _PROPERTIES)
+        if properties:
+            parts.append(Phrase("{count:,} message has damaged properties",
+                                "{count:,} messages have damaged properties", count=properties))
         leading = _count(lost, _WITHOUT_MESSAGE)
         if leading:
             rows = self.coverage.as_dict().get("consumequeue_rows")

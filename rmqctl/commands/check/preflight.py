@@ -212,6 +212,10 @@ def _headline(prediction: Prediction) -> Phrase:
     if groups:
         beyond.append(Phrase("{count:,} group would stand beyond the end",
                              "{count:,} groups would stand beyond the end", count=len(groups)))
+    if prediction.messages_damaged:
+        beyond.append(Phrase("{count:,} message has damaged properties",
+                             "{count:,} messages have damaged properties",
+                             count=prediction.messages_damaged))
     return Joined("; ", [*gone, Phrase("{broker} would start and {what}", broker=broker,
                                        what=Joined(" and ", costs or [costless])), *beyond])
 

@@ -17,7 +17,12 @@ TOPIC = "RMQCTL_FILLER"
 NOWHERE = (bytes(4), 0)
 """Their born host."""
 KEPT_START = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()
-"""How the properties of a message begin that is kept with a damaged body."""
+"""How the properties of a message begin that is kept damaged."""
+
+
+def is_kept_damaged(record: Record) -> bool:
+    """Whether `recover` kept this message though it had lost a part of itself."""
+    return record.properties.startswith(KEPT_START)
 
 
 def is_filler(record: Record) -> bool:

@@ -88,13 +88,25 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def are_sound(raw: bytes) -> bool:
-    """Whether the properties of a message are some that a broker writes: pairs of text.
-
-    No CRC covers them.
+    """Whether the properties of a message are some that a broker writes: text, in which each part
+    that is not empty has a name and a value, without NULs. No CRC covers them.
     """
+    return fault(raw) is None
+
+
+def fault(raw: bytes) -> str | None:
+    """What is wrong with the properties of a message, in words; None for nothing."""
+    if b"\0" in raw:
+        return "NUL bytes"
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return False
-    pairs = text.removesuffix(PROPERTY_SEPARATOR).split(PROPERTY_SEPARATOR) if text else []
-    return "\0" not in text and all(NAME_VALUE_SEPARATOR in pair for pair in pairs)
+        return "bytes that are no UTF-8 text"
+    if all(is_pair(part) for part in text.split(PROPERTY_SEPARATOR) if part):
+        return None
+    return "a part without a name or a value"
+
+
+def is_pair(part: str) -> bool:
+    """Whether a part of properties has a name, and what separates that from its value."""
+    return part.find(NAME_VALUE_SEPARATOR) > 0

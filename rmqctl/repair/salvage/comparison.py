@@ -24,9 +24,9 @@ from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.topics import is_impossible
 from rmqctl.repair.salvage.ranges import Range, Ranges, Stretch
 from rmqctl.repair.salvage.survey.survey import Survey
-from rmqctl.repair.salvage.survey.surveyor import appended_crcs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.properties import appended_crcs
 from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart

@@ -20,6 +20,7 @@ from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import is_kept_damaged
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape
 from rmqctl.kernel import active
 from rmqctl.parse_values import time_text
@@ -66,7 +67,7 @@ def _extra(context: Context) -> Iterator[Finding]:
             ahead.append((physical, place))
         elif 0 <= physical < context.store.log.min_offset or context.in_damage(physical):
             continue  # expired with its file, or a key of a message that is damaged
-        elif not _legal_repeat(context, physical, key_hash):
+        elif not _belongs(context, physical, key_hash):
             broken_entries += 1
             if broken_entries <= SINGLE:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
@@ -86,11 +87,13 @@ def _extra(context: Context) -> Iterator[Finding]:
                      f"where the log has ended ({context.log_end})", count)
 
 
-def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:
-    """A restart may index the message at the border again (index.md §5): no damage."""
+def _belongs(context: Context, physical: int, key_hash: int) -> bool:
+    """Whether an entry is none too many: a restart may index the message at the border again
+    (index.md §5), and one that was kept damaged may have lost the key.
+    """
     record = context.store.log.record_at(physical)
-    if record is None:
-        return False
+    if record is None or is_kept_damaged(record):
+        return record is not None
     topic = record.topic.decode("utf-8", "replace")
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return key_hash in (layout.key_hash(topic, key) for key in layout.keys_of(properties))

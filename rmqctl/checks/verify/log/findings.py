@@ -36,7 +36,8 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     """Damage in physical order, then what was cut off the end of the log."""
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
-    findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
+    findings = [*_spans(context, log_end, gone), *_bad_records(context),
+                *_without_crc(context), *_headers(context),
                 *_fillers(context), *_earlier_life(context, log_end), *_contradicted(context)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
@@ -189,12 +190,23 @@ def _bad_records(context: Context) -> Iterator[Finding]:
     for bad in context.result.bad:
         body = bad.field == "body"
         yield Finding(
-            "body-crc" if body else "property-crc", "commitlog",
+            "body-crc" if body else "property-damaged" if bad.why else "property-crc", "commitlog",
             "the body does not match its CRC" if body else
+            f"the properties contain {bad.why}" if bad.why else
             "the record does not match its appended property CRC",
             length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
             queue_id=bad.queue_id, queue_offset=bad.queue_offset,
             **_place(context, bad.offset))
+
+
+def _without_crc(context: Context) -> Iterator[Finding]:
+    """Messages that lack the CRC which brokers have appended to the others."""
+    for run in context.result.seals.suspicious():
+        yield Finding(
+            "property-crc-missing", "commitlog",
+            f"{plural(run.messages, 'message has', 'messages have')} no appended property CRC; the "
+            "messages before do", length=run.end - run.start, count=run.messages,
+            **_place(context, run.start))
 
 
 def _bad_number(record: Record) -> str:
@@ -257,7 +269,7 @@ def _fillers(context: Context) -> Iterator[Finding]:
     kept = context.result.kept_damaged
     if kept and context.result.first_kept is not None:
         yield Finding("kept-damaged", "commitlog",
-                      f"{plural(kept, 'message keeps', 'messages keep')} the damage of the body "
+                      f"{plural(kept, 'damaged message was', 'damaged messages were')} kept "
                       "(RMQCTL=damaged), the first at "
                       f"{context.result.first_kept}", count=kept,
                       **_place(context, context.result.first_kept))

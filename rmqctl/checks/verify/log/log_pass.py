@@ -18,13 +18,14 @@ from rmqctl.checks.verify.index.keys import Entries, KeyCheck
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
 from rmqctl.formats import layout
-from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Message, decode
 from rmqctl.scan import text
+from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers, kept_damaged
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 KEEP = 100_000
 UNREADABLE = "(unreadable)"
 """Stands for the field of a span that the system would not read."""
-_SEAL_NAME = props.CRC32.encode("ascii")
 _BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
 
 
@@ -133,7 +133,13 @@ class LogPass:
         # Both checksums, by column; a record that fails one counts as damage.
         size = batch.frame_size
         ok = batch.crc_ok().copy()
-        sealed = self._seals(batch, ok)
+        sealed, wrong = appended_crcs(batch)
+        ok &= ~wrong
+        result.with_property_crc += int(np.count_nonzero(sealed))
+        # Without an appended CRC, what properties look like.
+        odd = ok & ~sealed & unsound_texts(text.properties(batch))
+        ok &= ~odd
+        result.seals.add(batch.offset, batch.frame_size, sealed, ok)
         bad = int((~ok).sum())
         if bad:
             result.bytes_damaged += int(size[~ok].sum())
@@ -153,7 +159,7 @@ class LogPass:
         codes = self._topics.encode(text.topics(batch))
         self._count_fillers(batch, codes, ok)
         if bad:
-            self._keep_bad(batch, codes, ok)
+            self._keep_bad(batch, codes, ok, odd)
         if self._batch_topics:
             self._batches(batch, codes, ok)
         self._messages.check(Part(batch, properties, codes, ok, sealed))
@@ -180,43 +186,18 @@ class LogPass:
         else:
             self.result.unlisted += 1
 
-    def _keep_bad(self, batch: Batch, codes: Array, ok: Array) -> None:
+    def _keep_bad(self, batch: Batch, codes: Array, ok: Array, odd: Array) -> None:
         for index in np.flatnonzero(~ok).tolist():
             if len(self.result.bad) >= KEEP:
                 self.result.unlisted += 1
                 continue
             body_ok = bool(batch.crc_ok()[index])
+            why = props.fault(decode(batch.bytes_at(index)).properties) if odd[index] else None
             self.result.bad.append(BadRecord(
                 int(batch.offset[index]), int(batch.column("total_size")[index]),
                 self._topics.texts[int(codes[index])], int(batch.column("queue_id")[index]),
-                int(batch.column("queue_offset")[index]), "properties" if body_ok else "body"))
-
-    def _seals(self, batch: Batch, ok: Array) -> Array:
-        """Verifies appended property CRCs; True where a record carries one (commitlog.md §5.4)."""
-        length = append_crc.SIZE
-        sealed = batch.column("properties_length") >= length
-        end = batch.start + batch.column("total_size")
-        sealed &= batch.column("total_size") >= length
-        rows = np.flatnonzero(sealed)
-        head = gather_int(batch.data, end[rows] - length, "i8")
-        rows = rows[head == int.from_bytes(_SEAL_NAME, "big", signed=True)]
-        sealed[:] = False
-        if not len(rows):
-            return sealed
-        seal = gather(batch.data, end[rows] - length, length).view(np.uint8).reshape(-1, length)
-        mark = np.frombuffer(append_crc.build(0)[:length - append_crc.DIGITS - 1], np.uint8)
-        digits = seal[:, len(mark):-1].astype(np.int64) - ord("0")
-        has = (seal[:, :len(mark)] == mark).all(axis=1)
-        sealed[rows] = has
-        rows, digits = rows[has], digits[has]
-        if len(rows):
-            stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
-            good = ((digits >= 0) & (digits <= 9)).all(axis=1)
-            start = batch.start[rows]
-            good &= batch.crc(start, end[rows] - length - start) == stored
-            ok[rows] &= good
-            self.result.with_property_crc += len(rows)
-        return sealed
+                int(batch.column("queue_offset")[index]), "properties" if body_ok else "body",
+                why or ""))
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
         """Rows that records of batch consumequeue topics must have (consumequeue.md §9)."""

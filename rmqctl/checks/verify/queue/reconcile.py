@@ -18,6 +18,7 @@ from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, 
 from rmqctl.checks.verify.queue.switched import stored_while_on
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
+from rmqctl.formats.local.filler import is_kept_damaged
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import Array
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -447,7 +448,7 @@ class QueueReconciler(LeftOver):
                 yield self.finding(
                     "cq-wrong-offset", f"row leads to {unit.physical_offset} with a size of "
                     f"{unit.size}; the message there has {record.total_size}", row)
-            elif dispatched_to(record, self.queue.topic):
+            elif dispatched_to(record, self.queue.topic) or is_kept_damaged(record):
                 continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
@@ -465,6 +466,9 @@ class QueueReconciler(LeftOver):
         odd = self.tally.odd_tags if self.context.default_delays else []
         for claim in sorted([*self.tally.wrong_tags, *odd]):
             row = claim.row[2] if claim.row else None
+            record = self.context.store.log.record_at(claim.physical_offset, claim.size)
+            if record is not None and is_kept_damaged(record):
+                continue  # the row has what the message has lost
             yield self.finding(
                 "cq-wrong-tag", f"row has the tags code {row}, the message at "
                 f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.header_rules import MOST_PORT
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.repair.salvage.survey.stretches import Asked, Passed, Stretch, Stretches
@@ -24,8 +24,9 @@ from rmqctl.repair.salvage.survey.survey import (
     joined,
 )
 from rmqctl.scan import text
+from rmqctl.scan.damage.properties import appended_crcs
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
-from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, LightQueues, dispatched_rows, skipped_rows
@@ -39,7 +40,6 @@ _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
 _FAR = 1 << 61
 """Milliseconds to which a pause can be added; no time is near it."""
-_CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 _PENDING = 1 << 17
 """Columns of one stretch that wait to be joined."""
 
@@ -395,32 +395,3 @@ def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
             one for span in spans for one in span.doubtful if start <= one[0] < end],
         dirty=any(span.kind == DAMAGED and span.offset < end and start < span.end
                   for span in spans))
-
-
-# -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
-
-
-def appended_crcs(batch: Batch) -> tuple[Array, Array]:
-    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
-    size = batch.column("total_size")
-    wrong: Array = np.zeros(len(batch), bool)
-    with_crc = batch.column("properties_length") >= append_crc.SIZE
-    rows = np.flatnonzero(with_crc)
-    with_crc[:] = False
-    if not len(rows):
-        return with_crc, wrong
-    end = (batch.start + size)[rows]
-    tail = gather(batch.data, end - append_crc.SIZE, append_crc.SIZE).view(np.uint8).reshape(
-        -1, append_crc.SIZE)
-    has = (tail[:, :len(_CRC_NAME)] == _CRC_NAME).all(axis=1)
-    rows, end, tail = rows[has], end[has], tail[has]
-    if not len(rows):
-        return with_crc, wrong
-    with_crc[rows] = True
-    digits = tail[:, len(_CRC_NAME):-1].astype(np.int64) - ord("0")
-    stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
-    start = batch.start[rows]
-    good = ((digits >= 0) & (digits <= 9)).all(axis=1)
-    good &= batch.crc(start, end - append_crc.SIZE - start) == stored
-    wrong[rows] = ~good
-    return with_crc, wrong

@@ -1,0 +1,86 @@
+"""Messages without an appended CRC among others that have it (spec: commitlog.md §5.4).
+
+A broker appends it to every message while enabledAppendPropCRC is on. So a few without it are
+suspicious; many are a time in which it was off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.scan.frames import Array
+
+FEW = 3
+"""Messages in a row without an appended CRC that no broker leaves with a restart in between."""
+KEEP = 1000
+
+
+class Run(NamedTuple):
+    """Messages in a row without an appended CRC: physical ``[start, end)``, and how many."""
+
+    start: int
+    end: int
+    messages: int
+
+
+@dataclass(slots=True)
+class Seals:
+    """Along the log, in order: those before the first message that has an appended CRC, those
+    between two that have it (the first `KEEP` places), those behind the last.
+    """
+
+    sealed: bool = False
+    before: Run | None = None
+    between: list[Run] = field(default_factory=list)
+    behind: Run | None = None
+
+    def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
+        """Messages behind the others, by column; those that are not ``ok`` do not count."""
+        lacking = ok & ~sealed
+        if not lacking.any():
+            self._seal(bool(sealed.any()))
+            return
+        if not sealed.any():
+            rows = np.flatnonzero(lacking)
+            self._lack(Run(int(offset[rows[0]]), int(offset[rows[-1]] + size[rows[-1]]), len(rows)))
+            return
+        rows = np.flatnonzero(lacking | sealed)
+        for part in np.split(rows, np.flatnonzero(np.diff(sealed[rows])) + 1):
+            first, last = int(part[0]), int(part[-1])
+            if sealed[first]:
+                self._seal(True)
+            else:
+                self._lack(Run(int(offset[first]), int(offset[last] + size[last]), len(part)))
+
+    def merge(self, other: Seals) -> None:
+        """Takes in the part of the log behind this one."""
+        if other.before is not None:
+            self._lack(other.before)
+        if other.sealed:
+            self._seal(True)
+            self.between += other.between[:max(0, KEEP - len(self.between))]
+            self.behind = other.behind
+
+    def suspicious(self) -> Iterator[Run]:
+        """The runs that a broker's setting does not explain."""
+        last = [self.behind] if self.behind is not None else []
+        yield from (run for run in [*self.between, *last] if run.messages <= FEW)
+
+    def _seal(self, any_sealed: bool) -> None:
+        if not any_sealed:
+            return
+        if self.behind is not None and len(self.between) < KEEP:
+            self.between.append(self.behind)
+        self.sealed, self.behind = True, None
+
+    def _lack(self, run: Run) -> None:
+        known = self.behind if self.sealed else self.before
+        whole = run if known is None else Run(known.start, run.end, known.messages + run.messages)
+        if self.sealed:
+            self.behind = whole
+        else:
+            self.before = whole

@@ -1,0 +1,79 @@
+"""What is wrong with the properties of records, and their appended CRC, by column.
+
+No CRC covers the properties of most records (spec: commitlog.md §5). What a producer may have sent
+is no fault: any text, empty values, no separator at the end. An appended CRC that matches proves
+the properties, whatever they hold (spec: commitlog.md §5.4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local import properties as props
+from rmqctl.kernel import active
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch, gather, gather_int
+
+_ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
+_SEPARATOR = props.PROPERTY_SEPARATOR.encode()
+_MARK = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+_NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
+
+
+def damaged_properties(batch: Batch) -> Array:
+    """Which records do not match their appended CRC, or have none and properties that no broker
+    writes (bool): see `props.are_sound`.
+    """
+    sealed, wrong = appended_crcs(batch)
+    damaged: Array = wrong | (~sealed & unsound_texts(text.properties(batch)))
+    return damaged
+
+
+def unsound_texts(texts: text.Texts) -> Array:
+    """Which properties strings are not sound (bool)."""
+    unsound: Array = np.zeros(len(texts), bool)
+    kernel = active()
+    if kernel is not None:
+        kernel.unsound(texts.data, *text.contiguous(texts.start, texts.length),
+                       unsound.view(np.uint8))
+    elif not _all_sound(raws := texts.tolist()):
+        unsound[:] = [not props.are_sound(raw) for raw in raws]
+    return unsound
+
+
+def _all_sound(raws: list[bytes]) -> bool:
+    """Whether all are, seen at once."""
+    joined = _SEPARATOR.join(raws)
+    if b"\0" in joined or any(
+            part and part.find(_ASSIGN) < 1 for part in joined.split(_SEPARATOR)):
+        return False
+    try:
+        joined.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def appended_crcs(batch: Batch) -> tuple[Array, Array]:
+    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
+    length = append_crc.SIZE
+    wrong: Array = np.zeros(len(batch), bool)
+    sealed = batch.column("properties_length") >= length
+    rows = np.flatnonzero(sealed)
+    end = (batch.start + batch.column("total_size"))[rows]
+    named = gather_int(batch.data, end - length, "i8") == _NAME
+    rows, end = rows[named], end[named]
+    sealed[:] = False
+    if not len(rows):
+        return sealed, wrong
+    tail = gather(batch.data, end - length, length).view(np.uint8).reshape(-1, length)
+    has = (tail[:, :len(_MARK)] == _MARK).all(axis=1)
+    rows, end, digits = rows[has], end[has], tail[has, len(_MARK):-1].astype(np.int64) - ord("0")
+    sealed[rows] = True
+    stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
+    good = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    start = batch.start[rows]
+    good &= batch.crc(start, end - length - start) == stored
+    wrong[rows] = ~good
+    return sealed, wrong

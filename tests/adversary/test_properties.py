@@ -1,0 +1,157 @@
+"""Properties have no CRC: torn ends and holes in them are found, whatever else a store has, and a
+repair loses neither the message nor what consume queues and index know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.writer import (
+    COMMIT,
+    PREPARED,
+    Header,
+    Layout,
+    Put,
+    Writer,
+    field_places,
+)
+from tests.support.cli import run
+
+JSON = ("-o", "json")
+SIZES = ("--index-slots", "101", "--index-max", "256")
+LAYOUT = Layout(log_file_size=64 << 10, index_slots=101, index_entries=256)
+LEAST = 8
+"""Bytes of the smallest hole."""
+COUNT = 12
+
+
+@dataclass(frozen=True)
+class World:
+    """What a store is like, and which of its messages is hit."""
+
+    name: str
+    layout: Layout = LAYOUT
+    victim: int = 5
+
+    def puts(self) -> Writer:
+        writer = Writer(self.layout)
+        for number in range(COUNT):
+            self._put(writer, number)
+        return writer
+
+    def _put(self, writer: Writer, number: int) -> None:
+        body, tags, keys = b"order %d " % number * 9, f"tag{number % 3}", f"order-{number}"
+        cluster = {"CLUSTER": "DefaultCluster", "WAIT": "true"}
+        if self.name == "transaction":
+            half = writer.put("RMQ_SYS_TRANS_HALF_TOPIC", body, tags=tags, keys=keys,
+                              properties={**cluster, "REAL_TOPIC": "orders", "REAL_QID": "0",
+                                          "TRAN_MSG": "true", "PGROUP": "g"},
+                              header=Header(sys_flag=0))
+            writer.put("orders", body, tags=tags, keys=keys, properties=cluster, header=Header(
+                sys_flag=COMMIT, prepared_transaction_offset=half.physical))
+        elif self.name == "prepared":
+            writer.put("orders", body, tags=tags, keys=keys, properties=cluster, header=Header(
+                sys_flag=PREPARED if number % 2 else 0))
+        elif self.name == "delay":
+            writer.put("SCHEDULE_TOPIC_XXXX", body, queue_id=2, tags=tags, keys=keys,
+                       delay_level=3, properties={
+                           **cluster, "REAL_TOPIC": "orders", "REAL_QID": "0"})
+        elif self.name == "lmq":
+            writer.put("orders", body, tags=tags, keys=keys, properties=cluster,
+                       lmq=("%LMQ%a", f"%LMQ%{number % 2}"))
+        else:
+            writer.put("orders", body, tags=tags, keys=keys, properties=cluster)
+
+
+WORLDS = {world.name: world for world in (
+    World("plain"), World("no-queues", replace(LAYOUT, with_queues=False)),
+    World("no-index", replace(LAYOUT, with_index=False)),
+    World("bare", replace(LAYOUT, with_queues=False, with_index=False)),
+    World("transaction"), World("prepared"), World("delay"), World("lmq"),
+    World("version-4", replace(LAYOUT, version=4)), World("last", victim=COUNT - 1),
+    World("sealed", replace(LAYOUT, sealed=True)))}
+
+
+def properties_of(put: Put) -> range:
+    """The physical offsets of its properties."""
+    return range(put.physical + field_places(put.raw)["properties_length"][0] + 2, put.end)
+
+
+def holes(put: Put) -> Iterator[tuple[str, int, bytes]]:
+    """(name, where, bytes) of damage in the properties: torn ends, and holes of several kinds."""
+    places = properties_of(put)
+    for at in range(places.start, places.stop - 1, 7):
+        yield f"torn-{at - places.start}", at, bytes(places.stop - at)
+    for size in (LEAST, 24):
+        for at in range(places.start, places.stop - size, 11):
+            yield f"zeros-{at - places.start}-{size}", at, bytes(size)
+    for at in range(places.start, places.stop - LEAST, 13):
+        yield f"noise-{at - places.start}", at, b"\xf3\x9e\x02\xc1k\xff\x80\x01"
+
+
+def damaged(tmp_path: Path, world: World, put: Put | None = None) -> Iterator[
+        tuple[str, Path, Put]]:
+    """(kind of damage, the store with it, the message)."""
+    writer = world.puts()
+    put = put or writer.puts[world.victim]
+    store = writer.write(tmp_path / "store")
+    file = store / "commitlog" / f"{0:020d}"
+    intact = file.read_bytes()
+    for name, at, data in holes(put):
+        file.write_bytes(intact[:at] + data + intact[at + len(data):])
+        yield name, store, put
+
+
+def judged(store: Path) -> dict[str, Any]:
+    found: dict[str, Any] = run("verify", store, *SIZES, *JSON).expect(0, 1).json()
+    return found
+
+
+def test_damage_in_properties_is_counted(tmp_path: Path) -> None:
+    for _, store, put in damaged(tmp_path, WORLDS["plain"]):
+        start = run("preflight", store, *SIZES, *JSON).expect(1).json()
+        assert (start["messages"], start["messages_damaged"]) == (COUNT - 1, 1)
+        assert any(str(put.physical) in note for note in start["notes"])
+        found = run("doctor", store, *SIZES, *JSON).expect(1).json()
+        assert "1 message has damaged properties" in found["verdict"]
+        assert found["next"][-1].startswith("rmqctl recover ")
+        break
+
+
+def test_a_message_without_its_appended_crc_is_found(tmp_path: Path) -> None:
+    """Its name, or what stands before it, is overwritten; a broker may have had it off for long."""
+    writer = Writer(replace(LAYOUT, sealed=True))
+    for number in range(COUNT):
+        writer.put("orders", b"%d" % number, tags="a")
+    put = writer.puts[4]
+    writer.patch(put.end - 20, b"__CRC33#")
+    (found,) = judged(writer.write(tmp_path / "store"))["findings"]
+    assert (found["category"], found["offset"], found["count"]) == (
+        "property-crc-missing", put.physical, 1)
+    writer = Writer(replace(LAYOUT, sealed=True))
+    for number in range(3 * COUNT):
+        writer.layout = replace(LAYOUT, sealed=not COUNT <= number < 2 * COUNT)
+        writer.put("orders", b"%d" % number, tags="a")
+    for jobs in ("1", "3"):
+        found = run("verify", writer.write(tmp_path / "switched"), *SIZES, "--jobs", jobs, *JSON)
+        assert found.expect(0).json()["findings"] == []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_damage_in_properties_is_found(world: str, tmp_path: Path) -> None:
+    store = WORLDS[world].puts().write(tmp_path / "sound")
+    assert not {one["category"] for one in judged(store)["findings"]
+                if one["severity"] != "info"} - {"index-missing", "cq-missing"}
+    for kind, store, put in damaged(tmp_path, WORLDS[world]):
+        found = judged(store)
+        assert any(one["category"] in ("property-damaged", "property-crc")
+                   and one["offset"] == put.physical and one["length"] == put.size
+                   for one in found["findings"]), (kind, found["findings"])
+        assert found["coverage"]["messages"] == len(WORLDS[world].puts().puts) - 1
+        assert not {one["category"] for one in found["findings"]} & {
+            "cq-wrong-tag", "index-entry", "message-fields"}, (kind, found["findings"])
