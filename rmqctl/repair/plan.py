@@ -150,7 +150,7 @@ class Plan:
     records left out that may be messages. ``messages``: how many the store had, lost ones among
     them; None where they were not counted. ``conflicts``: places where another store has
     other intact messages, and nobody has said which are right.
-    ``kept_damaged``: how many are delivered with the damage of their bodies. ``left_damaged``:
+    ``kept_damaged``: how many are kept though a part of them is lost. ``left_damaged``:
     structures with damage that the plan leaves, as nothing tells what it was.
     """
 

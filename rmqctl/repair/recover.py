@@ -500,7 +500,7 @@ class _Planner:
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             try:
                 self._made = made = rocksdb.make(
-                    saved.parts, self._known.settings, self._scratch,
+                    saved.parts, self._root, self._known.settings, self._scratch,
                     {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
                     if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
                     progress=done, others=others, wants=None if others is None else wants)
@@ -519,8 +519,8 @@ class _Planner:
         """What stays as it is although it is wrong: messages of topics that can be no folder, which
         get no row, or that the index contradicts, and an index of unknown shape.
         """
-        left = (*((COMMITLOG,) if self._unplaceable or saved.wrong_topics else ()),
-                *sorted(self._disputed))
+        in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
+        left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
         if not (INDEX in self._options.only and self._options.topic is None
                 and self._known.index_unknown and _troubled(self._store, INDEX)):
             return left

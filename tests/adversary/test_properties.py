@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -142,6 +143,7 @@ def test_a_message_without_its_appended_crc_is_found(tmp_path: Path) -> None:
         assert found.expect(0).json()["findings"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", WORLDS)
 def test_damage_in_properties_is_found(world: str, tmp_path: Path) -> None:
     store = WORLDS[world].puts().write(tmp_path / "sound")
@@ -155,3 +157,125 @@ def test_damage_in_properties_is_found(world: str, tmp_path: Path) -> None:
         assert found["coverage"]["messages"] == len(WORLDS[world].puts().puts) - 1
         assert not {one["category"] for one in found["findings"]} & {
             "cq-wrong-tag", "index-entry", "message-fields"}, (kind, found["findings"])
+
+
+# -- repair ---------------------------------------------------------------------------------------
+
+
+def derived(store: Path) -> dict[str, bytes]:
+    """The files of consume queues and index."""
+    return {str(path.relative_to(store)): path.read_bytes() for part in ("consumequeue", "index")
+            for path in sorted((store / part).rglob("*")) if path.is_file()}
+
+
+def sampled(tmp_path: Path, world: World, every: int = 5) -> Iterator[tuple[str, Path, Put]]:
+    for number, one in enumerate(damaged(tmp_path, world)):
+        if number % every == len(world.name) % every:
+            yield one
+
+
+def recovered(store: Path, into: Path, *options: str) -> tuple[Path, dict[str, Any]]:
+    """(a copy after `recover --apply`, the plan)."""
+    copytree(store, into)
+    plan = run("recover", store, *SIZES, *options, *JSON).expect(0, 1).json()
+    run("recover", into, *SIZES, *options, "--apply", "--yes").expect(0, 1)
+    return into, plan
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_message_and_what_entries_know_of_it_are_kept(world: str, tmp_path: Path) -> None:
+    for kind, store, put in sampled(tmp_path, WORLDS[world]):
+        before = derived(store)
+        after, plan = recovered(store, tmp_path / kind)
+        assert plan["messages_lost"] == [], kind
+        assert plan["kept_damaged"] == 1, kind
+        assert {name: derived(after)[name] for name in before} == before, kind
+        # The message is there, body and place, and says that it is damaged.
+        record = (after / "commitlog" / f"{0:020d}").read_bytes()[put.physical:put.end]
+        body = slice(put.body_at - put.physical, put.body_at - put.physical + len(put.body))
+        assert record[body] == put.body, kind
+        assert b"RMQCTL\x01damaged\x02" in record, kind
+        assert b"\0" not in record[properties_of(put).start - put.physical:], kind
+        # All is well with it, it stays so, and it can be taken back.
+        assert {one["category"] for one in judged(after)["findings"]} == {"kept-damaged"}, kind
+        assert run("recover", after, *SIZES, *JSON).expect(0).json()["actions"] == [], kind
+        assert run("preflight", after, *SIZES, *JSON).expect(0).json()["messages_replaced"] == 1
+        run("undo", after, "--yes").expect(0)
+        assert (after / "commitlog" / f"{0:020d}").read_bytes() == (
+            store / "commitlog" / f"{0:020d}").read_bytes()
+
+
+@pytest.mark.parametrize("world", ["plain", "lmq", "delay"])
+def test_a_rebuild_of_entries_keeps_what_they_know(world: str, tmp_path: Path) -> None:
+    """Whether the message was marked before or not."""
+    for kind, store, _ in sampled(tmp_path, WORLDS[world], 40):
+        before = derived(store)
+        marked, _ = recovered(store, tmp_path / kind)
+        for one in (store, marked):
+            for name, data in before.items():  # something to be made anew: its first entry
+                at = 40 + 101 * 4 + 20 if name.startswith("index") else 0
+                (one / name).write_bytes(data[:at] + bytes(20) + data[at + 20:])
+            run("recover", one, *SIZES, "--only", "consumequeue,index", "--apply", "--yes").expect(
+                0, 1)
+            assert derived(one) == before, kind
+
+
+def test_a_replica_gives_the_properties_back(tmp_path: Path) -> None:
+    for world in ("plain", "lmq", "delay", "sealed"):
+        intact = WORLDS[world].puts().write(tmp_path / world / "intact")
+        for kind, store, _ in sampled(tmp_path / world, WORLDS[world], 40):
+            after, plan = recovered(store, tmp_path / world / kind, "--from", str(intact))
+            assert [one["action"] for one in plan["actions"]] == ["copy"], (world, kind)
+            log = Path("commitlog") / f"{0:020d}"
+            assert (after / log).read_bytes() == (intact / log).read_bytes(), (world, kind)
+            # What was marked before is brought back, too.
+            marked, _ = recovered(store, tmp_path / world / f"{kind}-marked")
+            run("recover", marked, *SIZES, "--from", intact, "--apply", "--yes").expect(0)
+            assert (marked / log).read_bytes() == (intact / log).read_bytes(), (world, kind)
+
+
+def test_one_byte_that_entries_prove_is_set_right(tmp_path: Path) -> None:
+    """A NUL, a byte that is no text, a separator that is none: in tags, keys, and names of them."""
+    writer = WORLDS["lmq"].puts()
+    put = writer.puts[5]
+    store = writer.write(tmp_path / "store")
+    log = store / "commitlog" / f"{0:020d}"
+    intact = log.read_bytes()
+    before = derived(store)
+    for name, shift, value in (
+            (b"tag2", 1, 0), (b"TAGS", 2, 0), (b"TAGS", 4, 0), (b"order-5", 3, 0xFF),
+            (b"KEYS", 4, 0x41), (b"order-5", 2, 2), (b"%LMQ%a", 5, 0), (b"UNIQ_KEY", 10, 0)):
+        at = put.physical + put.raw.rindex(name) + shift
+        log.write_bytes(intact[:at] + bytes([value]) + intact[at + 1:])
+        plan = run("recover", store, *SIZES, *JSON).expect(0).json()
+        assert [(one["action"], one["offset"]) for one in plan["actions"]] == [("correct", at)]
+        run("recover", store, *SIZES, "--apply", "--yes").expect(0)
+        assert log.read_bytes() == intact
+        assert derived(store) == before
+
+
+def test_many_messages_with_such_properties_are_a_producers(tmp_path: Path) -> None:
+    """No repair touches them: nothing says that they ever were different."""
+    writer = Writer(LAYOUT)
+    for number in range(300):
+        writer.put("orders", b"%d" % number, properties_raw=b"bits\x01a\0b\x02TAGS\x01t\x02")
+    store = writer.write(tmp_path / "store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rmqctl.repair.salvage.mend.properties._FEW", 100)
+        plan = run("recover", store, *SIZES, *JSON, "--only", "commitlog").expect(1).json()
+    assert plan["actions"] == []
+    assert plan["left_damaged"] == ["commitlog"]
+
+
+def test_a_message_without_room_for_the_mark_stays(tmp_path: Path) -> None:
+    writer = Writer(LAYOUT)
+    for number in range(COUNT):
+        writer.put("orders", b"%d" % number, unique_key="", tags="t")
+    put = writer.puts[4]
+    writer.patch(put.end - 2, b"\0\0")
+    store = writer.write(tmp_path / "store")
+    before = derived(store)
+    plan = run("recover", store, *SIZES, *JSON).expect(1).json()
+    assert (plan["actions"], plan["left_damaged"]) == ([], ["commitlog"])
+    assert derived(store) == before

@@ -83,8 +83,8 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     if lost:
         _lost(page, plan, lost)
     if plan.kept_damaged:
-        page.text(Phrase("delivered with the damage of its body, and marked RMQCTL=damaged: "
-                         "{some:,} of the messages", some=plan.kept_damaged))
+        page.text(Phrase("kept damaged, and marked RMQCTL=damaged: {some:,} of the messages",
+                         some=plan.kept_damaged))
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())

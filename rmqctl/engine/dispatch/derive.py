@@ -7,6 +7,7 @@ index.md §5.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,14 +100,18 @@ class Derived:
                    further=Further.joined(further) if further else None, inner=inner)
 
 
-def overridden(derived: Derived, tags: Mapping[int, int],
-               keys: Mapping[int, Sequence[int]]) -> Derived:
-    """With other tags codes and index keys for messages at some physical places."""
-    named = np.array(sorted({*tags, *keys}), np.int64)
+def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
+               further: Mapping[int, Sequence[tuple[str, int]]] | None = None) -> Derived:
+    """With other tags codes and index keys for messages at some physical places, and with more
+    rows (queue, queue offset) in ``further`` queues.
+    """
+    further = further or {}
+    named = np.array(sorted({*tags, *keys, *further}), np.int64)
     rows = np.flatnonzero(np.isin(derived.physical, named)) if len(named) else named
     if not len(rows):
         return derived
     codes, key_row, key_hash = derived.tags.copy(), derived.key_row, derived.key_hash
+    more = []
     for row in rows.tolist():
         place = int(derived.physical[row])
         if place in tags and len(codes):
@@ -116,7 +121,28 @@ def overridden(derived: Derived, tags: Mapping[int, int],
             own = np.array(keys[place], np.int64)
             key_row = np.concatenate([key_row[:low], np.full(len(own), row), key_row[high:]])
             key_hash = np.concatenate([key_hash[:low], own, key_hash[high:]])
-    return replace(derived, tags=codes, key_row=key_row, key_hash=key_hash)
+        if len(codes):
+            more += [(row, name, offset) for name, offset in further.get(place, ())]
+    return replace(derived, tags=codes, key_row=key_row, key_hash=key_hash,
+                   further=_with_more(derived.further, more))
+
+
+def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) -> Further | None:
+    """Rows of (message, queue, queue offset) besides those that are there already."""
+    known = set() if further is None else {
+        (row, further.names[name], offset) for row, name, offset in zip(
+            further.message.tolist(), further.name.tolist(), further.offset.tolist(),
+            strict=True)}
+    new = [(row, raw, offset) for row, name, offset in more
+           if (row, raw := os.fsencode(name), offset) not in known]
+    if not new:
+        return further
+    names = [raw for _, raw, _ in new]
+    made = Further(names, np.array([row for row, _, _ in new], np.int64), np.arange(len(new)),
+                   np.array([offset for _, _, offset in new], np.int64))
+    both = made if further is None else Further.joined([further, made])
+    order = np.argsort(both.message, kind="stable")
+    return Further(both.names, both.message[order], both.name[order], both.offset[order])
 
 
 class Deriver:

@@ -31,6 +31,7 @@ from rmqctl.pipeline.rebuild.spool import SpoolWriter, segments
 from rmqctl.pipeline.staging import refuse_unseen
 from rmqctl.repair.rebuild import seed
 from rmqctl.repair.rebuild.derived_range import LogSummary, derive
+from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
@@ -90,7 +91,8 @@ def spool(job: Job, part: Range[LogPart]) -> Spooled:
         writer = SpoolWriter(job.folder)
         try:
             sink = _Sink(job, writer)
-            derived = derive(job.settings, job.rows, job.log_end, part, sink.take)
+            with KeptEntries.of(job.root, job.settings) as kept:
+                derived = derive(job.settings, job.rows, job.log_end, kept, part, sink.take)
             sink.flush()
             size = writer.finish()
         finally:

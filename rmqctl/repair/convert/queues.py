@@ -89,7 +89,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
         with watch("rebuilding", log_size(parts)) as done:
             if options.to == "rocksdb":
-                made = rocksdb.make(parts, known.settings, scratch, store.queues,
+                made = rocksdb.make(parts, root, known.settings, scratch, store.queues,
                                     jobs=options.jobs, progress=done)
                 steps, actions = rocksdb.steps(root, made, before, "files become a data base")
                 if os.path.isdir(os.path.join(root, _EXT)):

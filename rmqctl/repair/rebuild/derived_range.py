@@ -10,6 +10,7 @@ import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived, deriver_for
+from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.tolerant import Unread
@@ -92,11 +93,12 @@ class DerivedRange(LogSummary):
     derived: list[Derived] = field(default_factory=list)
 
 
-def derive(settings: Settings, rows: bool, limit: int | None, part: Range[LogPart],
-           sink: Callable[[Derived], None] | None = None) -> DerivedRange:
+def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
+           part: Range[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
     """The intact messages of a range that end at or before physical offset ``limit``.
 
-    ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
+    ``rows``: columns for the consumequeues are wanted. ``kept``: entries of the store, which know
+    more of damaged messages. ``sink`` takes what was derived, batch by
     batch and with one numbering of topics, instead of the result. What the system does not give
     is damage. StoreIOError for a file that cannot be opened.
     """
@@ -113,7 +115,7 @@ def derive(settings: Settings, rows: bool, limit: int | None, part: Range[LogPar
             intact = _intact(batch, limit, result.damage) if len(batch) else batch
             if len(intact):
                 size = intact.column("total_size")
-                take(deriver.derive(intact))
+                take(kept.kept(intact, deriver.derive(intact)))
                 result.messages += len(intact)
                 result.last = int(intact.offset[-1])
                 result.end = result.last + int(size[-1])

@@ -10,9 +10,12 @@ entry are the message's and its hash is not:
 * One changed byte of the hash in the entry would explain it, and nothing in the message: the entry
   is set right.
 * Both do, or several changes of the message: it is undecided, and neither is touched.
-* Nothing does: where the properties are no text, or the index has another key of the message, the
-  entry is right and the message is not, and neither is touched. Else the entry is another
-  message's, of another history of the log, and made anew.
+* Nothing does: where the index has another key of the message, the entry is right and the message
+  is not, and neither is touched. Else the entry is another message's, of another history of the
+  log, and made anew.
+
+Damaged properties, and those that a repair has marked so, are no dispute: their entries are right
+(`rmqctl.repair.rebuild.kept`).
 
 Index entries have to stand where the order of messages has them.
 """
@@ -155,9 +158,8 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
                         record.store_timestamp)
     except ValueError:  # a level of delay that is no number
         return
-    turned = _is_one_byte(own ^ code)
     changes = list(_changes(record, (props.TAGS,), fits))
-    if not changes and (turned or props.are_sound(record.properties)):
+    if not changes:
         return  # the entry's own bit, or another message's entry
     found.tags[record.physical_offset] = code
     if code and len(changes) == 1 and common and ((own ^ code) & _WORD).bit_count() > 1:
@@ -168,11 +170,6 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
 
 
 # -- keys -----------------------------------------------------------------------------------------
-
-
-def _is_one_byte(differs: int) -> bool:
-    """Whether two words differ in one byte at most."""
-    return sum(byte > 0 for byte in (differs & _WORD).to_bytes(8, "big")) <= 1
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], int]]:
@@ -238,14 +235,12 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tupl
     own = key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
     is_proven = all(key % slots != mine % slots for key, mine in pairs)
-    turned = any(_is_one_byte(key ^ mine) for key, mine in pairs) and not is_proven
 
     def fits(changed: Record) -> bool:
         return key_hashes(changed) == set(hashes)
 
     changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    if not changes and (turned or (props.are_sound(record.properties) and not (
-            is_proven and own & set(hashes)))):
+    if not changes and not (is_proven and own & set(hashes)):
         return
     found.keys[place] = hashes
     if len(changes) == 1 and is_proven:

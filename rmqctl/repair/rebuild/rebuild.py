@@ -43,6 +43,7 @@ from rmqctl.repair.rebuild.derived_range import (
     derive,
 )
 from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan import malloc_tuning
@@ -216,6 +217,7 @@ class _Job:
         if CONSUMEQUEUE in wanted:
             self._batches = list(seed.expired_batches(
                 root, settings.batch_consumequeue_file_size, self._log_min))
+        self._entries = KeptEntries.of(root, self._settings)
         self._state = StateFile(scratch, identity(
             parts, settings, (root, sorted(wanted), topic, queue, sorted(batch_topics), log_end,
                               sorted(kept.tags.items()), sorted(kept.keys.items())),
@@ -236,6 +238,7 @@ class _Job:
         with ExitStack() as held:
             dispatcher = self._dispatcher(held)
             held.callback(dispatcher.close)
+            held.enter_context(self._entries)
             base = reached.gaps, reached.refused, reached.unplaceable
             self._go_on(dispatcher, reached, base, jobs, progress, save_every)
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
@@ -319,7 +322,8 @@ class _Job:
             raise
 
     def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
-        work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
+        work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end,
+                       self._entries)
         # Rows of many messages make long writes.
         parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
         return ranges.in_order(work, parts, jobs)

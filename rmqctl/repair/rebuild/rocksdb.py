@@ -36,6 +36,7 @@ from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Action, Create, FileContent, MakeFolder, MoveAside, Planned, Step
 from rmqctl.repair.rebuild import derived_range
 from rmqctl.repair.rebuild.derived_range import derive, log_as_it_is
+from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -65,11 +66,12 @@ class Made:
     refused: int = 0
 
 
-def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
+def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
          present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None) -> Made:
-    """Writes the data base that a broker would have of the log ``parts`` into a scratch folder.
+    """Writes the data base that a broker would have of the log ``parts`` of the store at ``root``
+    into a scratch folder.
 
     ``present`` are the queues that the store has: one without any message in the log goes on where
     it stood. Messages that do not end at or before ``log_end`` are left out. ``wants``: only these
@@ -77,8 +79,9 @@ def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
     read. StoreIOError, MissingExtraError.
     """
     writer = _Writer(scratch.path(_MADE), wants)
+    kept = KeptEntries.of(root, settings)
     try:
-        work = partial(derive, settings, True, log_end)
+        work = partial(derive, settings, True, log_end, kept)
         pieces = ranges.split(parts, derived_range.RANGE_SIZE, parts[0].base if parts else 0,
                               log_end)
         for part, found in ranges.in_order(work, pieces, jobs):
@@ -93,6 +96,7 @@ def make(parts: Sequence[LogPart], settings: Settings, scratch: Scratch,
         if others is not None:
             writer.carry_over(others)
     finally:
+        kept.close()
         made = writer.finish()
     return made
 
@@ -239,7 +243,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
-    made = make(parts, configured(store, {}).settings, scratch, queues, log_end=to)
+    made = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to)
     ends = {key: made.ends.get(key, 0) for key in {**queues, **made.ends}}
     if is_right(present, made, store.log.min_offset):
         return ([], []), ends

@@ -182,7 +182,8 @@ class _Pass(PhysicalPass):
             self._found.verdicts[place] = (
                 self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
                 + is_impossible(ours.topic) - is_impossible(theirs.topic)
-                + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw)))
+                + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw))
+                + _TORN * (props.are_sound(theirs.properties) - props.are_sound(ours.properties)))
         self._kept(batch, rows, their_batch, other)
         self._ours(batch, rows)
         self._theirs(their_batch, other)

@@ -57,7 +57,7 @@ class Contradictions:
             corrected = self._as_rows_say(record, raw, rows)
             if corrected is not None and corrected != raw:
                 self._records.replace(physical, corrected)
-            elif self._must_go(record, rows):
+            elif props.are_sound(record.properties) and self._must_go(record, rows):
                 self._records.rejected.add(physical)
 
     def of_places(self, but: Container[int]) -> None:
@@ -187,7 +187,7 @@ class Contradictions:
             elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
                                     or not before) and not self._led(record, before - now):
                 return unless_crc_differs(raw[:text_start] + bytes(bent))
-        rewritten = self._rewritten(record, rows)
+        rewritten = self._rewritten(record, rows) if props.are_sound(text) else None
         return None if rewritten is None else unless_crc_differs(raw[:text_start] + rewritten)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:

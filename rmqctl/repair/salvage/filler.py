@@ -61,7 +61,7 @@ _BLANK = layout.reader(Blank)
 _LEAST_BODY = 1
 """No filler has an empty body: the push consumer of 4.9 asks for one again and again, for ever, and
 mqadmin's printMsg stops at it."""
-_REQUIRED: dict[str, dict[str, str]] = {
+REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
     props.OP_HALF_TOPIC: {props.TAGS: "d"},
     props.TIMER_TOPIC: {props.TIMER_OUT_MS: "0", "TIMER_DEL_UNIQKEY": "-",
@@ -108,7 +108,7 @@ class Filler:
     def required(self) -> dict[str, str]:
         """Properties without which it does harm or does not give its rows."""
         own = self.rows[0]
-        properties = dict(_REQUIRED.get(own.topic, {}))
+        properties = dict(REQUIRED.get(own.topic, {}))
         if self.batch:
             properties[props.INNER_NUM] = str(self.batch)
             properties[props.INNER_BASE] = str(own.queue_offset)

@@ -1,12 +1,14 @@
-"""``--keep-damaged``: messages whose body stays damaged, delivered as it is instead of a filler.
+"""Damaged messages that are kept, marked, instead of a filler: with damaged properties always, with
+a damaged body where ``--keep-damaged`` is given.
 
 The record keeps its place, its size and its row. Its CRC is set anew, and the property ``RMQCTL``
 is ``damaged``, so that consumers and filters can tell. That property takes `len(KEPT_START)` bytes,
 which come from the first of these that has them:
 
+* damaged properties, which go;
 * ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, of use to the broker alone;
 * the body, compressed (zlib; every client unpacks it);
-* the end of the body.
+* the end of the body, if it is damaged.
 
 What is left over is filled with property separators, which no parser minds (commitlog.md §5.1).
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from rmqctl.formats.local.header_rules import bad_number, of_record
 from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.contents import unpacks
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.filler import REQUIRED
 from rmqctl.repair.salvage.records import MOST_BODY, body_crc
 from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.overlay import LogPart
@@ -49,16 +52,20 @@ class Kept(NamedTuple):
 
 
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-                 evidence: Evidence, generation: int) -> list[Kept]:
-    """The damaged records that can be delivered as they are. StoreIOError.
+                 evidence: Evidence, generation: int, *, bodies: bool) -> tuple[
+                     list[Kept], set[int]]:
+    """(the damaged records that can be delivered as they are, places of those with an intact body
+    that have no room for the mark). StoreIOError.
 
     Only records whose place and size are beyond doubt, that say themselves where they stand, and
-    that their consumequeue row, or a hole in their queue, confirms.
+    that their consumequeue row, or a hole in their queue, confirms. ``bodies``: also those whose
+    body is damaged.
     """
     rows: dict[int, list[FoundRow]] = {}
     for row in evidence.rows:
         rows.setdefault(row.physical, []).append(row)
-    kept = []
+    kept: list[Kept] = []
+    full: set[int] = set()
     for region in survey.regions:
         part = parts[region.file]
         if part.path is None and not part.pieces:
@@ -73,48 +80,73 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                 except FormatError:
                     continue
                 if (record.total_size == len(raw) == size and record.physical_offset == start
-                        and _deliverable(record, generation)
+                        and (bodies or record.crc_ok) and _deliverable(record, generation)
                         and _expected(record, rows.get(start, []), gatherer)):
                     made = marked(record, survey.has_crcs)
                     if made is not None:
                         kept.append(Kept(start, *made))
-    return kept
+                    elif record.crc_ok:
+                        full.add(start)
+    return kept, full
 
 
-def marked(record: Record, sealed: bool) -> tuple[bytes, str] | None:
+def marked(record: Record, sealed: bool,
+           wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
     """(the record with the mark and right CRCs, where the mark's bytes came from).
 
-    None where the properties have no room or the body no byte to spare. ``sealed``: the store's
+    Pairs that are damaged go; ``wanted`` are properties to be put in. None where there is no room:
+    no byte is taken from an intact body, but that it may be compressed. ``sealed``: the store's
     records end with an appended CRC.
     """
     flags = record.sys_flag
     if unpacks(record) is False:
         flags &= ~(sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
-    text = record.properties
-    sealed = sealed and append_crc.stored(text) is not None
-    own = text[:-append_crc.SIZE] if sealed else text
-    body, how = record.body, "CLUSTER and WAIT"
-    lean = _without(own, _OF_BROKERS)
-    if len(own) - len(lean) < len(KEPT_START):
-        lean = own
+    text, body = record.properties, record.body
+    own = text[:-append_crc.SIZE] if sealed and append_crc.stored(text) is not None else text
+    sealed = sealed and (own is not text or bool(props.fault(text)))
+    whole = _sound(own, (MARK, *(wanted or {}), *((props.CRC32,) if sealed else ())))
+    lead = KEPT_START + props.build(dict(wanted or {})).encode("utf-8", "surrogateescape")
+    room = len(text) - len(lead) - append_crc.SIZE * sealed
+    lean, how = whole, "the damaged properties"
+    if _short(lean, sealed, room) > 0:
+        lean, how = _without(whole, _OF_BROKERS), "CLUSTER and WAIT"
+    if _short(lean, sealed, room) > 0:
+        lean, short = whole, _short(whole, sealed, room)
         packed = b"" if flags & sysflag.COMPRESSED else zlib.compress(body)
-        if packed and len(packed) + len(KEPT_START) <= len(body):
+        if packed and len(packed) + short <= len(body):
             body, how = packed, "compressing the body"
             flags |= sysflag.COMPRESSED
-        elif len(body) > len(KEPT_START):
-            body, how = body[:-len(KEPT_START)], f"the last {len(KEPT_START)} bytes of the body"
+        elif not record.crc_ok and len(body) > short:
+            body, how = body[:-short], f"the last {short} bytes of the body"
         else:
             return None
-    spare = len(record.body) + len(text) - len(body) - len(KEPT_START) - len(lean) - (
-        append_crc.SIZE if sealed else 0)
-    if sealed and lean and not lean.endswith(_SEPARATOR):
-        lean, spare = lean + _SEPARATOR, spare - 1
-    properties = KEPT_START + _SEPARATOR * max(spare, 0) + lean + bytes(append_crc.SIZE * sealed)
-    if spare < 0 or len(properties) > _MOST_PROPERTIES:
+    if sealed and not _is_closed(lean):
+        lean += _SEPARATOR
+    spare = room + len(record.body) - len(body) - len(lean)
+    properties = lead + _SEPARATOR * spare + lean + bytes(append_crc.SIZE * sealed)
+    if len(properties) > _MOST_PROPERTIES:
         return None
     made = build(replace(record, sys_flag=flags, body=body, body_crc=body_crc(body),
                          properties=properties))
     return append_crc.seal(made) if sealed else made, how
+
+
+def _short(text: bytes, sealed: bool, room: int) -> int:
+    """How many bytes are missing for some properties, and what separates them from the CRC."""
+    return len(text) + (sealed and not _is_closed(text)) - room
+
+
+def _is_closed(text: bytes) -> bool:
+    """Whether another property may follow."""
+    return not text or text.endswith(_SEPARATOR)
+
+
+def _sound(text: bytes, names: Sequence[str]) -> bytes:
+    """The pairs of a properties string that are not damaged, without some properties."""
+    if props.fault(text) is None:
+        return _without(text, names)
+    left = [part for part in text.split(_SEPARATOR) if part and props.fault(part) is None]
+    return _without(b"".join(part + _SEPARATOR for part in left), names)
 
 
 def _without(text: bytes, names: Sequence[str]) -> bytes:
@@ -146,14 +178,19 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Whether ours is this message, kept with a damaged body by an earlier repair: that leaves all
-    but flags and body as they were, and of the properties all but two that it may take away.
+    """Whether ours is this message, kept with damage by an earlier repair: that leaves all but
+    flags and body as they were, and of the properties some; what it put in names the same further
+    rows, or does no more than keep a broker from harm.
     """
     if not ours.properties.startswith(KEPT_START) or theirs.properties.startswith(KEPT_START):
         return False
     left, whole = (props.parse(record.properties.decode("utf-8", "surrogateescape"))
                    for record in (ours, theirs))
-    for name in (MARK, props.CRC32):
+    if not {*props.further_rows(left)} <= {*props.further_rows(whole)}:
+        return False
+    put_in = REQUIRED.get(os.fsdecode(ours.topic), {}).items() & left.items()
+    for name in (MARK, props.CRC32, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET,
+                 *(name for name, _ in put_in)):
         left.pop(name, None)
     return left.items() <= whole.items() and replace(
         ours, body=theirs.body, body_crc=theirs.body_crc, sys_flag=theirs.sys_flag,

@@ -28,7 +28,8 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
-from rmqctl.repair.salvage.mend.mend import Mending, keep, mend, put_back
+from rmqctl.repair.salvage.mend.mend import Mending, keep, mark, mend, put_back
+from rmqctl.repair.salvage.mend.properties import NO_ROOM
 from rmqctl.repair.salvage.ranges import Range, Ranges
 from rmqctl.repair.salvage.records import Records
 from rmqctl.repair.salvage.stale import contradicted_places, stale_records, unclear_places
@@ -64,8 +65,9 @@ class Salvage:
     many are intact. ``conflicts``: places where a source has other intact messages, and nobody has
     said which are right.
     ``wrong_topics``: messages that stay with a topic that cannot be right.
-    ``kept_damaged``: messages that are delivered with the damage of their bodies. ``void_from``:
-    from where on a preferred source's log stands for all of ours.
+    ``kept_damaged``: messages that are delivered though they have lost a part of themselves.
+    ``void_from``: from where on a preferred source's log stands for all of ours. ``unmarked``:
+    messages with damaged properties that stay as they are.
     """
 
     parts: tuple[LogPart, ...]
@@ -83,6 +85,7 @@ class Salvage:
     conflicts: int = 0
     wrong_topics: int = 0
     void_from: int | None = None
+    unmarked: int = 0
 
     @property
     def empty(self) -> bool:
@@ -151,6 +154,10 @@ class _Job:
     by_byte: set[int] = field(default_factory=set)
     topics: dict[int, str] = field(default_factory=dict)
     """Why topics that cannot be right stay, by place."""
+    unmarked: dict[int, str] = field(default_factory=dict)
+    """Why messages with damaged properties are not marked, by place."""
+    tolerated: set[int] = field(default_factory=set)
+    """Places of messages that contradict their appended CRC and stay, as the body is intact."""
     copied: Copied = field(default_factory=lambda: Copied([]))
     surveyor: Surveyor = field(init=False)
 
@@ -194,7 +201,7 @@ class _Job:
             survey = self._survey(parts)
         for rounds in count():
             # What contradicts the store's appended CRCs counts as damaged from now on.
-            doubtful = survey.doubtful() - self.rejected
+            doubtful = survey.doubtful() - self.rejected - self.tolerated
             if doubtful:
                 self.rejected |= doubtful
                 survey = self._survey(parts)
@@ -213,10 +220,19 @@ class _Job:
                 if not looked_elsewhere:
                     looked_elsewhere = True
                     mending = put_back(self.store, parts, survey)
-                if not self._is_news(mending) and self.keep_damaged:
+                if not self._is_news(mending):
+                    mending = mark(self.store, parts, survey, evidence)
+                    self.kept += len(mending.marked)
+                    self.unmarked = mending.unmarked | dict.fromkeys(self.tolerated, NO_ROOM)
+                if not self._is_news(mending):
                     mending = keep(self.store, parts, survey, gatherer, evidence, self.generation,
-                                   self.stale | self.aged)
+                                   self.stale | self.aged, bodies=self.keep_damaged)
                     self.kept += len(mending.corrected)
+                    if full := mending.unmarked.keys() & self.rejected:
+                        self.tolerated |= full
+                        self.rejected -= full
+                        survey = self._survey(parts)
+                        continue
                 if not self._is_news(mending):
                     break
             # Lay it over the log and look again: only what the next survey accepts counts.
@@ -344,6 +360,10 @@ class _Job:
                             "or a torn run explains, the first at physical offset "
                             f"{min(self.by_byte)}: "
                             "--correct byte brings it back as it was")
+        if self.unmarked:
+            place, why = min(self.unmarked.items())
+            oddities.append(f"{plural(len(self.unmarked), 'message')} with damaged properties, the "
+                            f"first at physical offset {place}: {why}; left as it is")
         if self.topics:
             place, why = min(self.topics.items())
             oddities.append(f"{plural(len(self.topics), 'message')} with a topic that cannot be "
@@ -471,7 +491,7 @@ class _Job:
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
                        self.kept, self.copied.conflicts, len(self.topics),
-                       self.copied.void_from if self.copied.parts else None)
+                       self.copied.void_from if self.copied.parts else None, len(self.unmarked))
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

@@ -150,7 +150,7 @@ class LogPass:
         properties = text.Properties(batch)
         result.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
         # The newest time and the last record: where the log ends.
-        when = batch.column("store_timestamp")[ok]
+        when = batch.column("store_timestamp")[ok | odd]
         if len(when):
             newest = int(when.max())
             result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)

@@ -39,6 +39,7 @@ from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_w
 from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend.headers import mend_headers
 from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
+from rmqctl.repair.salvage.mend.properties import NO_ROOM, mend_properties
 from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
@@ -87,6 +88,10 @@ class Mending:
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     topics: dict[int, str] = field(default_factory=dict)
+    marked: set[int] = field(default_factory=set)
+    """Places of messages that have lost some of their properties, and are kept."""
+    unmarked: dict[int, str] = field(default_factory=dict)
+    """Why others are not, by place."""
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
@@ -108,14 +113,24 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     return mending
 
 
+def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evidence) -> Mending:
+    """Intact messages with damaged properties: set right, or marked. StoreIOError."""
+    found = mend_properties(store, parts, survey, evidence)
+    mending = _made(store, parts, found.records.pieces, len(found.corrections), "keep damaged", "",
+                    found.records.reasons, found.corrections)
+    mending.marked, mending.unmarked = found.marked, found.left
+    return mending
+
+
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, generation: int, earlier: Container[int]) -> Mending:
+         evidence: Evidence, generation: int, earlier: Container[int], *,
+         bodies: bool) -> Mending:
     """Damaged messages that are delivered as they are (see `keep`), but for those at places that
-    are of an ``earlier`` life of the file. StoreIOError.
+    are of an ``earlier`` life of the file; ``bodies``: with damaged bodies, too. StoreIOError.
     """
     records = Records(parts)
-    kept = [record for record in kept_damaged(parts, survey, gatherer, evidence, generation)
-            if record.physical not in earlier]
+    found, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
+    kept = [record for record in found if record.physical not in earlier]
     for record in kept:
         records.replace(record.physical, record.content)
         records.reasons[record.physical] = (
@@ -123,6 +138,7 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
             f"that came from {record.how}")
     mending = _made(store, parts, records.pieces, 0, "keep damaged", "", records.reasons)
     mending.corrected = {record.physical for record in kept}
+    mending.unmarked = {place: NO_ROOM for place in full if place not in earlier}
     return mending
 
 

@@ -156,6 +156,8 @@ class Survey:
     with_crc: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
     """Physical offsets of messages whose appended CRC is wrong (the body's is not)."""
+    unsound: list[int] = field(default_factory=list)
+    """Physical offsets of messages with damaged properties, that no appended CRC vouches for."""
     lacking_crc: list[int] = field(default_factory=list)
     """Physical offsets of messages without an appended CRC behind one that has it (the first
     few)."""
@@ -184,7 +186,9 @@ class Survey:
         for name in ("newer", "undated", "unchecked", "lacking_crc", "astray"):
             listed = getattr(self, name)
             listed += getattr(behind, name)[:max(0, MOST_ODD - len(listed))]
-        self.wrong_crcs += behind.wrong_crcs[:max(0, MOST_LISTED - len(self.wrong_crcs))]
+        for name in ("wrong_crcs", "unsound"):
+            listed = getattr(self, name)
+            listed += getattr(behind, name)[:max(0, MOST_LISTED - len(listed))]
         self.newest_before_last = max(self.newest_before_last, behind.newest_before_last)
         self.host = self.host or behind.host
         self.headers.merge(behind.headers)

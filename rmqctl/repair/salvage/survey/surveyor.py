@@ -24,7 +24,7 @@ from rmqctl.repair.salvage.survey.survey import (
     joined,
 )
 from rmqctl.scan import text
-from rmqctl.scan.damage.properties import appended_crcs
+from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
 from rmqctl.scan.headers import bad_numbers
@@ -256,6 +256,9 @@ class Surveyor:
         found, offset = self._found, batch.offset
         with_crc, wrong = appended_crcs(batch)
         good = with_crc & ~wrong
+        unsound = ~good & ~bad & unsound_texts(text.properties(batch))
+        if len(found.unsound) < MOST_LISTED:
+            found.unsound += offset[unsound].tolist()
         found.with_crc += int(np.count_nonzero(good))
         if len(found.wrong_crcs) < MOST_LISTED:
             found.wrong_crcs += offset[wrong & ~bad].tolist()

@@ -1,0 +1,195 @@
+"""What consume queue and index entries know of messages with damaged properties.
+
+No CRC covers properties. The entries were made when the message was intact, so where properties are
+damaged, or a repair has marked them so, a rebuild keeps what the entries have: the tags code, the
+hashes of the keys, and the rows in further queues. Nothing is rewritten to agree with damage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.broker.settings import Settings
+from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.engine.dispatch.derive import Derived, overridden
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.formats.local.consume_queue_ext import is_address
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC, TAGS, are_sound, parse
+from rmqctl.repair.salvage.index_keys import keys_of_places
+from rmqctl.scan.damage.properties import damaged_properties
+from rmqctl.scan.fillers import kept_damaged
+from rmqctl.scan.frames import Batch
+from rmqctl.scan.source import Closing
+from rmqctl.store.queue.search import first_from
+from rmqctl.store.store import Sizes, Store
+
+_NEAR = 1 << 14
+"""Queue offsets before and after a message at which others with its tags are looked for."""
+_TRIED = 16
+
+
+class Entry(NamedTuple):
+    """Where a message has its entry: queue, queue offset, place and size."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical: int
+    size: int
+
+
+@dataclass(slots=True)
+class Entries:
+    """The entries of an open store."""
+
+    store: Store
+
+    def tags_code(self, message: Entry) -> int | None:
+        """The tags code of a message's own entry; None without one."""
+        key = message.topic, message.queue_id
+        try:
+            batch = self.store.batch_queues.get(key)
+            if batch is not None:
+                row = batch.find(message.queue_offset)
+                return row.tags_code if row is not None and (row.physical_offset, row.size) == (
+                    message.physical, message.size) else None
+            queue = self.store.known_queues.get(key)
+            if queue is None or not queue.exists:
+                return None
+            with closing(queue):
+                unit = queue.unit(message.queue_offset)
+        except (StoreIOError, OverflowError):
+            return None
+        if unit is None or (unit.physical_offset, unit.size) != (message.physical, message.size):
+            return None
+        return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
+
+    def tags(self, message: Entry, code: int) -> str | None:
+        """The tags of a message near to this one in its queue that has the same tags code; None
+        without one.
+        """
+        queue = self.store.known_queues.get((message.topic, message.queue_id))
+        if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:
+            return None
+        try:
+            with closing(queue):
+                first = max(queue.first_index, message.queue_offset - _NEAR)
+                end = min(queue.disk_end, message.queue_offset + _NEAR)
+                for _, units in queue.pages(first, end):
+                    same = np.flatnonzero((units["tags_code"] == code) & (
+                        units["physical_offset"] != message.physical))
+                    for place in units["physical_offset"][same][:_TRIED].tolist():
+                        tags = self._tags_at(place)
+                        if tags is not None and tags_code(tags) == code:
+                            return tags
+        except StoreIOError:
+            pass
+        return None
+
+    def _tags_at(self, place: int) -> str | None:
+        record = self.store.log.record_at(place)
+        if record is None or not record.crc_ok or not are_sound(record.properties):
+            return None
+        return parse(record.properties.decode()).get(TAGS)
+
+    def _of_ext(self, key: tuple[str, int], address: int) -> int | None:
+        reader = ExtReader(self.store, *key)
+        try:
+            found = reader.unit(address)
+        finally:
+            reader.close()
+        return None if found is None else found.tags_code
+
+    def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """The hashes which the index has of messages, in its order, by place."""
+        return {place: tuple(key.key_hash for key in keys)
+                for place, keys in keys_of_places(self.store, places).items()}
+
+    def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
+        """(light queue, queue offset) of the rows that lead to a message."""
+        found = []
+        for (name, _), queue in self.store.known_queues.items():
+            if not name.startswith(LMQ_PREFIX) or not queue.exists:
+                continue
+            try:
+                with closing(queue):
+                    end = queue.disk_end
+                    at = first_from(queue, queue.first_index, end, place)
+                    unit = queue.unit(at) if at < end else None
+            except StoreIOError:
+                continue
+            if unit is not None and (unit.physical_offset, unit.size) == (place, size):
+                found.append((name, at))
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class KeptEntries(Closing):
+    """The entries of the store at ``root``, which is opened once something is asked for. Threads
+    may share it, and it may be sent to another process.
+    """
+
+    root: str
+    sizes: Sizes
+    further: bool
+    """Whether messages may have rows in light queues."""
+    _entries: Entries | None = field(default=None, compare=False)
+    _lock: Any = field(default_factory=Lock, compare=False)
+
+    def __reduce__(self) -> Any:
+        return KeptEntries, (self.root, self.sizes, self.further)
+
+    @classmethod
+    def of(cls, root: str, settings: Settings) -> KeptEntries:
+        """Those of a store that is rebuilt with these settings."""
+        return cls(root, Sizes(consumequeue_file=settings.consumequeue_file_size,
+                               index_slots=settings.index_slots, index_max=settings.index_max),
+                   settings.multi_dispatch)
+
+    def kept(self, batch: Batch, derived: Derived) -> Derived:
+        """What the messages of a batch lead to, with what their entries know of damaged ones."""
+        odd = kept_damaged(batch) | damaged_properties(batch)
+        if not odd.any():
+            return derived
+        rows = np.flatnonzero(odd).tolist()
+        places = batch.offset[odd].tolist()
+        with self._lock:
+            entries = self._open()
+            if entries is None:
+                return derived
+            tags: dict[int, int] = {}
+            further: dict[int, tuple[tuple[str, int], ...]] = {}
+            for row, place in zip(rows, places, strict=True):
+                size = int(derived.size[row])
+                code = entries.tags_code(Entry(
+                    os.fsdecode(derived.topics[int(derived.topic[row])]),
+                    int(derived.queue_id[row]), int(derived.queue_offset[row]), place, size)
+                    ) if derived.rowed[row] else None
+                if code is not None:
+                    tags[place] = code
+                if self.further and derived.rowed[row] and (
+                        known := entries.further(place, size)):
+                    further[place] = known
+            keys = entries.keys(places) if derived.key_row is not None else {}
+        return overridden(derived, tags, keys, further)
+
+    def close(self) -> None:
+        if self._entries is not None:
+            self._entries.store.close()
+            self._entries = None
+
+    def _open(self) -> Entries | None:
+        if self._entries is None:
+            try:
+                self._entries = Entries(Store.open(self.root, (), self.sizes))
+            except RmqctlError:
+                return None
+        return self._entries

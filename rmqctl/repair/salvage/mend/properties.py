@@ -1,0 +1,223 @@
+"""Messages with damaged properties and an intact body: set right where entries prove it, else kept.
+
+No CRC covers properties. One NUL, or one byte of tags or keys, is set right where just one other
+byte makes the message agree with the tags code of its consume queue entry and the hashes of its
+index entries. All other messages are marked RMQCTL=damaged: the damaged pairs go, what
+names further queues is taken from the rows that lead to the message, and the rest stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.consume_queue import tags_code
+from rmqctl.formats.local.message import Record
+from rmqctl.repair.rebuild.kept import Entries, Entry
+from rmqctl.repair.salvage.correct import Correction
+from rmqctl.repair.salvage.evidence import Evidence, FoundRow
+from rmqctl.repair.salvage.filler import REQUIRED
+from rmqctl.repair.salvage.keep import marked
+from rmqctl.repair.salvage.records import Records, batch_range_of, dispatched
+from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.store import Store
+
+_FEW, _SHARE = 1000, 20
+"""More damaged messages than these, and more than one in so many, were sent so by a producer."""
+NO_ROOM = "there is no room for the mark"
+_VALUES = range(1, 256)
+_ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
+_WORD = 32
+"""Bits of a hash."""
+
+
+@dataclass(slots=True)
+class Mended:
+    """``records`` with what is put in their place; ``corrections`` by the place of the byte, the
+    others are ``marked``. ``left``: places of those that stay, and why.
+    """
+
+    records: Records
+    corrections: dict[int, Correction] = field(default_factory=dict)
+    marked: set[int] = field(default_factory=set)
+    left: dict[int, str] = field(default_factory=dict)
+
+
+def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
+                    evidence: Evidence) -> Mended:
+    """One round over all messages with damaged properties. StoreIOError."""
+    made = Mended(Records(parts))
+    places = survey.unsound
+    if len(places) > max(_FEW, survey.messages // _SHARE):
+        made.left = dict.fromkeys(places, "too many have such properties for damage")
+        return made
+    entries = Entries(store)
+    hashes = entries.keys(places) if places else {}
+    rows: dict[int, list[FoundRow]] = {}
+    for row in evidence.astray:
+        rows.setdefault(row.physical, []).append(row)
+    for place in places:
+        _, record, _ = made.records.read(place, None)
+        if record is None:
+            continue
+        code = entries.tags_code(_entry(record)) if sysflag.has_consume_queue_row(
+            record.sys_flag) else None
+        known = _Known(code, frozenset(hashes.get(place, ())), rows.get(place, []))
+        if code is not None and code != _code(record):
+            known = replace(known, tags=entries.tags(_entry(record), code))
+        _mend(made, record, known, survey.has_crcs)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What entries have of a message; ``rows``: those that it does not say of itself."""
+
+    code: int | None
+    hashes: frozenset[int]
+    rows: Sequence[FoundRow]
+    tags: str | None = None
+    """Tags with that code, which another message of the queue has."""
+
+    def agrees(self, record: Record) -> bool:
+        return (self.code is None or _code(record) == self.code) and (
+            not self.hashes or key_hashes(record) == self.hashes) and not self.missing(record)
+
+    def missing(self, record: Record) -> list[FoundRow]:
+        """The rows that the message does not account for."""
+        own = os.fsdecode(record.topic), record.queue_id
+        said = dispatched(record.properties)
+        return [row for row in self.rows if (
+            batch_range_of(record.properties) != (row.queue_offset, row.count) if row.batch else
+            row.key != own and (row.key[0], row.queue_offset) not in said)]
+
+
+def _mend(made: Mended, record: Record, known: _Known, sealed: bool) -> None:
+    place = record.physical_offset
+    correction = _corrected(record, known)
+    if correction is not None:
+        made.corrections[place + correction.position] = correction
+        made.records.replace(place + correction.position, correction.after)
+        return
+    found = marked(record, sealed, _wanted(record, known))
+    if found is None and known.tags:
+        known = replace(known, tags=None)
+        found = marked(record, sealed, _wanted(record, known))
+    if found is None:
+        made.left[place] = NO_ROOM
+        return
+    content, how = found
+    made.marked.add(place)
+    made.records.replace(place, content)
+    made.records.reasons[place] = "; ".join(_told(record, known, how))
+
+
+def _told(record: Record, known: _Known, how: str) -> Iterator[str]:
+    """What a mark costs, and what stays."""
+    yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
+           f"RMQCTL=damaged marks it (room from {how})")
+    if known.code is not None and known.code != _code(record):
+        yield (f"tags {known.tags!r} from a message with the same tags code" if known.tags else
+               f"its consume queue entry keeps the tags code {known.code}")
+    if lost := known.hashes - key_hashes(record):
+        yield f"the index keeps {plural(len(lost), 'key')}"
+    if missing := known.missing(record):
+        yield f"{plural(len(missing), 'further entry', 'further entries')} named again"
+
+
+def _wanted(record: Record, known: _Known) -> Mapping[str, str]:
+    """Properties that a message must have: without them it loses rows, or does harm."""
+    values = props.parse(record.properties.decode("utf-8", "replace"))
+    wanted = {name: value for name, value in REQUIRED.get(os.fsdecode(record.topic), {}).items()
+              if name not in values or not _is_text(values[name])}
+    if known.tags:
+        wanted[props.TAGS] = known.tags
+    missing = known.missing(record)
+    batch = next((row for row in missing if row.batch), None)
+    if batch is not None:
+        wanted |= {props.INNER_BASE: str(batch.queue_offset), props.INNER_NUM: str(batch.count)}
+    further = {(row.key[0], row.queue_offset) for row in missing if not row.batch}
+    if further:
+        further |= {(name, offset) for name, offset in dispatched(record.properties)
+                    if _is_text(name)}
+        wanted |= {props.MULTI_DISPATCH: ",".join(name for name, _ in sorted(further)),
+                   props.MULTI_QUEUE_OFFSET: ",".join(str(at) for _, at in sorted(further))}
+    return wanted
+
+
+def _is_text(value: str) -> bool:
+    return value.isprintable() and "\ufffd" not in value
+
+
+# -- one byte -------------------------------------------------------------------------------------
+
+
+def _corrected(record: Record, known: _Known) -> Correction | None:
+    """The one byte that is wrong, if entries prove what it was."""
+    if known.agrees(record):
+        return None
+    raw, found, tried = record.properties, [], 0
+    for at, values in candidates(raw):
+        before = raw[at]
+        for value in values:
+            if value == before:
+                continue
+            changed = raw[:at] + bytes([value]) + raw[at + 1:]
+            tried += 1
+            if props.fault(changed) is None and known.agrees(replace(record, properties=changed)):
+                found.append((at, before, value, changed))
+    if len(found) != 1:
+        return None
+    at, before, value, changed = found[0]
+    witnesses = tuple(name for name, there in (
+        ("the consume queue entry", known.code is not None), ("the index", bool(known.hashes)),
+        ("further entries", bool(known.rows))) if there)
+    return Correction(record.total_size - len(raw) + at, bytes([before]), bytes([value]),
+                      replace(record, properties=changed), "one byte of the properties", tried,
+                      tried * 2.0 ** -_WORD, witnesses)
+
+
+def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
+    """Where the one wrong byte of properties may be, and what it may have been."""
+    if raw.count(0):
+        if raw.count(0) == 1:
+            yield raw.index(0), _VALUES
+        return
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        for at in range(max(0, error.start - 1), min(len(raw), error.end + 1)):
+            yield at, _VALUES
+        return
+    # A part without a name, or without what separates that from a value: a byte of the part, or
+    # the separator before it, which was none.
+    mark, start = props.PROPERTY_SEPARATOR.encode(), 0
+    for part in raw.split(mark):
+        if part and props.fault(part) is not None:
+            if start:
+                yield start - 1, _VALUES
+            yield start, _VALUES
+            for at in range(start + 1, start + len(part)):
+                yield at, _ASSIGN
+        start += len(part) + 1
+
+
+def _entry(record: Record) -> Entry:
+    return Entry(os.fsdecode(record.topic), record.queue_id, record.queue_offset,
+                 record.physical_offset, record.total_size)
+
+
+def _code(record: Record) -> int | None:
+    """The tags code that a message makes; None where it makes none."""
+    try:
+        return tags_code(record.topic.decode("utf-8", "replace"),
+                         props.parse(record.properties.decode("utf-8", "replace")),
+                         record.store_timestamp)
+    except ValueError:
+        return None
