@@ -64,7 +64,7 @@ def test_help_loads_no_library_and_no_command(words):
     ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 116),
     ("query offset STORE --phy 0 -o json", 114),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 119),
-    ("stats STORE --by topic -o json", 103),
+    ("stats STORE --by topic -o json", 165),
     ("info STORE -o json", 143),
     ("verify STORE -o json", 168),
 ])

@@ -20,6 +20,7 @@ from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
 from rmqctl.scan.tolerant import Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
+from rmqctl.store.log.end import used_size
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
@@ -186,6 +187,18 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
         if not late and not early:
             chosen.append(file)
     return chosen
+
+
+def unused(files: Sequence[StoreFile]) -> int:
+    """Bytes after the last used byte of a log: zeros that no message follows. StoreIOError."""
+    count = 0
+    for file in reversed(files):
+        with file.open() as source:
+            used = used_size(source)
+        count += file.size - used
+        if used:
+            break
+    return count
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:

@@ -112,7 +112,7 @@ class AlreadyLost:
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
             for claim in self._queues.expected(batch):
                 numbered = good[claim.record]
-                for queue in np.unique(claim.number[numbered]).tolist():
+                for queue in _distinct(claim.number[numbered]).tolist():
                     offsets = claim.offset[numbered & (claim.number == queue)]
                     self._seen[queue] = max(self._seen.get(queue, 0), int(offsets.max()) + 1)
                 if odd.any():
@@ -140,13 +140,11 @@ class AlreadyLost:
                     "{count:,} intact messages have a head that clients cannot decode, the first "
                     "at {first}: a consumer never gets these, nor what follows them in the same "
                     "pull", count=predicted.undecodable, first=min(self._undecodable)))
-        if not log.files:
-            if any(state.found_end for state in self._queues.states):
-                predicted.notes.append(
-                    Phrase(
-                        "rows of consumequeues lead to messages, and the log has no file: is it in "
-                        "other folders (--commitlog-dir), or not mounted?"))
-            return
+        if not log.files and any(state.found_end for state in self._queues.states):
+            predicted.notes.append(
+                Phrase(
+                    "rows of consumequeues lead to messages, and the log has no file: is it in "
+                    "other folders (--commitlog-dir), or not mounted?"))
         self._note_earlier_life(predicted, log)
         # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
@@ -180,7 +178,8 @@ class AlreadyLost:
                                            + max(only_index, by_offsets.total()))
         if predicted.messages_already_lost:
             self._times(predicted, log, places, times)
-            self._elsewhere(predicted, log, places)
+            if log.files:
+                self._elsewhere(predicted, log, places)
 
     def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> None:
         found = [record for records in unclear_in_log(log, sorted(self._spans))
@@ -329,14 +328,14 @@ class AlreadyLost:
                 for row in rows[[0, -1]].tolist() if len(rows) else ():
                     file = entries.files[entries.place(position + row).file]
                     times.append(entry_time(file.header, EntryRecord(*block[row].tolist())))
-                keyed.append(np.unique(place[lost]))
+                keyed.append(_distinct(place[lost]))
                 position += len(block)
         except StoreIOError:
             pass  # verify says what cannot be read; the index only adds to what is known
         finally:
             entries.close()
-        known = np.unique(np.concatenate(keyed))
-        unknown = np.setdiff1d(known, places)
+        known = _distinct(np.concatenate(keyed))
+        unknown = np.setdiff1d(known, places, assume_unique=True)
         turned = turned_place(places, known, self._end, self._store.log.end)
         if turned is not None:
             places[-1] = turned[1]
@@ -414,6 +413,12 @@ class AlreadyLost:
                     "{messages} would lie in files which the log does not have: are these in "
                     "another folder (--commitlog-dir), or were the consumequeues copied later than "
                     "the log?", messages=plural(int((~inside).sum()), 'lost message')))
+
+
+def _distinct(values: Array) -> Array:
+    """The values, ascending, each once; without `numpy.ma`, which `np.unique` loads."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:

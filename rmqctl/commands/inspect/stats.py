@@ -11,7 +11,15 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.commands.shared.spark_options import SparkOptions
-from rmqctl.commands.shared.stats import By, Figures, Source, StatsOptions, count, show
+from rmqctl.commands.shared.stats import (
+    By,
+    Figures,
+    Source,
+    StatsOptions,
+    count,
+    lacking,
+    show,
+)
 
 
 def command(
@@ -39,4 +47,5 @@ def command(
     with store.open() as opened:
         sources = [Source.choose(out, opened, query)]
         sums = count(out, sources, query, spark)
-    show(out, Figures(by, sums), figures)
+        known = Figures(by, sums, lacking=lacking(out, sources, sums))
+    show(out, known, figures)

@@ -11,7 +11,16 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
-from rmqctl.commands.shared.stats import By, Figures, Source, StatsOptions, count, pieces, show
+from rmqctl.commands.shared.stats import (
+    By,
+    Figures,
+    Source,
+    StatsOptions,
+    count,
+    lacking,
+    pieces,
+    show,
+)
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
 
@@ -55,7 +64,8 @@ def command(
             _show_pieces(out, *pieces(sources, spark))
             return
         sums = count(out, sources, query, spark, together=together)
-    show(out, Figures(by, sums, None if together else names), figures)
+        known = Figures(by, sums, None if together else names, lacking(out, sources, sums))
+    show(out, known, figures)
 
 
 def _show_pieces(out: Output, engine: str, why: str, rows: list[dict[str, object]]) -> None:

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
+def replaced_text(count: int) -> str:
+    """What is said of fillers among messages."""
+    return (f"{counted(count, 'message')} of the log replace{'s a lost one' * (count == 1)}"
+            f"{' lost ones' * (count > 1)}, or {'has' if count == 1 else 'have'} a damaged body "
+            "(property RMQCTL)")
+
+
+def already_lost_text(count: int) -> str:
+    """What is said of messages that the log does not have."""
+    return (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost: consume "
+            f"queues, index or consumer offsets know {'it' if count == 1 else 'them'}; `rmqctl "
+            "doctor` says more")
+
+
 def named_parts(text: str) -> list[str]:
     """The value of ``--partition-by``. UsageError."""
     named = [part.strip() for part in text.split(",") if part.strip()]
@@ -63,6 +77,10 @@ def _warn(out: Output, result: StoreResult) -> None:
         places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
         out.warn(f"{name}: {result.bad_crc:,} exported with a CRC that does not match the body "
                  f"(crc_ok false): physical offset {places}{more}")
+    if result.replaced:
+        out.warn(f"{name}: {replaced_text(result.replaced)}")
+    if result.already_lost:
+        out.warn(f"{name}: {already_lost_text(result.already_lost)}")
     if result.in_progress is not None:
         out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
                  "written by the process that holds the store")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import typer
 
@@ -59,9 +59,19 @@ _MOST_COLUMNS = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class Lacking(NamedTuple):
+    """What the figures of a store lack. ``already_lost``: messages (None: not judged); ``holes``:
+    whether zeros or a missing file are between messages of the log.
+    """
+
+    already_lost: int | None
+    holes: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was counted: ``sums`` by store, in order; ``stores`` are their names where shown.
+    """What was counted: ``sums`` by store, in order; ``stores`` are their names where shown, and
+    ``lacking`` what each lacks (empty: not asked).
 
     ``by`` is what the user asked for: ``store``, or what the sums are by.
     """
@@ -69,6 +79,7 @@ class Figures:
     by: str
     sums: Sequence[Aggregate]
     stores: Sequence[str] | None = None
+    lacking: Sequence[Lacking] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -114,7 +125,8 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
-    if any(aggregate.bytes_damaged for aggregate in figures.sums):
+    if any(aggregate.bytes_damaged for aggregate in figures.sums) or any(
+            lacking.already_lost or lacking.holes for lacking in figures.lacking):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -173,24 +185,33 @@ def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> d
         "groups": groups,
         "cut": any(aggregate.is_cut for aggregate in figures.sums),
         "total": total(*figures.sums),
-        **_coverage(figures.sums),
+        **_coverage(figures.sums, figures.lacking),
     }
     if figures.stores is not None and len(figures.stores) > 1:
         document["stores"] = [
-            {"store": name, **total(aggregate), **_coverage([aggregate])}
-            for name, aggregate in zip(figures.stores, figures.sums, strict=True)
+            {"store": name, **total(aggregate),
+             **_coverage([aggregate], figures.lacking[number:number + 1])}
+            for number, (name, aggregate) in enumerate(zip(figures.stores, figures.sums,
+                                                           strict=True))
         ]
     return document
 
 
-def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
+def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str, Any]:
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
     counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
+    replaced = sum(aggregate.replaced for aggregate in sums)
+    known = {} if not lacking else {
+        "complete": not (counts["bytes_damaged"] or replaced
+                         or any(aggregate.unread for aggregate in sums)
+                         or any(each.already_lost or each.holes for each in lacking)),
+        "messages_already_lost": sum(each.already_lost or 0 for each in lacking)}
     return {
+        **known,
         "damaged_bytes": counts["bytes_damaged"],
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
         "messages_undecided": sum(aggregate.undecided for aggregate in sums),
-        "messages_replaced": sum(aggregate.replaced for aggregate in sums),
+        "messages_replaced": replaced,
         "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
     }
@@ -312,10 +333,11 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The log files of a store that are read."""
+    """The log files of a store that are read; ``opened`` is the store."""
 
     store: str
     files: list[StoreFile]
+    opened: Store
 
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
@@ -329,7 +351,7 @@ class Source:
         if left:
             where = "" if name is None else f"{name}: "
             out.debug(f"{where}{left} log files lie outside the time asked for")
-        return cls(name or store.root, files)
+        return cls(name or store.root, files, store)
 
     @property
     def size(self) -> int:
@@ -379,6 +401,33 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
         named = len(sources) > 1 and not together
         warn(out, aggregate, sources[number].store if named else None)
     return sums
+
+
+def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -> list[Lacking]:
+    """What the log of each store lacks, with a warning for each; of one sum for several stores,
+    what all of them lack.
+    """
+    from rmqctl.checks.preflight.missing import already_lost
+    from rmqctl.commands.shared.exporting import already_lost_text
+    from rmqctl.store.stats import unused
+
+    groups = [[source] for source in sources] if len(sums) == len(sources) else [sources]
+    found = []
+    for group, aggregate in zip(groups, sums, strict=True):
+        gaps = any(any(source.opened.log.gaps()) for source in group)
+        holes = gaps or (not aggregate.unread and aggregate.bytes_zero > sum(
+            unused(source.files) for source in group))
+        damaged = holes or bool(aggregate.bytes_damaged)
+        lost = [already_lost(source.opened, damaged=damaged) for source in group]
+        count = sum(each or 0 for each in lost)
+        where = f"{group[0].store}: " if len(groups) > 1 else ""
+        if holes:
+            out.warn(f"{where}the log has a hole with zeros or without a file between messages; "
+                     "`rmqctl verify` says where")
+        if count:
+            out.warn(where + already_lost_text(count))
+        found.append(Lacking(None if None in lost else count, holes))
+    return found
 
 
 def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[

@@ -132,7 +132,7 @@ def _piece(spec: Export, piece: Piece, file: File, most: int | None,
     reading, rows = Reading(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start
     for batch in reading:
-        tally.passed(len(batch), batch.spans)
+        tally.passed(batch)
         wanted = chosen(spec, batch) if len(batch) else batch
         if most is not None and len(wanted) > most - tally.rows:
             wanted = wanted.select(np.arange(most - tally.rows))

@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from rmqctl.checks.preflight.missing import already_lost
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.pipeline.export.files import opened
 from rmqctl.pipeline.export.layout import Partitions
@@ -40,6 +42,15 @@ class StorePlan:
     pieces: list[Piece] = field(default_factory=list)
     missing: list[Span] = field(default_factory=list)
     held: bool = False
+    opened: Callable[[], Store] | None = None
+    """Opens the store again, to look for what its log has lost."""
+
+    def already_lost(self, *, damaged: bool) -> int | None:
+        """How many messages the store is known to have lost; None where that is unknown."""
+        if self.opened is None:
+            return None
+        with self.opened() as store:
+            return already_lost(store, damaged=damaged)
 
     @property
     def bytes(self) -> int:
@@ -60,8 +71,10 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
     plans = []
     for number, name in enumerate(names):
         # Workers may have another current folder.
-        with Store.open(os.path.abspath(name), folders, sizes) as store:
+        opened = partial(Store.open, os.path.abspath(name), folders, sizes)
+        with opened() as store:
             plans.append(_planned(store, number, name, wanted, jobs, count))
+        plans[-1].opened = opened
     return plans
 
 

@@ -18,11 +18,14 @@ class StoreResult(Tally):
     files: int = 0
     bytes: int = 0
     in_progress: Span | None = None
+    already_lost: int | None = None
+    """Messages that the store is known to have lost; None where that is unknown."""
 
     @property
     def complete(self) -> bool:
-        """Whether every message that the log should hold was exported, with a sound body."""
-        return not (self.bad_crc or self.damage.count or self.missing.count)
+        """Whether no message is known to be missing, and every body is intact."""
+        return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
+                    or self.already_lost)
 
     @property
     def nothing_read(self) -> bool:
@@ -45,6 +48,8 @@ class StoreResult(Tally):
             self.in_progress = damaged.pop()
         self.tail = damaged
         self._settle()
+        self.already_lost = self.plan.already_lost(
+            damaged=bool(self.bad_crc or self.damage.count or self.missing.count))
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rmqctl.repair.rebuild.derived_range import Damage
+from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import BLANK, Batch, Span
 
 MOST_NAMED = 200
@@ -33,6 +34,8 @@ class Tally:
 
     messages: int = 0
     rows: int = 0
+    replaced: int = 0
+    """Of the messages, those that a repair put in place of lost ones, or kept damaged."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
     damage: Faults = field(default_factory=Faults)
@@ -43,12 +46,13 @@ class Tally:
     first_offset: int | None = None
     last_offset: int | None = None
 
-    def passed(self, messages: int, spans: list[Span]) -> None:
+    def passed(self, batch: Batch) -> None:
         """Takes what a batch of the walk holds: spans lie behind its messages."""
-        if messages:
-            self.messages += messages
+        if len(batch):
+            self.messages += len(batch)
+            self.replaced += int(replaced(batch).sum())
             self._settle()
-        self._behind([span for span in spans if span.kind != BLANK])
+        self._behind([span for span in batch.spans if span.kind != BLANK])
 
     def exported(self, batch: Batch) -> None:
         """Takes messages that are exported, in physical order."""
@@ -69,6 +73,7 @@ class Tally:
         self._behind(later.tail)
         self.messages += later.messages
         self.rows += later.rows
+        self.replaced += later.replaced
         self._bad_crc(later.bad_crc, later.bad_crc_at)
         self._within(later.first_time, later.last_time, later.first_offset, later.last_offset)
 

@@ -118,9 +118,8 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
     sink = Sink(spec, part.origin, folder)
     try:
         for batch in reading:
-            count = len(batch)
-            tally.passed(count, batch.spans)
-            wanted = chosen(spec, batch) if count else batch
+            tally.passed(batch)
+            wanted = chosen(spec, batch) if len(batch) else batch
             if len(wanted):
                 tally.exported(wanted)
                 for some in portions(spec, wanted):

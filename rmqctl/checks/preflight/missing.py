@@ -1,0 +1,52 @@
+"""How many messages a store is known to have lost, for commands that read its log themselves."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+from rmqctl.broker.recovery import default_release, loaded_log
+from rmqctl.broker.versions import version_of
+from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.store.log.end import last_dispatched
+from rmqctl.store.store import Store
+
+
+def already_lost(store: Store, *, damaged: bool) -> int | None:
+    """The `Prediction.messages_already_lost` of a store; None where it cannot be judged.
+
+    ``damaged``: the caller has found damage in the log. If it has found none, a message can only
+    be missing after the end of the log, so the log is not read a second time.
+    """
+    if not all(map(store.layout.reads, (LOG, QUEUES, CONFIG))):
+        return None
+    try:
+        if not damaged and not _after_the_end(store):
+            return 0
+        return preflight(store, full=True).messages_already_lost
+    except (StoreIOError, UsageError):
+        return None
+
+
+def _after_the_end(store: Store) -> bool:
+    """Whether entries, index or consumer offsets may know messages after the end of the log: all
+    that `preflight` counts in an undamaged log, and some that it does not count.
+    """
+    start = last_dispatched(store)
+    if start is None:
+        return True
+    version = version_of(default_release(store))
+    holder = store.lock
+    predicted = Prediction(version.name, "abnormal" if store.has_abort else "normal")
+    with closing(loaded_log(store, version)) as log:
+        queues = Queues(store, version)
+        already = AlreadyLost(store, queues)
+        for batch in log.walk(start):
+            already.look(batch)
+        already.judge(predicted, log, {}, holder.held and holder.pid != os.getpid(), start)
+    return predicted.messages_already_lost > 0
