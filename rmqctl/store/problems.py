@@ -18,12 +18,14 @@ class Problem:
 
     ``note`` and ``in-progress`` (the torn last record of a store a broker is writing to) are no
     faults of the store; ``unreadable`` is the system's refusal, all others are damage.
+    ``undecided``: records in it that may be messages, and are not shown.
     """
 
     kind: Kind
     text: str
     offset: int | None = None
     length: int | None = None
+    undecided: int = 0
 
     @property
     def is_fault(self) -> bool:
@@ -37,7 +39,7 @@ def damage(span: Span) -> Problem:
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
                    f"{span.reason or 'zeros inside the log'}{field}{also}", span.offset,
-                   span.length)
+                   span.length, len(span.doubtful))
 
 
 def ambiguity(doubtful: Sequence[tuple[int, int]],

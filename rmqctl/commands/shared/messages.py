@@ -11,7 +11,7 @@ import typer
 from rmqctl.commands.shared.message_options import BRIEF, NARROW, MessageOptions
 from rmqctl.errors import ExitCode
 from rmqctl.output import Encoded, Output
-from rmqctl.output.units import time_text
+from rmqctl.output.units import counted, time_text
 
 if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
@@ -94,6 +94,12 @@ def not_found(out: Output, faults: Faults, *reasons: str) -> None:
     faults.found = True
 
 
+def undecided_text(count: int) -> str:
+    """What is said of records that may be messages and are not shown."""
+    return (f"{counted(count, 'record')} not shown: undecided (messages, or part of a damaged "
+            "message's body)")
+
+
 class Faults:
     """Says on stderr what a reading met, and what exit code that makes."""
 
@@ -101,13 +107,14 @@ class Faults:
         self._out, self._show = out, show
         self.found = self.unreadable = False
         self._bad_crc: list[int] = []
-        self._bad_crc_count = 0
+        self._bad_crc_count = self.undecided = 0
 
     def report(self, problem: Problem) -> None:
         """One problem, as it is met."""
         if problem.is_fault:
             self._out.warn(problem.text)
             self.found = True
+            self.undecided += problem.undecided
             self.unreadable |= problem.kind == "unreadable"
         else:
             self._out.note(problem.text)
@@ -137,11 +144,13 @@ class Faults:
         self.found = True
 
     def end(self) -> None:
-        """Says which bodies were not decoded, which is no fault; leaves with 5 where something
-        could not be read, 1 after damage.
+        """Says which bodies were not decoded, which is no fault, and how many records were not
+        shown; leaves with 5 where something could not be read, 1 after damage.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)
+        if self.undecided:
+            self._out.warn(undecided_text(self.undecided))
         if self.unreadable:
             raise typer.Exit(int(ExitCode.IO))
         if self.found:

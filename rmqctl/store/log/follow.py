@@ -55,6 +55,7 @@ class Follower:
         self._files: list[StoreFile] = []
         self._shown: deque[_Mark] = deque(maxlen=_REMEMBERED)
         self._said: int | None = None
+        self._undecided = 0
         self._gone = False
         self._failed = ""
 
@@ -148,6 +149,7 @@ class Follower:
                     self.remember([record])
                     yield record
                 for span in batch.spans:
+                    self._undecided += len(span.doubtful)
                     if span.kind == BLANK:
                         self._pass_damage(span.offset)
                         self.next = span.end
@@ -163,8 +165,9 @@ class Follower:
         if self.next < until:
             length = until - self.next
             self._report(Problem("damage", f"damage at physical offset {self.next}, {length} "
-                                 "bytes: passed over", self.next, length))
+                                 "bytes: passed over", self.next, length, self._undecided))
             self.next = until
+        self._undecided = 0
 
     def _pass_gap(self) -> bool:
         """Goes on where the log does; False where it has ended since."""
