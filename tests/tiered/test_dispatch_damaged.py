@@ -103,3 +103,22 @@ def test_a_tier_that_is_a_file(fed, tmp_path):
     cli.run("tiered", "dispatch", store, tmp_path / "file", *BROKER).expect(2, 3)
     cli.run("tiered", "dispatch", tmp_path / "file", tmp_path / "tier", *BROKER).expect(3)
     assert_consistent(store, store / "tier")
+
+
+def test_fillers_are_counted_in_the_tier(tmp_path: Path) -> None:
+    """What `recover` put in the place of lost messages is uploaded, and stays to be seen."""
+    store = local_store(cli.run, tmp_path / "store", 30)
+    hit = [row["physical_offset"] for row in cli.run("read", store, "-o", "jsonl").jsonl()[4:7]]
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as log:
+        for place in hit:
+            log.seek(place)
+            log.write(bytes(88))
+    cli.run("recover", store, "--apply", "--yes", "--correct", "off").expect(1)
+    dispatched(cli.run, store, tmp_path / "tier", *SMALL)
+    said = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA)
+    assert "3 (a repair put them in place of lost ones" in said.out
+    cover = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA, "-o",
+                    "json").json()["coverage"]
+    local = cli.run("verify", store, "-o", "json").json()["coverage"]
+    assert cover["messages_replaced"] == local["messages_replaced"] == 3
+    assert (cover["messages_undecided"], cover["messages"]) == (0, 30)

@@ -137,6 +137,8 @@ def test_borders_between_damaged_records_by_their_index_items(copy, lacking):
         shutil.rmtree(copy / "tier" / BROKER_INDEX)
         shutil.rmtree(copy / "store" / "tiered_index_file")
     # In these bytes one message more could have been, so what follows is undecided.
+    seen = run(copy, "verify").json()["coverage"]["messages_undecided"]
+    assert bool(seen) == lacking
     options = ("--ambiguous", "keep") if lacking else ()
     assert bool(run(copy, "recover").json().get("ambiguous")) == lacking
     notes = " ".join(run(copy, "recover", *options).json()["notes"])

@@ -92,6 +92,10 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     pairs = {
         "queues": count_text(cover.queues),
         "messages": count_text(cover.messages),
+        **({"undecided": f"{count_text(cover.messages_undecided)} (messages, or part of a damaged "
+                         "message's body)"} if cover.messages_undecided else {}),
+        **({"replaced": f"{count_text(cover.messages_replaced)} (a repair put them in place of "
+                        "lost ones, or kept a damaged body)"} if cover.messages_replaced else {}),
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "
                        f"{size_text(cover.bytes_coda)} codas + "

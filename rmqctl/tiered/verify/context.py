@@ -23,7 +23,9 @@ class Coverage:
 
     ``bytes_orphaned`` are in whole messages that no unit leads to, ``bytes_zero`` and
     ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
-    that units lead to. ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
+    that units lead to. ``messages_undecided``: whole records that may be messages or lie in a body.
+    ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
+    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
     offset they had in the local store, which is gone.
     """
 
@@ -31,6 +33,8 @@ class Coverage:
     segments: int = 0
     bytes_total: int = 0
     messages: int = 0
+    messages_undecided: int = 0
+    messages_replaced: int = 0
     bytes_in_messages: int = 0
     orphans: int = 0
     bytes_orphaned: int = 0

@@ -25,6 +25,7 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.parse_values import time_text
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
+from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
@@ -213,6 +214,7 @@ class QueueCheck:
         for span in batch.spans:
             self._span(span, segment)
             if span.doubtful:
+                self.place.counted.messages_undecided += len(span.doubtful)
                 yield self.place.log("ambiguous", ambiguity(span.doubtful), span.doubtful[0][0],
                                      length=sum(size for _, size in span.doubtful),
                                      count=len(span.doubtful))
@@ -227,6 +229,7 @@ class QueueCheck:
         if not matched.all():
             self._keep(batch, ~matched, units)
         if matched.any():
+            self.place.counted.messages_replaced += int((replaced(batch) & matched).sum())
             yield from self._matched(batch, matched, units, engine_time)
 
     def _engine_time(self, batch: Batch) -> Array:
