@@ -18,6 +18,7 @@ from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.preflight.around import Around, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.repaired import all_in_words
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
@@ -94,7 +95,11 @@ class Diagnosis:
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
-            parts = [self._replaced or Phrase("no damage, and nothing is lost")]
+            repaired = all_in_words(self.start.repairs)
+            parts = [self._replaced or (Phrase("no damage now") if repaired is not None else
+                                        Phrase("no damage, and nothing is lost"))]
+            if repaired is not None:
+                parts.append(repaired)
             if not start.not_judged:
                 parts.append(Phrase("a {version} broker would start on it and {what}",
                                     version=start.broker_version, what=start.costless))
@@ -143,7 +148,9 @@ class Diagnosis:
         if undecided:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=undecided))
-        if not parts:
+        if (repaired := all_in_words(start.repairs)) is not None:
+            parts.append(repaired)
+        elif not parts:
             parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
         said = {"what": Joined("; ", parts), "advice": self._advice}
         if self.findings.ok:
@@ -207,7 +214,8 @@ class Diagnosis:
             "messages_undecided": self.findings.coverage.messages_undecided,
             "messages_replaced": self.findings.coverage.messages_replaced,
             "messages_damaged": start.messages_damaged,
-            "already_lost": start.messages_already_lost,
+            "already_lost": start.messages_already_lost + start.repairs.total,
+            "lost_in_repairs": start.repairs.as_list(),
             "already_lost_by_topic": start.already_lost_by_topic,
             "would_lose": self.would_lose,
             "would_lose_by_topic": dict(Counter(start.lost_by_topic)

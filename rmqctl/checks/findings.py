@@ -134,6 +134,10 @@ def _read_kept(_finding: Finding, store: str) -> str:
     return f"rmqctl read {store} --where property.RMQCTL=damaged"
 
 
+def _list_repairs(_finding: Finding, store: str) -> str:
+    return f"rmqctl undo {store} --list"
+
+
 def _by_topic_table(finding: Finding, store: str) -> str:
     if finding.topic is not None and finding.structure == "commitlog":
         return f"rmqctl query offset {store} --phy {finding.offset}"
@@ -230,6 +234,8 @@ CATEGORIES: dict[str, Category] = {
         INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
     "kept-damaged": Category(
         INFO, "damaged messages that `recover` kept", _read_kept),
+    "lost-in-repair": Category(
+        INFO, "messages or undecided records that an earlier repair dropped", _list_repairs),
     "header-born-port": Category(
         ERROR, "a born port that is none: clients drop it and what follows in a pull",
         _recover_log),

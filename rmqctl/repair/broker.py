@@ -26,7 +26,16 @@ from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CHECKPOINT
 from rmqctl.repair.broker_config import configured
-from rmqctl.repair.plan import Create, Lost, MoveAside, Plan, Replace, Step
+from rmqctl.repair.plan import (
+    Create,
+    Dropped,
+    Lost,
+    MoveAside,
+    Plan,
+    Replace,
+    Step,
+    places_of,
+)
 from rmqctl.repair.rebuild.steps import compare
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan import text
@@ -80,7 +89,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
-                tuple(notes), consumers=predicted.consumers)
+                tuple(notes), consumers=predicted.consumers, dropped=_dropped(store, predicted))
 
 
 def _derived(target: str) -> bool:
@@ -93,6 +102,15 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
                       message.physical_offset, message.size,
                       message.store_timestamp, message.store_timestamp, by=_KNOWN_BY)
                  for message in prediction.lost_first)
+
+
+def _dropped(store: Store, predicted: Prediction) -> Dropped:
+    """What the start cuts off, and what only the entries tell that it cuts off."""
+    places = places_of(((one.physical_offset, one.size) for one in predicted.lost_first),
+                       store.log.raw_at)
+    undecided = min(predicted.messages_undecided, predicted.messages_lost)
+    gone = predicted.messages_already_lost if not predicted.start_is_harmless else 0
+    return Dropped(predicted.messages_lost - undecided + gone, undecided, places)
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:

@@ -7,19 +7,21 @@ applies any plan. Two plans are equal when their actions are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.scan.overlay import Piece
+from rmqctl.store.repair_losses import MOST_PLACES, Place
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
 
-__all__ = ["Action", "Changes", "Content", "Create", "FileContent", "Lost", "MakeFolder",
+__all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "Lost", "MakeFolder",
            "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -141,6 +143,27 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a plan loses that no filler in the log will show: ``messages``, and ``undecided``
+    records that nobody wants kept. ``places`` are the first of them that are intact now.
+    """
+
+    messages: int = 0
+    undecided: int = 0
+    places: tuple[Place, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.undecided)
+
+
+def places_of(records: Iterable[tuple[int, int]],
+              read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
+    """The first `MOST_PLACES` of the ``records`` (physical offset, size), by their bytes."""
+    found = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
+    return tuple(Place.of(offset, raw) for offset, raw in found if raw)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything a repair would do to the store at ``root``.
 
@@ -173,6 +196,7 @@ class Plan:
     """What was taken for granted of the broker that wrote the store, by its name."""
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
+    dropped: Dropped = field(default_factory=Dropped, compare=False)
 
     @property
     def impact(self) -> Impact | None:

@@ -17,6 +17,7 @@ Say = Callable[..., str]
 GOOD, WARN, BAD = "good", "warn", "bad"
 _TOPICS = 4
 _NAMED = 4
+_REPAIRS = 3
 
 
 class Headline(NamedTuple):
@@ -131,6 +132,12 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
                   count=replaced)] if replaced else []
     before += [say("Lost beside messages: {cause}.", cause=str(loss.cause))
                for loss in start.beside_messages[:_NAMED] if loss.already]
+    lost = [loss for loss in start.repairs.losses if loss.total]
+    if lost:
+        before.append(say(
+            "Repair {ids} dropped {count:,} message or undecided record.",
+            "Repairs of the store ({ids}) dropped {count:,} messages or undecided records.",
+            count=start.repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]

@@ -44,6 +44,7 @@ from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue
+from rmqctl.store.repair_losses import RepairLosses, repair_losses
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 if TYPE_CHECKING:
@@ -218,6 +219,12 @@ class Store(Closing):
         if not self._log_is_known or self.snapshot is not None:
             return None
         return cut_off(self.root, self._log)
+
+    @cached_property
+    def repair_losses(self) -> RepairLosses:
+        """What repairs of this store lost that no filler shows."""
+        cut = self.cut_off
+        return repair_losses(self.root, self._log, None if cut is None else cut.end)
 
     def up_to(self, end: int) -> Store:
         """This store with a log that ends at the physical offset ``end``. To be closed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.preflight.missing import already_lost
+from rmqctl.checks.preflight.missing import missing
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.store import Store
 from tests.adversary.writer import Layout, Writer
@@ -29,7 +29,8 @@ def log_files(store: Path) -> list[Path]:
 
 def counted(store: Path, *, damaged: bool = False) -> tuple[int | None, int]:
     with Store.open(store) as opened:
-        return already_lost(opened, damaged=damaged), preflight(opened).messages_already_lost
+        return (missing(opened, damaged=damaged).known,
+                preflight(opened).messages_already_lost)
 
 
 @pytest.mark.parametrize("each", sample(clean_stores(), 12, "missing"), ids=lambda each: each.id)
@@ -42,7 +43,7 @@ def test_a_sound_store_has_lost_nothing(golden: GoldenFolder, each: GoldenStore)
 def test_a_quick_look_never_says_nothing_where_preflight_counts(golden: GoldenFolder,
                                                                each: GoldenStore) -> None:
     with Store.open(golden(each.id)) as store:
-        found, expected = already_lost(store, damaged=True), preflight(store)
+        found, expected = missing(store, damaged=True).known, preflight(store)
     assert found in (None, expected.messages_already_lost)
 
 

@@ -41,6 +41,7 @@ ALLOWED = {
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",
+    ("repair/executor/prune.py", "forget_note", "unlink"): "rmqctl's note of what a repair lost",
     ("files/durable.py", "lay_out", "ftruncate"): OWN,
     ("files/durable.py", "new_file", "unlink"): OWN,
     ("files/durable.py", "new_whole_file", "unlink"): OWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from typing import NamedTuple
 
 from rmqctl.broker.recovery import default_release, loaded_log
 from rmqctl.broker.versions import version_of
@@ -17,20 +18,36 @@ from rmqctl.store.log.end import last_dispatched
 from rmqctl.store.store import Store
 
 
-def already_lost(store: Store, *, damaged: bool) -> int | None:
-    """The `Prediction.messages_already_lost` of a store; None where it cannot be judged.
+class Missing(NamedTuple):
+    """What a store has lost. ``known``: what entries, index or consumer offsets know and the log
+    does not have, None where that cannot be judged; ``in_repairs``: what repairs dropped.
+    """
+
+    known: int | None = None
+    in_repairs: int = 0
+
+    @property
+    def total(self) -> int:
+        return (self.known or 0) + self.in_repairs
+
+
+def missing(store: Store, *, damaged: bool) -> Missing:
+    """What a store has lost, as `preflight` counts it.
 
     ``damaged``: the caller has found damage in the log. If it has found none, a message can only
     be missing after the end of the log, so the log is not read a second time.
     """
-    if not all(map(store.layout.reads, (LOG, QUEUES, CONFIG))):
-        return None
+    if not store.layout.reads(LOG):
+        return Missing()
+    in_repairs = store.repair_losses.total
+    if not all(map(store.layout.reads, (QUEUES, CONFIG))):
+        return Missing(None, in_repairs)
     try:
         if not damaged and not _after_the_end(store):
-            return 0
-        return preflight(store, full=True).messages_already_lost
+            return Missing(0, in_repairs)
+        return Missing(preflight(store, full=True).messages_already_lost, in_repairs)
     except (StoreIOError, UsageError):
-        return None
+        return Missing(None, in_repairs)
 
 
 def _after_the_end(store: Store) -> bool:

@@ -107,6 +107,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
         return predicted
     predicted.metadata = judge(store, live=running)
     predicted.notes += predicted.metadata.notes
+    predicted.repairs = store.repair_losses
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False

@@ -19,6 +19,7 @@ from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.phrases import Phrase
 from rmqctl.store.files import StoreFile
+from rmqctl.store.repair_losses import RepairLosses
 
 
 class QueueChange(NamedTuple):
@@ -130,6 +131,8 @@ class Prediction:
     """Of these, messages that a repair put in place of lost ones, or kept damaged."""
     messages_damaged: int | None = None
     """Messages with damaged properties, which no broker notices: none of the intact ones."""
+    repairs: RepairLosses = field(default_factory=RepairLosses)
+    """What earlier repairs lost: no start brings it back, or loses it once more."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -380,7 +383,8 @@ class Prediction:
             "messages_damaged": self.messages_damaged,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
-            "messages_already_lost": self.messages_already_lost,
+            "messages_already_lost": self.messages_already_lost + self.repairs.total,
+            "lost_in_repairs": self.repairs.as_list(),
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [offset._asdict() for offset in self.offsets_beyond_end],

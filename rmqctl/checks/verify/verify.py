@@ -13,6 +13,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.broker.recovery import ended_by_repair
+from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
 from rmqctl.checks.verify.at_start import AtStart
@@ -83,12 +84,14 @@ class Coverage:
 
     ``messages_undecided``: whole records that may be messages or lie in a body, stale ones too.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
+    ``messages_lost_in_repairs``: messages and undecided records that repairs dropped.
     """
 
     bytes_total: int = 0
     messages: int = 0
     messages_undecided: int = 0
     messages_replaced: int = 0
+    messages_lost_in_repairs: int = 0
     bytes_in_messages: int = 0
     bytes_blank: int = 0
     bytes_zero: int = 0
@@ -150,6 +153,8 @@ class Verification:
                 self.coverage.messages_undecided += finding.count
             if finding.category in ("fillers", "kept-damaged"):
                 self.coverage.messages_replaced += finding.count
+            if finding.category == "lost-in-repair":
+                self.coverage.messages_lost_in_repairs = self.store.repair_losses.total
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)
@@ -176,6 +181,8 @@ class Verification:
 
     def _all(self) -> Iterator[Finding]:
         full_store, cut = self.store, ended_by_repair(self.store)
+        if self._judges("commitlog"):
+            yield from repaired.findings(full_store.repair_losses)
         if cut is None:
             yield from self._structures()
             return

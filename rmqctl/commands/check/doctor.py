@@ -104,6 +104,8 @@ def _facts(found: Diagnosis) -> dict[str, str]:
 
 
 def _of_messages(found: Diagnosis) -> dict[str, str]:
+    from rmqctl.checks.repaired import all_in_words
+
     start, covered = found.start, found.findings.coverage
     facts: dict[str, str] = {"messages": Phrase(
         "{some:,} intact, in {size} of log", some=covered.messages,
@@ -120,6 +122,9 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
             "{count:,} record: a message, or part of a damaged message's body",
             "{count:,} records: messages, or part of a damaged message's body",
             count=covered.messages_undecided)
+    repaired = all_in_words(start.repairs)
+    if repaired is not None:
+        facts["lost in repairs"] = repaired
     facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)

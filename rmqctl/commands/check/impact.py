@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +17,11 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
-    from rmqctl.checks.losses import Loss
+    from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Output
+
+_NUMBERS = ("messages_lost", "messages_undecided", "messages_replaced", "messages_already_lost",
+            "lost_in_repairs")
 
 
 def command(
@@ -69,7 +71,7 @@ def command(
         found = found.of(group)
     unknown = group is not None and not (found.queues or found.without_position)
     if out.is_data or not unknown:
-        _show(out, found, predicted.losses, all_queues=group is not None)
+        _show(out, found, predicted, all_queues=group is not None)
     if not predicted.starts:
         out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
                         "why): what is at risk is told as if nothing were cut off",
@@ -83,19 +85,21 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(out: Output, found: Consumers, losses: Sequence[Loss], *, all_queues: bool) -> None:
+def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
     """A document, rows of all queues, or a page with those that are affected."""
     from rmqctl.checks.consumers import COLUMNS
+    from rmqctl.checks.repaired import all_in_words
 
     if out.is_value:
-        out.document({**found.as_dict(), "losses": [loss.as_dict() for loss in losses]})
+        said = predicted.as_dict()
+        out.document({**found.as_dict(), **{name: said[name] for name in (*_NUMBERS, "losses")}})
     elif out.is_data:
         out.rows((queue._asdict() for queue in found.queues), COLUMNS)
     else:
         page = out.human()
         page.text(found.in_words(), "bad" if found.groups_affected else "good")
         show_queues(page, list(found.queues) if all_queues else found.affected)
-        show_losses(page, [loss for loss in losses if loss.what != MESSAGES])
+        show_losses(page, [loss for loss in predicted.losses if loss.what != MESSAGES])
         if found.without_position:
             page.text(Phrase(
                 "no position here: {names} (broadcast consumers keep theirs themselves)",
@@ -103,5 +107,8 @@ def _show(out: Output, found: Consumers, losses: Sequence[Loss], *, all_queues: 
     if not out.is_value:
         for text in found.notes:
             out.note(text)
+    repaired = all_in_words(predicted.repairs)
+    if repaired is not None and not out.is_value:
+        out.note(repaired)
     if not found.complete:
         out.warn(Phrase("more messages are lost than these figures count"))

@@ -230,8 +230,13 @@ def _of_topics(counts: dict[str, int]) -> Phrase:
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
+    from rmqctl.checks.repaired import all_in_words
+
     facts: dict[str, Any] = {"recovery": Phrase("abnormal") if prediction.recovery == "abnormal"
                              else Phrase("normal")}
+    repaired = all_in_words(prediction.repairs)
+    if repaired is not None:
+        facts["lost in repairs"] = repaired
     if prediction.start_file:
         facts["starts with"] = Phrase("{what}: {why}", what=prediction.start_file,
                                       why=prediction.start_reason)

@@ -15,6 +15,7 @@ from rmqctl.output.units import (
     time_or_zero,
     time_text,
 )
+from rmqctl.phrases import Joined, Phrase
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -37,6 +38,7 @@ def command(
     question `rmqctl verify` answers. What could not be read is listed under "troubles".
     """
     from rmqctl.broker.view import view_of
+    from rmqctl.checks.repaired import all_in_words
     from rmqctl.repair.fillers import fillers_left
     from rmqctl.store.info import collect
 
@@ -47,14 +49,23 @@ def command(
         readable = opened.layout.reads("commitlog")
         tell_left_over(out, opened)
         facts["fillers"] = fillers_left(opened) if readable else None
-    out.document(facts, lambda page: _Screen(page, facts, tz, out.verbose > 0).show())
+        # What only a walk of the whole log tells is unknown here.
+        facts |= dict.fromkeys(("messages_undecided", "messages_replaced",
+                                "messages_already_lost"))
+        facts["lost_in_repairs"] = opened.repair_losses.as_list() if readable else []
+        repaired = all_in_words(opened.repair_losses) if readable else None
+    unknown = Phrase("not checked: run rmqctl verify")
+    lost = unknown if repaired is None else Joined("; ", [repaired, unknown])
+    out.document(facts, lambda page: _Screen(page, facts, lost, tz, out.verbose > 0).show())
 
 
 class _Screen:
     """The screen for people; with ``full`` nothing is left out."""
 
-    def __init__(self, page: Human, facts: dict[str, Any], tz: tzinfo, full: bool) -> None:
+    def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,
+                 full: bool) -> None:
         self._page, self._facts, self._tz, self._full = page, facts, tz, full
+        self._lost = lost
         self._dash = "\N{EN DASH}" if page.unicode else "-"
 
     def show(self) -> None:
@@ -69,6 +80,7 @@ class _Screen:
             "log": self._log(),
             "stored": self._span(),
             "messages": self._messages(),
+            "lost": self._lost,
             "checkpoint": self._checkpoint(),
             "offsets kept": self._checkpoint_offsets(),
             "controller": self._controller(),

@@ -52,6 +52,8 @@ def command(
         "--prune", metavar="AGE", parser=parse_duration, show_default=False,
         help="Free the space of the repairs made so long ago: 30d, 12h. What they keep is deleted, "
         "and they can not be undone any more. Shows which; --apply does it.")] = None,
+    forget: Annotated[bool, typer.Option(
+        "--forget", help="With --prune: also delete the notes of what the repairs lost.")] = False,
     apply: Annotated[bool, typer.Option(
         "--apply", help="With --prune: delete what they keep, for good.")] = False,
     yes: Annotated[bool, typer.Option(
@@ -70,7 +72,7 @@ def command(
 
     What is kept stays on the disk until --prune, the only option of rmqctl that deletes it: the
     oldest repairs go, up to the first that is younger than AGE; one that is not finished keeps all
-    of them. The store itself is not changed by that.
+    of them. The store itself is not changed by that. What the repairs lost stays noted.
 
         rmqctl undo STORE --list
 
@@ -97,8 +99,10 @@ def command(
         if id is not None or force or abandon or moved or (apply and dry_run):
             raise UsageError("--prune goes with no ID, --force, --moved or --abandon, and --apply "
                              "without --dry-run")
-        _prune(out, store.root, prune, apply=apply, yes=yes)
+        _prune(out, store.root, prune, forget=forget, apply=apply, yes=yes)
         return
+    if forget:
+        raise UsageError("--forget goes with --prune")
     if apply:
         raise UsageError("--apply goes with --prune: undo takes back without it")
     if abandon and (force or moved or id is None):
@@ -138,38 +142,49 @@ def command(
     _show(out, store.root, document)
 
 
-def _prune(out: Output, root: str, age: int, *, apply: bool, yes: bool) -> None:
-    """Shows which repairs are older, and with ``apply`` deletes what they keep."""
+def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:
+    """Shows which repairs are older, and with ``apply`` deletes what they keep; with ``forget``
+    also the notes of what they lost.
+    """
     from rmqctl.commands.shared.applying import ask, at_a_terminal
     from rmqctl.repair.executor.executor import Repair
-    from rmqctl.repair.executor.prune import left_elsewhere, prunable
+    from rmqctl.repair.executor.prune import forgettable, left_elsewhere, prunable
 
     if apply and not yes and not at_a_terminal():
         raise UsageError("--prune deletes for good: where nobody can be asked, --apply needs --yes")
     before = now_ms() - age
     found = prunable(root, before)
     total = sum(one.bytes for one in found)
+    notes = forgettable(root, before, [one.entry.id for one in found]) if forget else []
     document: dict[str, Any] = {
         "before": before, "repairs": [one.as_dict() for one in found], "bytes": total,
-        "applied": False,
-        "next": typed.again("--apply", without=("--dry-run",)) if found and not apply else None}
+        "forgets": notes, "applied": False, "next": typed.again(
+            "--apply", without=("--dry-run",)) if (found or notes) and not apply else None}
     for one in found:
         for folder in left_elsewhere(root, one.entry.id):
             out.warn(f"repair {one.entry.id} also keeps things in {folder}, made when this store "
                      "lay elsewhere: they stay")
-    if found and apply:
+    if (found or notes) and apply:
         count = f"{len(found)} repair{'' if len(found) == 1 else 's'}"
         ask(out, f"Delete what {count} keep{'s' if len(found) == 1 else ''} "
             f"({size_text(total)})? {_FOR_GOOD}", yes=yes)
         with (out.progress("deleting", len(found), unit="repairs") as progress,
               Repair(root, "undo", progress=progress.advance, finish=False) as repair):
-            repair.prune([one.entry.id for one in found])
+            repair.prune([one.entry.id for one in found], notes)
         document["applied"] = True
     out.document(document, lambda page: _show_pruned(page, document))
 
 
 def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     rows = document["repairs"]
+    if notes := document["forgets"]:
+        page.text(f"{'Deleted' if document['applied'] else 'Deletes'} the notes of what "
+                  f"{len(notes)} repair{'' if len(notes) == 1 else 's'} lost: "
+                  f"{', '.join(notes[:_SHOWN])}")
+        if not rows:
+            if not document["applied"]:
+                page.text("Nothing was changed. --apply deletes them.")
+            return
     if not rows:
         page.text(f"no repair was made before {time_text(document['before'])}")
         return

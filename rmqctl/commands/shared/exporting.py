@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
+    from rmqctl.checks.preflight.missing import Missing
     from rmqctl.output import Human, Output
     from rmqctl.pipeline.export.result import Result, StoreResult
     from rmqctl.pipeline.export.spec import Export
@@ -23,11 +25,15 @@ def replaced_text(count: int) -> str:
             "(property RMQCTL)")
 
 
-def already_lost_text(count: int) -> str:
+def lost_texts(lost: Missing) -> Iterator[str]:
     """What is said of messages that the log does not have."""
-    return (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost: consume "
-            f"queues, index or consumer offsets know {'it' if count == 1 else 'them'}; `rmqctl "
-            "doctor` says more")
+    if count := lost.known:
+        yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost: consume "
+               f"queues, index or consumer offsets know {'it' if count == 1 else 'them'}; `rmqctl "
+               "doctor` says more")
+    if count := lost.in_repairs:
+        yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
+               f"record{'' if count == 1 else 's'}; `rmqctl doctor` names the repairs")
 
 
 def named_parts(text: str) -> list[str]:
@@ -79,8 +85,8 @@ def _warn(out: Output, result: StoreResult) -> None:
                  f"(crc_ok false): physical offset {places}{more}")
     if result.replaced:
         out.warn(f"{name}: {replaced_text(result.replaced)}")
-    if result.already_lost:
-        out.warn(f"{name}: {already_lost_text(result.already_lost)}")
+    for text in lost_texts(result.lost):
+        out.warn(f"{name}: {text}")
     if result.in_progress is not None:
         out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
                  "written by the process that holds the store")

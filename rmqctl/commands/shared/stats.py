@@ -17,6 +17,7 @@ from rmqctl.output.units import count_text, counted, duration_text, rate_text, s
 from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
+    from rmqctl.checks.preflight.missing import Missing
     from rmqctl.output import Human, Output
     from rmqctl.output.cells import Render
     from rmqctl.scan.aggregate import Aggregate
@@ -60,11 +61,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Lacking(NamedTuple):
-    """What the figures of a store lack. ``already_lost``: messages (None: not judged); ``holes``:
-    whether zeros or a missing file are between messages of the log.
+    """What the figures of a store lack: messages that are ``lost``, and whether there are
+    ``holes``: zeros or a missing file between messages of the log.
     """
 
-    already_lost: int | None
+    lost: Missing
     holes: bool
 
 
@@ -126,7 +127,7 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
     if any(aggregate.bytes_damaged for aggregate in figures.sums) or any(
-            lacking.already_lost or lacking.holes for lacking in figures.lacking):
+            lacking.lost.known or lacking.holes for lacking in figures.lacking):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -204,8 +205,8 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
     known = {} if not lacking else {
         "complete": not (counts["bytes_damaged"] or replaced
                          or any(aggregate.unread for aggregate in sums)
-                         or any(each.already_lost or each.holes for each in lacking)),
-        "messages_already_lost": sum(each.already_lost or 0 for each in lacking)}
+                         or any(each.lost.total or each.holes for each in lacking)),
+        "messages_already_lost": sum(each.lost.total for each in lacking)}
     return {
         **known,
         "damaged_bytes": counts["bytes_damaged"],
@@ -407,8 +408,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
     """What the log of each store lacks, with a warning for each; of one sum for several stores,
     what all of them lack.
     """
-    from rmqctl.checks.preflight.missing import already_lost
-    from rmqctl.commands.shared.exporting import already_lost_text
+    from rmqctl.checks.preflight.missing import Missing, missing
+    from rmqctl.commands.shared.exporting import lost_texts
     from rmqctl.store.stats import unused
 
     groups = [[source] for source in sources] if len(sums) == len(sources) else [sources]
@@ -418,15 +419,15 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
         holes = gaps or (not aggregate.unread and aggregate.bytes_zero > sum(
             unused(source.files) for source in group))
         damaged = holes or bool(aggregate.bytes_damaged)
-        lost = [already_lost(source.opened, damaged=damaged) for source in group]
-        count = sum(each or 0 for each in lost)
+        each = [missing(source.opened, damaged=damaged) for source in group]
+        lost = Missing(sum(one.known or 0 for one in each), sum(one.in_repairs for one in each))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:
             out.warn(f"{where}the log has a hole with zeros or without a file between messages; "
                      "`rmqctl verify` says where")
-        if count:
-            out.warn(where + already_lost_text(count))
-        found.append(Lacking(None if None in lost else count, holes))
+        for text in lost_texts(lost):
+            out.warn(where + text)
+        found.append(Lacking(lost, holes))
     return found
 
 

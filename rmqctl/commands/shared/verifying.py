@@ -125,6 +125,9 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
         **({"undecided": Phrase("{count} (messages, or part of a damaged message's body)",
                                 count=count_text(cover.messages_undecided))}
            if cover.messages_undecided else {}),
+        **({"lost in repairs": Phrase("{count} (messages, and undecided records)",
+                                      count=count_text(cover.messages_lost_in_repairs))}
+           if cover.messages_lost_in_repairs else {}),
         "commitlog": Phrase(
             "{total} = {messages} messages + {blank} blank + {unused} unused + {damaged} damaged",
             total=size_text(cover.bytes_total), messages=size_text(cover.bytes_in_messages),

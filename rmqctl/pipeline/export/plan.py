@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rmqctl.checks.preflight.missing import already_lost
+from rmqctl.checks.preflight.missing import Missing, missing
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.pipeline.export.files import opened
 from rmqctl.pipeline.export.layout import Partitions
@@ -45,12 +45,12 @@ class StorePlan:
     opened: Callable[[], Store] | None = None
     """Opens the store again, to look for what its log has lost."""
 
-    def already_lost(self, *, damaged: bool) -> int | None:
-        """How many messages the store is known to have lost; None where that is unknown."""
+    def missing_from(self, *, damaged: bool) -> Missing:
+        """What the store is known to have lost."""
         if self.opened is None:
-            return None
+            return Missing()
         with self.opened() as store:
-            return already_lost(store, damaged=damaged)
+            return missing(store, damaged=damaged)
 
     @property
     def bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rmqctl.checks.preflight.missing import Missing
 from rmqctl.pipeline.export.plan import StorePlan
 from rmqctl.pipeline.export.tally import GAP, Tally
 from rmqctl.pipeline.export.task import Part
@@ -18,14 +19,14 @@ class StoreResult(Tally):
     files: int = 0
     bytes: int = 0
     in_progress: Span | None = None
-    already_lost: int | None = None
-    """Messages that the store is known to have lost; None where that is unknown."""
+    lost: Missing = field(default_factory=Missing)
+    """Messages that the store is known to have lost."""
 
     @property
     def complete(self) -> bool:
         """Whether no message is known to be missing, and every body is intact."""
         return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
-                    or self.already_lost)
+                    or self.lost.total)
 
     @property
     def nothing_read(self) -> bool:
@@ -48,7 +49,7 @@ class StoreResult(Tally):
             self.in_progress = damaged.pop()
         self.tail = damaged
         self._settle()
-        self.already_lost = self.plan.already_lost(
+        self.lost = self.plan.missing_from(
             damaged=bool(self.bad_crc or self.damage.count or self.missing.count))
 
 

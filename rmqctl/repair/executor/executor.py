@@ -43,18 +43,19 @@ from rmqctl.repair.executor.journal import (
     set_state,
     state_of,
 )
-from rmqctl.repair.executor.prune import forget
+from rmqctl.repair.executor.prune import forget, forget_note
 from rmqctl.repair.executor.relocated import interrupted, load_here, moved_to, refuse_unknown
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.targets import refuse_foreign_links
+from rmqctl.store.repair_losses import PRUNED
 from rmqctl.store.store import Store
 
 SCRATCH = "scratch"
 ROOTS_NOTE = "held.json"
 _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
-            os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, ROOTS_NOTE))
+            os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, ROOTS_NOTE), PRUNED)
 """What every repair writes to."""
 
 
@@ -277,17 +278,20 @@ class Repair:
             raise RefusedError(f"repair {repair_id} is not interrupted")
         set_state(self.root, repair_id, "abandoned", self._clock())
 
-    def prune(self, repair_ids: Sequence[str]) -> None:
-        """Deletes what repairs keep (see `prunable`): they can not be undone any more. RefusedError
-        while one is not finished; StoreIOError.
+    def prune(self, repair_ids: Sequence[str], notes: Sequence[str] = ()) -> None:
+        """Deletes what repairs keep (see `prunable`): they can not be undone any more. What they
+        lost stays noted, except for those whose ids are in ``notes`` (see `forgettable`).
+        RefusedError while one is not finished; StoreIOError.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
             raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
                                "taken back first")
         for repair_id in repair_ids:
-            forget(self.root, repair_id)
+            forget(self.root, repair_id, note=repair_id in notes)
             self._progress(1)
+        for repair_id in notes:
+            forget_note(self.root, repair_id)
 
     def _carry_back(self, repair_id: str, *, maybe: bool, named: Sequence[str] = ()) -> Undone:
         try:

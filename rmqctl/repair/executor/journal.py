@@ -24,6 +24,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.aside import asides
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp
+from rmqctl.store.repair_losses import pruned_notes
 
 FOLDER = "repairs"
 JOURNAL = "journal.jsonl"
@@ -236,7 +237,8 @@ def next_id(root: str, now: int) -> str:
     except (ValueError, OverflowError, OSError):
         stamp = ""
     stamp = stamp if _ID.fullmatch(f"{stamp}-1") else "19700101T000000Z"
-    last = order(known[-1]) if (known := ids(root)) else ("", 0)
+    known = sorted([*ids(root), *pruned_notes(root)], key=order)
+    last = order(known[-1]) if known else ("", 0)
     return f"{stamp}-1" if stamp > last[0] else f"{last[0]}-{last[1] + 1}"
 
 

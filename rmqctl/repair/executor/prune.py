@@ -9,14 +9,16 @@ repair which was never committed, and is taken away at once, or by whoever enter
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.disk_usage import bytes_below
-from rmqctl.files.durable import move
+from rmqctl.files.durable import failed, make_folders, move, publish, sync_folder
+from rmqctl.files.file_stamp import is_regular
 from rmqctl.formats.local import names
 from rmqctl.repair.executor.journal import (
     JOURNAL,
@@ -24,11 +26,15 @@ from rmqctl.repair.executor.journal import (
     backup_folder,
     history,
     load,
+    order,
     pending,
     repair_folder,
+    state_of,
 )
 from rmqctl.repair.executor.staging import clear
 from rmqctl.repair.executor.staging_dirs import noted_staging_dirs
+from rmqctl.scan.source import FileSource
+from rmqctl.store.repair_losses import NOTE, PRUNED, pruned_notes
 
 _PRUNED = "pruned.jsonl"
 
@@ -80,11 +86,49 @@ def _is_log(target: str) -> bool:
         os.path.isabs(folder) or os.sep not in folder)
 
 
-def forget(root: str, repair_id: str) -> None:
-    """Gives one up, under the root's lock. StoreIOError."""
+def forget(root: str, repair_id: str, *, note: bool = False) -> None:
+    """Gives one up, under the root's lock; with ``note`` also the note of what it lost, which else
+    stays. StoreIOError.
+    """
     folder = repair_folder(root, repair_id)
+    if not note:
+        _keep_note(root, repair_id)
     move(os.path.join(folder, JOURNAL), os.path.join(folder, _PRUNED))
     clear(root, repair_id)
+
+
+def _keep_note(root: str, repair_id: str) -> None:
+    """Copies the note of what a repair lost to where it stays."""
+    path = os.path.join(repair_folder(root, repair_id), NOTE)
+    if not is_regular(path) or state_of(root, repair_id)[0] == "undone":
+        return
+    kept = os.path.join(root, PRUNED)
+    make_folders(kept)
+    with FileSource(path) as source:
+        data = source.read(0, source.size)
+    publish(os.path.join(kept, f"{repair_id}.json"), data, store=root, staging=kept)
+
+
+def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
+    """The ids of repairs made before ``before`` (ms) of which only the note of what they lost is
+    left, or will be once those in ``pruned`` are.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
+    noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}
+    return sorted(noted | {repair_id for repair_id in pruned if is_regular(
+        os.path.join(repair_folder(root, repair_id), NOTE))}, key=order)
+
+
+def forget_note(root: str, repair_id: str) -> None:
+    """Deletes the note of what a pruned repair lost. StoreIOError."""
+    path = os.path.join(root, PRUNED, f"{repair_id}.json")
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failed(error, path, "delete") from None
+    sync_folder(os.path.dirname(path))
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:

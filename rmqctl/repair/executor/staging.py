@@ -21,6 +21,7 @@ from rmqctl.files.durable import (
     give_to_owner_of,
     make_folders,
     open_file,
+    publish,
     sync,
     sync_folder,
 )
@@ -51,6 +52,7 @@ from rmqctl.repair.plan import (
 from rmqctl.repair.targets import below, nearest_folder, up
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
+from rmqctl.store.repair_losses import NOTE, RepairLoss
 
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
 """Folders in a staging folder: new files, bytes of patches, what was moved aside, what undo took
@@ -93,6 +95,9 @@ class Staging:
         # Write, then force the names: files are forced one by one as they are written.
         records = [self._record(number, checked, staging_dir) for number, (checked, staging_dir) in
                    enumerate(zip(todo, staging_dirs, strict=True), 1)]
+        if self._plan.dropped and records:
+            publish(os.path.join(self.folder, NOTE), self._note().build(), store=self.root,
+                    staging=self.folder)
         for folder in sorted(self._touched, key=len, reverse=True):
             sync_folder(folder)
         for staging_dir in self._staging_dirs.folders:
@@ -105,6 +110,11 @@ class Staging:
                        self._times, os.path.realpath(self.root),
                        _neighbours([record.target for record in records]),
                        os.uname().nodename)
+
+    def _note(self) -> RepairLoss:
+        dropped = self._plan.dropped
+        return RepairLoss(self.id, self._now, self._plan.command, dropped.messages,
+                          dropped.undecided, dropped.places, os.path.realpath(self.root))
 
     # -- checks ---------------------------------------------------------------------------------
 

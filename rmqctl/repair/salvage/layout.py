@@ -62,12 +62,14 @@ class FillSpan:
 
 
 class Filling:
-    """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`."""
+    """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`.
+    ``unnamed``: fillers that stand for no message that is known.
+    """
 
     def __init__(self, span: FillSpan, style: Style) -> None:
         self.span, self.style = span, style
         self.left: list[FilledMessage] = []
-        self.short = 0
+        self.short = self.unnamed = 0
         self._least = filler.least_filler(style)
         self.end = span.start
         """Where the log goes on behind what was filled in (``tail``)."""
@@ -195,7 +197,7 @@ class Filling:
             if 0 < gap < self._least:  # no record fits before it: it begins earlier
                 item.physical, item.size = position, item.size + gap
             elif gap:
-                yield from fillers(position, gap, self.time, style)
+                yield from self._fillers(position, gap)
             # Store times never go back: the next recovery would take such a one for damage.
             self.time = max(self.time, item.time or self.time)
             # Behind it: it takes what no record fits into.
@@ -217,8 +219,13 @@ class Filling:
             if rest < self._least:
                 self.short = rest
             else:
-                yield from fillers(position, rest, self.time, style)
+                yield from self._fillers(position, rest)
             self.end = span.end
+
+    def _fillers(self, position: int, size: int) -> Iterator[tuple[int, int, Parts]]:
+        for one in fillers(position, size, self.time, self.style):
+            self.unnamed += 1
+            yield one
 
     def piece(self, base: int) -> Piece:
         """All of it as one piece of the file that begins at ``base``."""

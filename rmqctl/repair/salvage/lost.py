@@ -21,7 +21,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
-from rmqctl.repair.plan import Lost
+from rmqctl.repair.plan import Dropped, Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
 from rmqctl.repair.salvage.evidence import (
     ENDLESS,
@@ -39,6 +39,7 @@ from rmqctl.repair.salvage.records import is_foreign_place
 from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
+from rmqctl.store.repair_losses import MOST_PLACES, Place
 from rmqctl.store.store import Store
 
 _MOST_BATCH = (1 << 15) - 1
@@ -339,6 +340,36 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
                                keys))
     lost.sort(key=_order)
     return LostMessages(tuple(lost[:MOST_LISTED]), total + others - len(once), len(once))
+
+
+def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: KnownLosses,
+            lost: int, homeless: int, unnamed: int) -> Dropped:
+    """What of the ``lost`` messages and of the records that are ``left_out`` (place, size) no
+    filler stands for. ``homeless`` messages found no room; ``unnamed`` fillers stand for no message
+    that is known, so each stands for one of these.
+    """
+    filled = len(known.filled) + sum(map(len, known.bulks.values())) - homeless
+    rows = {(row.topic, row.queue_id, row.queue_offset) for message in known.filled
+            for row in message.filler.rows}
+    count, places = 0, list[Place]()
+    for place, size in left_out:
+        raw = store.log.raw_at(place, size)
+        if raw and _own_row(raw) in rows:
+            continue  # one of those that a gap in the queue offsets tells of
+        count += 1
+        if raw and len(places) < MOST_PLACES:
+            places.append(Place.of(place, raw))
+    messages = max(0, lost - filled)
+    return Dropped(max(0, messages - unnamed), max(0, count - max(0, unnamed - messages)),
+                   tuple(places))
+
+
+def _own_row(raw: bytes) -> tuple[str, int, int] | None:
+    try:
+        record = decode(raw)
+    except FormatError:
+        return None
+    return os.fsdecode(record.topic), record.queue_id, record.queue_offset
 
 
 def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:

@@ -19,7 +19,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
-from rmqctl.repair.plan import Action, Lost, Step
+from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.copies import Copied, Copier
 from rmqctl.repair.salvage.correct import Correct
@@ -27,7 +27,7 @@ from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
-from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
+from rmqctl.repair.salvage.lost import Collector, KnownLosses, dropped, lost_messages
 from rmqctl.repair.salvage.mend.mend import Mending, keep, mark, mend, put_back
 from rmqctl.repair.salvage.mend.properties import NO_ROOM
 from rmqctl.repair.salvage.ranges import Range, Ranges
@@ -67,7 +67,8 @@ class Salvage:
     ``wrong_topics``: messages that stay with a topic that cannot be right.
     ``kept_damaged``: messages that are delivered though they have lost a part of themselves.
     ``void_from``: from where on a preferred source's log stands for all of ours. ``unmarked``:
-    messages with damaged properties that stay as they are.
+    messages with damaged properties that stay as they are. ``dropped``: what is lost that no
+    filler stands for.
     """
 
     parts: tuple[LogPart, ...]
@@ -86,6 +87,7 @@ class Salvage:
     wrong_topics: int = 0
     void_from: int | None = None
     unmarked: int = 0
+    dropped: Dropped = field(default_factory=Dropped)
 
     @property
     def empty(self) -> bool:
@@ -143,7 +145,8 @@ class _Job:
     actions: list[Action] = field(default_factory=list)
     sources: Sequence[Source] = ()
     keep_ours: bool = False
-    left_out: int = 0
+    left_out: list[tuple[int, int | None]] = field(default_factory=list)
+    """Places and sizes of the records that may be messages, and are left out."""
     stale: set[int] = field(default_factory=set)
     """Places of records that are of an earlier life of their file."""
     aged: set[int] = field(default_factory=set)
@@ -255,11 +258,11 @@ class _Job:
         for places, words in ((self.contradicted, contradicted),
                               (self.aged - self.contradicted, earlier_life)):
             if left := {place for place in places if not self.copied.has(place)}:
-                self.left_out += len(left)
+                self.left_out += [(place, None) for place in sorted(left)]
                 self.notes.append(f"{words(len(left), min(left))}. They are left out, unless "
                                   "--ambiguous keep is given")
         if self.ambiguous != "keep" and (unclear := survey.unclear):
-            self.left_out += len(unclear)
+            self.left_out += unclear
             self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
                               "is given")
         return self._fill(parts, survey, gatherer, evidence, restored)
@@ -489,9 +492,11 @@ class _Job:
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
-                       frozenset(survey.inner_batch_topics), self.left_out, survey.messages,
+                       frozenset(survey.inner_batch_topics), len(self.left_out), survey.messages,
                        self.kept, self.copied.conflicts, len(self.topics),
-                       self.copied.void_from if self.copied.parts else None, len(self.unmarked))
+                       self.copied.void_from if self.copied.parts else None, len(self.unmarked),
+                       dropped(self.store, self.left_out, known, lost.total, homeless,
+                               sum(filling.unnamed for _, filling in fillings)))
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

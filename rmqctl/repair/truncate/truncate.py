@@ -21,7 +21,17 @@ from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
+from rmqctl.repair.plan import (
+    Action,
+    Dropped,
+    Lost,
+    MoveAside,
+    Patch,
+    Plan,
+    Planned,
+    Step,
+    places_of,
+)
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.epochs import cut_epochs
@@ -95,7 +105,9 @@ def truncate(store: Store, to: int, generation: int,
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
-                tuple(notes))
+                tuple(notes), dropped=Dropped(behind.count, behind.damaged, places_of(
+                    ((one.physical_offset or 0, one.size or 0) for one in behind.listed),
+                    store.log.raw_at)))
     return Truncation(plan, cut_at.log_end, behind.count, dict(behind.by_topic.most_common()))
 
 

@@ -1,0 +1,50 @@
+"""What earlier repairs lost (`rmqctl.store.repair_losses`), in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmqctl.checks.findings import Finding
+from rmqctl.phrases import Joined, Phrase
+from rmqctl.store.repair_losses import RepairLoss, RepairLosses
+
+_NAMED = 3
+
+
+def findings(losses: RepairLosses) -> Iterator[Finding]:
+    """One for each repair; information, since no command brings these messages back."""
+    for loss in losses.losses:
+        yield Finding("lost-in-repair", "commitlog", in_words(loss), count=max(loss.total, 1))
+    if losses.more:
+        yield Finding("lost-in-repair", "commitlog", f"{losses.more:,} more notes of repairs are "
+                      "not read", count=losses.more)
+
+
+def in_words(loss: RepairLoss) -> Phrase:
+    """``22 messages were lost in repair ID``; an id begins with the date."""
+    if loss.messages is None:
+        return Phrase("what repair {id} lost is unknown: its note is damaged", id=loss.id)
+    parts = []
+    if loss.messages:
+        parts.append(Phrase("{count:,} message was lost in repair {id}",
+                            "{count:,} messages were lost in repair {id}",
+                            count=loss.messages, id=loss.id))
+    if loss.undecided:
+        parts.append(Phrase("{count:,} undecided record was discarded in repair {id}",
+                            "{count:,} undecided records were discarded in repair {id}",
+                            count=loss.undecided, id=loss.id))
+    if loss.root is not None:
+        parts.append(Phrase("the store was at {root} then", root=loss.root))
+    return Joined("; ", parts)
+
+
+def all_in_words(losses: RepairLosses) -> Phrase | None:
+    """The newest of them; None where no repair has lost anything."""
+    if not losses.losses:
+        return None
+    named = [in_words(loss) for loss in reversed(losses.losses[-_NAMED:])]
+    others = len(losses.losses) + losses.more - len(named)
+    if others:
+        rest = losses.total - sum(loss.total for loss in losses.losses[-_NAMED:])
+        named.append(Phrase("{count:,} more in earlier repairs", count=rest))
+    return Joined("; ", named)

@@ -1,0 +1,215 @@
+"""What earlier repairs of a store lost, where no filler in the log shows it.
+
+A repair notes what it drops in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note
+to ``.rmqctl/lost/ID.json``. A note may be a stranger's, so it is bounded and validated, and it only
+ever adds to what is reported. A note without a valid content is reported too: its loss is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store_settings import FOLDER
+
+NOTE = "lost.json"
+REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
+MOST_PLACES = 100
+"""Records that a note names by place; the rest is only counted."""
+_FORMAT = 1
+_ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
+_MOST_NAMES, _MOST_NOTES = 100_000, 1000
+_MOST_BYTES = 16 << 10
+_MOST_COUNT = 1 << 53
+_HEAD = 4096
+
+
+class Place(NamedTuple):
+    """A record as it was. ``crc``: CRC-32 of its first bytes."""
+
+    offset: int
+    size: int
+    crc: int
+
+    @classmethod
+    def of(cls, offset: int, record: bytes) -> Place:
+        return cls(offset, len(record), zlib.crc32(record[:_HEAD]))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLoss:
+    """What one repair lost: ``messages``, and ``undecided`` records that it discarded; both None
+    where its note is damaged. ``time`` in ms. ``places`` are the first of them. ``root``: the path
+    of the store when it was repaired, None where that is the same as now.
+    """
+
+    id: str
+    time: int | None
+    command: str
+    messages: int | None
+    undecided: int | None
+    places: tuple[Place, ...] = ()
+    root: str | None = None
+
+    @property
+    def total(self) -> int:
+        return (self.messages or 0) + (self.undecided or 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "time": self.time, "command": self.command,
+                "messages_lost": self.messages, "messages_undecided": self.undecided,
+                "root": self.root}
+
+    def build(self) -> bytes:
+        """The note. ``root`` must be given."""
+        return json.dumps({**self.as_dict(), "format": _FORMAT,
+                           "places": [list(place) for place in self.places]}).encode() + b"\n"
+
+
+class RepairLosses(NamedTuple):
+    """All of them, oldest first. ``more``: notes beyond those that are read."""
+
+    losses: tuple[RepairLoss, ...] = ()
+    more: int = 0
+
+    @property
+    def messages(self) -> int:
+        return sum(loss.messages or 0 for loss in self.losses)
+
+    @property
+    def undecided(self) -> int:
+        return sum(loss.undecided or 0 for loss in self.losses)
+
+    @property
+    def total(self) -> int:
+        return self.messages + self.undecided
+
+    def as_list(self) -> list[dict[str, Any]]:
+        return [loss.as_dict() for loss in self.losses]
+
+
+def repair_losses(root: str, log: CommitLog, end: int | None = None) -> RepairLosses:
+    """What the repairs of the store at ``root`` lost that nobody has brought back. ``end``: where
+    a repair has ended the log. Reads only.
+    """
+    notes = sorted(_notes(root), key=lambda note: _order(note[0]))
+    now = os.path.realpath(root)
+    found = []
+    for repair_id, path in notes[-_MOST_NOTES:]:
+        loss = _read(repair_id, path)
+        if loss.root == now:
+            loss = replace(loss, root=None)
+        loss = _still_lost(loss, log, end)
+        if loss.total or loss.messages is None:
+            found.append(loss)
+    return RepairLosses(tuple(found), max(0, len(notes) - _MOST_NOTES))
+
+
+def pruned_notes(root: str) -> list[str]:
+    """The ids of pruned repairs of which a note is kept, oldest first."""
+    return sorted((name.removesuffix(".json") for name in _names(os.path.join(root, PRUNED))
+                   if _ID.fullmatch(name.removesuffix(".json"))), key=_order)
+
+
+def _order(repair_id: str) -> tuple[str, int]:
+    stamp, _, number = repair_id.partition("-")
+    return stamp, int(number)
+
+
+def _notes(root: str) -> Iterator[tuple[str, str]]:
+    """(id, path of its note) of each repair that was carried out and not undone."""
+    there = set()
+    for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
+        folder = os.path.join(root, REPAIRS, repair_id)
+        if not os.path.lexists(os.path.join(folder, "journal.jsonl")):
+            continue
+        there.add(repair_id)
+        path = os.path.join(folder, NOTE)
+        if os.path.lexists(path) and not _is_undone(folder):
+            yield repair_id, path
+    for repair_id in pruned_notes(root):
+        if repair_id not in there:
+            yield repair_id, os.path.join(root, PRUNED, f"{repair_id}.json")
+
+
+def _names(folder: str) -> Iterable[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, _MOST_NAMES)]
+    except OSError:
+        return ()
+
+
+def _is_undone(folder: str) -> bool:
+    try:
+        state = json.loads(_content(os.path.join(folder, "state.json")))["state"]
+    except (StoreIOError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return bool(state == "undone")
+
+
+def _content(path: str) -> bytes:
+    with FileSource(path) as source:
+        if source.size > _MOST_BYTES:
+            raise StoreIOError(f"{path}: too large")
+        return source.read(0, _MOST_BYTES)
+
+
+def _read(repair_id: str, path: str) -> RepairLoss:
+    try:
+        note = json.loads(_content(path))
+        if note["format"] != _FORMAT or note["id"] != repair_id:
+            raise ValueError("no note of this repair")
+        return RepairLoss(
+            repair_id, _count(note["time"]), _text(note["command"]),
+            _count(note["messages_lost"]), _count(note["messages_undecided"]),
+            tuple(Place(*map(_count, place)) for place in note["places"][:MOST_PLACES]),
+            _text(note["root"]))
+    except (StoreIOError, ValueError, KeyError, TypeError, RecursionError):
+        return RepairLoss(repair_id, None, "", None, None)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_COUNT:
+        raise ValueError("no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _HEAD:
+        raise ValueError("no text")
+    return value
+
+
+def _still_lost(loss: RepairLoss, log: CommitLog, end: int | None) -> RepairLoss:
+    """Without the records that are in their places again, as they were."""
+    back = sum(_is_back(place, log, end) for place in loss.places)
+    if not back:
+        return loss
+    if back == len(loss.places):  # the first of them, so all of them
+        return replace(loss, messages=0, undecided=0)
+    undecided = max(0, (loss.undecided or 0) - back)
+    back -= (loss.undecided or 0) - undecided
+    return replace(loss, messages=max(0, (loss.messages or 0) - back), undecided=undecided)
+
+
+def _is_back(place: Place, log: CommitLog, end: int | None) -> bool:
+    if end is not None and place.offset >= end:
+        return False
+    try:
+        located = log.locate(place.offset)
+        if located is None:
+            return False
+        source, position = located
+        return zlib.crc32(source.read(position, min(place.size, _HEAD))) == place.crc
+    except StoreIOError:
+        return False
