@@ -354,7 +354,8 @@ class _Planner:
         from rmqctl.repair.dledger.members import mend_log
 
         return mend_log(self._store, self._scratch, sources,
-                        keep_ours=self._options.prefer == OURS, progress=done)
+                        keep_ours=self._options.prefer == OURS,
+                        correct=self._options.correct, progress=done)
 
     def _sources(self, stack: ExitStack) -> list[Source]:
         prefer = self._options.prefer

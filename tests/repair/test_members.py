@@ -135,7 +135,7 @@ def test_where_the_logs_part_a_person_decides(tmp_path: Path) -> None:
     ours, theirs = ([*log, *members.bodies(60, term, length)] for term, length in ((2, 20), (3, 8)))
     starts = members.write(a, ours)
     members.write(b, theirs[:60])
-    members.lay(a / "dledger-n0/data", starts[10] + 140, b"?")
+    members.lay(a / "dledger-n0/data", starts[10] + 136, b"?" * 8)
     before = data_of(a)
     plan = actions(a, *LOG, "--from", b, code=1)
     assert [one["action"] for one in plan] == ["conflict", "copy"]
@@ -158,7 +158,7 @@ def test_where_the_logs_part_a_person_decides(tmp_path: Path) -> None:
 
 def test_nothing_is_put_in_place_of_what_is_lost(tmp_path: Path) -> None:
     store = layout_copy("5.3.3/dledger3", tmp_path)
-    damage(store, 1, 9000)
+    damage(store, 1, 9000, 20)
     assert "--from" in run("recover", store).expect(6).err
     plan = run("recover", store, *LOG, "-o", "json").expect(1).json()
     assert plan["actions"] == []

@@ -1,16 +1,18 @@
 """A damaged DLedger log mended from other members of its group (spec: dledger.md §2, §7).
 
 Members have the same entries at the same byte offsets. Where two have an entry of the same index
-and term, all before it is the same as well; so what is damaged before it is copied. Behind the last
-entry that both have, only what the other member has noted as committed is: the rest is its leader's
-to send. Where the logs part nothing is copied unless a person has decided which is right. Nothing
-is ever put in the place of what no member gives: a group does not agree on a filler.
+and term, all before it is the same as well; so what is damaged before it is copied, where the copy
+agrees with what is left of ours, and with most of the other members
+(`rmqctl.repair.salvage.agreement`). Behind the last entry that both have, only what the other
+member has noted as committed is: the rest is its leader's to send. Where the logs part nothing is
+copied unless a person has decided which is right. A message that its own CRC corrects needs no
+copy. Nothing is ever put in the place of what no member gives: a group does not agree on a filler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,9 +31,12 @@ from rmqctl.checks.verify.queue.rows import merged
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.header_rules import of_record
+from rmqctl.formats.local.message import decode
 from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
+from rmqctl.repair.salvage.agreement import disputed, records_of
 from rmqctl.repair.salvage.comparison import knowledge
+from rmqctl.repair.salvage.correct import Correct, Correction, corrected
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
 from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.salvage import Salvage
@@ -52,16 +57,17 @@ _MOST_LOST = 10_000
 
 
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
-             keep_ours: bool = False, progress: Callable[[int], None] | None = None) -> tuple[
-                 Salvage, Planned]:
+             keep_ours: bool = False, correct: Correct = "off",
+             progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
     """The log of a member as it will be, with what its sources, open stores of other members, have
     of what is damaged or lost; what cannot be mended stays as it is and is ``lost``. And the steps
     for DLedger's index. Nothing is written but into ``scratch``.
 
-    ``keep_ours``: where the logs part, ours is right. RefusedError for a source of another group,
+    ``keep_ours``: where the logs part, ours is right. ``correct``: how much of a message may be
+    changed where its CRC says how. RefusedError for a source of another group,
     and for files whose names or sizes make no log; StoreIOError.
     """
-    return _Job(store, scratch, sources, keep_ours, progress).run()
+    return _Job(store, scratch, sources, keep_ours, correct, progress).run()
 
 
 @dataclass(slots=True)
@@ -70,6 +76,7 @@ class _Job:
     scratch: Scratch
     sources: Sequence[Source]
     keep_ours: bool
+    correct: Correct
     progress: Callable[[int], None] | None
     parts: list[LogPart] = field(default_factory=list)
     files: dict[int, FileContent] = field(default_factory=dict)
@@ -79,17 +86,62 @@ class _Job:
     void_from: int | None = None
     copied: int = 0
     wanted: list[tuple[int, int]] = field(default_factory=list)
+    placed: list[tuple[int, int]] = field(default_factory=list)
+    """Bytes that a source has given: the other sources were asked then."""
+    contested: list[tuple[int, int, int]] = field(default_factory=list)
+    """(number of the action, start, end) of copies that ours, or other sources, contradict."""
     end: int | None = None
     """Where the log ends, as a preferred source's does: what was behind goes."""
 
     def run(self) -> tuple[Salvage, Planned]:
         self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
-        for source in self.sources:
+        self._by_crc()
+        for source in sorted(self.sources, key=lambda source: not source.preferred):
             self.notes += source.notes
             self._from(source)
+        self._settle()
         gone = list(self._ended())
         self.parts = [part for part in self.parts if part.path is not None or part.pieces]
         return self._result(gone)
+
+    # -- what is proven without a source ----------------------------------------------------------
+
+    def _by_crc(self) -> None:
+        """Corrects messages in intact entries that one change explains."""
+        if self.correct == "off":
+            return
+        found: list[tuple[int, Correction]] = []
+        with UnitReader(self.store.nodes[0]) as reader:
+            for page in Chain(self.parts, reader):
+                for at in page.pos[~page.whole].tolist():
+                    raw = self._entry(at)
+                    correction = None if raw is None else self._correction(raw[HEAD_SIZE:])
+                    if correction is not None:
+                        found.append((at + HEAD_SIZE + correction.position, correction))
+        for place, correction in found:
+            part = self._part(place)
+            self.parts = laid_over(self.parts, {self.parts.index(part): [
+                Piece.of(place - part.base, correction.after)]})
+            self.actions.append(Action(
+                "correct", part_target(self.store, part), f"0x{correction.before.hex()}",
+                f"0x{correction.after.hex()}", correction.in_words(), offset=place,
+                length=len(correction.after), proof=correction.proof))
+
+    def _entry(self, at: int) -> bytes | None:
+        """The bytes of the entry at a place, where its head is intact. StoreIOError."""
+        with self._part(at).open() as opened:
+            head = whole_entry(opened, at - opened.base)
+            return None if head is None else opened.read(at - opened.base, head.size)
+
+    def _correction(self, raw: bytes) -> Correction | None:
+        try:
+            record = decode(raw)
+        except FormatError:
+            return None
+        if record.total_size != len(raw):
+            return None
+        found = corrected(raw, record, self.correct, sealed=True)
+        return found if isinstance(found, Correction) else None
 
     # -- one source -------------------------------------------------------------------------------
 
@@ -105,7 +157,8 @@ class _Job:
                 f"{source.name}: no entry of it is the same as one of ours: it is of another "
                 "group, or nothing intact is left here to tell; nothing is copied from it")
         last, behind = (-1, 0) if found.common is None else (found.common[0], found.common_end)
-        if found.parted is not None:
+        if found.parted is not None and not all(
+                self._was_placed(run.pos, run.end) for run in found.runs if run.parted):
             self._conflict(source, found.parted, source.preferred or self.keep_ours)
         if source.preferred and (found.parted is not None or found.common is None):
             upto = found.members[1].chain.last
@@ -127,7 +180,7 @@ class _Job:
             else:
                 left += (run.last - run.first + 1) * (found.parted is None)
                 continue
-            self._copy(source, run, why)
+            self._agreed(source, run, why, alone=run.last <= last)
         if left:
             self.notes.append(
                 f"{source.name}: {plural(left, 'entry', 'entries')} behind the last one that it "
@@ -156,7 +209,7 @@ class _Job:
         """Intact entries of one index and term that are not the same: one is damaged where no
         checksum covers it, and our consumequeues and index may know which.
         """
-        if run.parted or run.kinds != (WHOLE, WHOLE):
+        if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
         at = run.pos
         for number in range(run.first, run.last + 1):
@@ -177,6 +230,50 @@ class _Job:
                 self._copy(source, one, "preferred, though both are intact" if ours == theirs else
                            "our consumequeues and index know it as it is there, or ours has "
                            "what no broker writes")
+
+    def _was_placed(self, start: int, end: int) -> bool:
+        return any(low < end and high > start for low, high in self.placed)
+
+    def _agreed(self, source: Source, run: Run, why: str, *, alone: bool) -> None:
+        """Copies what neither the rest of ours nor most other sources contradict. ``alone``: each
+        entry is decided by itself; else nothing behind the first that is contested is copied.
+        """
+        others = [other for other in self.sources if other is not source]
+        bad = [] if source.preferred else disputed(
+            self.parts, source, others, Range(run.pos, run.end), [])
+        if bad and not alone:
+            bad = [(bad[0][0], run.end)]
+        number, start = run.first, run.pos
+        for low, high in [*bad, (run.end, run.end)]:
+            count = sum(1 for _ in records_of(source, Range(start, low)))
+            if count:
+                self._copy(source, run._replace(
+                    first=number, last=number + count - 1, pos=start, end=low), why)
+            if low < high:
+                self._contest(source, number + count, low, high)
+            number, start = number + count + 1, high
+
+    def _contest(self, source: Source, index: int, start: int, end: int) -> None:
+        self.contested.append((len(self.actions), start, end))
+        self.actions.append(Action(
+            "conflict", part_target(self.store, self._part(start)), None, None,
+            f"what is left of our entry {index}, or another source, contradicts {source.name}: "
+            + ("ours stays, as preferred" if self.keep_ours else
+               f"not copied, unless --prefer {source.name} is given"), "entry", start, end - start,
+            {"source": source.name, "index": index, "decided": self.keep_ours}))
+
+    def _settle(self) -> None:
+        """A copy that was contested is no conflict where another source gave the entry."""
+        for number, start, end in self.contested:
+            if self._was_placed(start, end):
+                action = self.actions[number]
+                proof = action.proof or {}
+                self.actions[number] = replace(
+                    action, reason=f"what is left of our entry, or most other sources, contradict "
+                    f"{proof['source']}: another source's entry is copied",
+                    proof={**proof, "decided": True})
+            else:
+                self.conflicts += not self.keep_ours
 
     def _trust(self, log: CommitLog, at: int) -> int:
         """What speaks for an entry: what of ours knows its message, and fields as brokers write
@@ -223,6 +320,7 @@ class _Job:
                     [part], {0: [Piece(low, part.size - low)]})[0]
         if start < end:
             self.wanted.append((start, end))
+            self.placed.append((start, end))
             widen(self.parts, start, end)
             self.actions.append(Action(
                 "copy", part_target(self.store, self._part(start)), None, None,
@@ -233,6 +331,7 @@ class _Job:
     def _copy(self, source: Source, run: Run, why: str) -> None:
         count = run.last - run.first + 1
         self.wanted.append((run.pos, run.end))
+        self.placed.append((run.pos, run.end))
         self.copied += count
         widen(self.parts, run.pos, run.end)
         self.actions.append(Action(

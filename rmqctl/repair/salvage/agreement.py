@@ -3,7 +3,7 @@
 Two logs may be one on both sides of a place and not at it. So a copy has to agree with what of our
 record survived: with the CRC that its head has of its body, or, where the damage took that, with
 every byte that the damage left. Damage is a run of bytes, or zeros; what differs outside of it was
-another message.
+another message. In a DLedger log the whole entry is compared, its header with index and term too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MIN_SIZE, decode
 from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.records import body_crc_at
 from rmqctl.repair.sources.opening import Source
+from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
@@ -32,26 +34,37 @@ _APART = 16
 """Bytes that agree between two that differ: another run of damage."""
 
 
-def agrees(ours: bytes, theirs: bytes) -> bool | None:
-    """Whether what is left of ours is of that message; None where nothing is left that tells."""
+def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
+    """Whether what is left of ours is of that message; None where nothing is left that tells.
+
+    ``head``: bytes of the entry header before the message. A message with the CRC of theirs may
+    still be in an entry of another index or term.
+    """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     if len(here) != len(there) or not here.any():
         return None
-    at = body_crc_at()
+    at = head + body_crc_at()
     crc = slice(at, at + 4)
-    if here[crc].any() and (here[crc] == there[crc]).all():
-        return True
     differs = (here != there) & ~_zeroed(here)
+    if here[crc].any() and (here[crc] == there[crc]).all() and not differs[:head].any():
+        return True
     places = np.flatnonzero(differs)
     if not len(places):
         return True
+    if places[0] < head and (here[head:] != there[head:]).any() and len(
+            _runs(np.flatnonzero(here != there))) > 1:
+        return None if _is_dense(differs) else False  # two damaged places do not explain it
     # A few turned bits, or one run of damage, explain another CRC; more do not.
     if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS:
         return True
-    runs = np.split(places, np.flatnonzero(np.diff(places) > _APART) + 1)
-    if len(runs) == 1 and places[0] < crc.stop and places[-1] >= crc.start:
+    if len(_runs(places)) == 1 and places[0] < crc.stop and (
+            places[-1] >= crc.start or places[0] < head):
         return None if places[-1] - places[0] > len(here) * 3 // 4 else True
     return None if _is_dense(differs) else False
+
+
+def _runs(places: Array) -> list[Array]:
+    return np.split(places, np.flatnonzero(np.diff(places) > _APART) + 1)
 
 
 def _zeroed(data: Array) -> Array:
@@ -71,10 +84,18 @@ def _is_dense(differs: Array) -> bool:
 
 
 def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """(physical offset, bytes) of the messages that a source has in a range. StoreIOError."""
+    """(physical offset, bytes) of the messages that a source has in a range, in a DLedger log of
+    its entries. StoreIOError.
+    """
     position = item.start
     while position < item.end and (place := source.log.locate(position)) is not None:
         file, at = place
+        if file.head:
+            raw = _raw(source, position)
+            if raw is not None:
+                yield position, raw
+            position = file.base + file.size if raw is None else position + len(raw)
+            continue
         walk = Walk(file, at, min(file.size, item.end - file.base))
         for batch in walk:
             for row in range(len(batch)):
@@ -91,28 +112,40 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
     found = []
     ends = [end for _, end in replaced]
     for start, theirs in records_of(source, item):
-        if len(theirs) < MIN_SIZE:
+        head, end = _head(parts, start), start + len(theirs)
+        if len(theirs) < (head or MIN_SIZE):
             continue
-        end = start + len(theirs)
         near = bisect_right(ends, start)
         told = None if near < len(replaced) and replaced[near][0] < end else agrees(
-            _ours(parts, start, len(theirs)), theirs)
+            _ours(parts, start, len(theirs)), theirs, head)
         if told is None:
-            votes = [vote for other in others if (vote := other.log.raw_at(start)) is not None
-                     and vote != theirs and _counts(parts, vote)]
-            same = sum(other.log.raw_at(start) == theirs for other in others)
-            told = not votes or (_counts(parts, theirs) and 1 + same > len(votes))
+            copies = [_raw(other, start) for other in others]
+            votes = [vote for vote in copies if vote is not None
+                     and vote != theirs and _counts(parts, vote, head)]
+            same = sum(vote == theirs for vote in copies)
+            told = not votes or (_counts(parts, theirs, head) and 1 + same > len(votes))
         if told is False:
             found.append((start, end))
     return found
 
 
-def _counts(parts: Sequence[LogPart], raw: bytes) -> bool:
+def _raw(source: Source, start: int) -> bytes | None:
+    """The message at a place of a source's log, in a DLedger log the entry. StoreIOError."""
+    place = source.log.locate(start)
+    if place is None or not place[0].head:
+        return source.log.raw_at(start)
+    entry = whole_entry(*place)
+    return None if entry is None else place[0].read(place[1], entry.size)
+
+
+def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
     """Whether a message is one: whole, with properties that are some, and with a key that our index
-    has for its place, if that has any.
+    has for its place, if that has any. An entry without a message counts as well.
     """
+    if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
+        return True
     try:
-        record = decode(raw)
+        record = decode(raw[head:])
     except FormatError:
         return False
     if not record.crc_ok or not props.are_sound(record.properties) or is_filler(record):
@@ -123,8 +156,17 @@ def _counts(parts: Sequence[LogPart], raw: bytes) -> bool:
     return not known or bool(known & key_hashes(record))
 
 
+def _part(parts: Sequence[LogPart], start: int) -> LogPart | None:
+    return next((part for part in parts if part.base <= start < part.end), None)
+
+
+def _head(parts: Sequence[LogPart], start: int) -> int:
+    """The bytes before a message that are of its entry: none outside of DLedger's files."""
+    return (_part(parts, start) or parts[-1]).head
+
+
 def _ours(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    part = next((part for part in parts if part.base <= start < part.end), None)
+    part = _part(parts, start)
     if part is None or (part.path is None and not part.pieces):
         return b""
     with part.open() as source:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
@@ -80,6 +80,7 @@ class Copier:
         self._survey_of, self._progress = survey_of, progress
         self._fillers: list[int] = []
         self._sources: Sequence[Source] = ()
+        self._contested: list[tuple[int, int, int]] = []
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
             Copied, Survey]:
@@ -96,6 +97,9 @@ class Copier:
                 self._fillers += given_up
                 survey = self._survey_of(result.parts, [], found.disproved)
                 gone, found = self._compared(result, source, survey)
+            if not source.preferred:  # sources were weighed where one gave the message
+                found.conflicts.items = [item for item in found.conflicts.items
+                                         if item.messages != 1 or not result.has(item.start)]
             if found.conflicts.items:
                 spans = self._conflicts(result, source, found)
                 if source.preferred:
@@ -114,6 +118,7 @@ class Copier:
             new = [*result.places[before:], *((place, place + 1) for place in given_up)]
             if new:
                 survey = self._survey_of(result.parts, new, ())
+        self._decided(result)
         return result, survey
 
     def _compared(self, result: Copied, source: Source, survey: Survey) -> tuple[
@@ -252,7 +257,7 @@ class Copier:
 
     def _told(self, result: Copied, source: Source, low: int, high: int) -> None:
         part = next(part for part in result.parts if part.base <= low < part.end)
-        result.conflicts += not self._keep_ours
+        self._contested.append((len(result.actions), low, high))
         result.actions.append(Action(
             "conflict", part_target(self._store, part), None, None,
             f"what is left of our message, or another source, contradicts {source.name}: "
@@ -261,6 +266,19 @@ class Copier:
             length=high - low, proof={
                 "source": source.name, "messages": 1, "topics": {}, "fields": [],
                 "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
+
+    def _decided(self, result: Copied) -> None:
+        """A copy that was contested is no conflict where another source gave the message."""
+        for number, low, high in self._contested:
+            if any(start < high and end > low for start, end in result.places):
+                action = result.actions[number]
+                proof = action.proof or {}
+                result.actions[number] = replace(action, reason=(
+                    f"what is left of our message, or most other sources, contradict "
+                    f"{proof['source']}: another source's message is copied"),
+                    proof={**proof, "decided": True})
+            else:
+                result.conflicts += not self._keep_ours
 
     # -- the bytes --------------------------------------------------------------------------------
 
