@@ -197,6 +197,8 @@ class Plan:
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
+    wrong_corrections: float = 0.0
+    """The expected number of corrections by CRC that are wrong."""
 
     @property
     def impact(self) -> Impact | None:
@@ -223,6 +225,8 @@ class Plan:
         values["messages_undecided"] = self.ambiguous
         if self.assumed:
             values["assumed"] = dict(self.assumed)
+        if any(action.action == "correct" for action in self.actions):
+            values["wrong_corrections_expected"] = self.wrong_corrections
         if self.ambiguous:
             values["ambiguous"] = self.ambiguous
         if self.kept_damaged:

@@ -247,7 +247,8 @@ class _Planner:
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
-                    saved.conflicts, left, _assumed(saved), undo_first, saved.dropped)
+                    saved.conflicts, left, _assumed(saved), undo_first, saved.dropped,
+                    saved.wrong_corrections)
 
     def _refuse_sources(self) -> None:
         only = self._options.only

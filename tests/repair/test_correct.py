@@ -13,7 +13,14 @@ import pytest
 
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, decode
-from rmqctl.repair.salvage.correct import MOST_CHANCE, Correct, Correction, corrected
+from rmqctl.repair.salvage.correct import (
+    MOST_CHANCE,
+    MOST_WRONG,
+    Chances,
+    Correct,
+    Correction,
+    corrected,
+)
 from rmqctl.repair.salvage.records import body_at, body_crc_at
 from tests.conftest import GoldenFolder
 from tests.support import tiny
@@ -66,6 +73,45 @@ def test_every_bit_of_a_body() -> None:
         assert correction.tried == 8 * len(TEXT) + 31
         assert correction.chance <= correction.tried / 2 ** 31 < MOST_CHANCE
         assert correction.before[0] ^ correction.after[0] == 1 << bit % 8
+
+
+@pytest.mark.parametrize("how", ["bit", "byte"])
+@pytest.mark.parametrize("content", ["noise", "zeros"])
+@pytest.mark.parametrize("sectors", [1, 3])
+def test_a_text_with_a_damaged_sector_is_not_explained_elsewhere(
+        how: Correct, content: str, sectors: int) -> None:
+    """The CRC is that of the damaged bytes with one bit changed: chance makes such ones, too."""
+    text, size = TEXT * 40, 512 * sectors
+    _, record = record_of(text)
+    start = -(record.physical_offset + body_at(record)) % 512
+    for shift, is_corrected in ((0, False), (200, True)):  # a binary part begins anywhere
+        for number in range(20):
+            filled = random.Random(number).randbytes(size) if content == "noise" else bytes(size)
+            at = start + shift
+            body = text[:at] + filled + text[at + size:]
+            place = at + size + 340 if number % 2 else at - 40 if at > 40 else at + size + 40
+            raw, one = record_of(body)
+            found = after(raw, how, (body_at(one) + place, 4))
+            assert (is_back(raw, found) if is_corrected else found is None), (shift, number)
+
+
+def test_all_chances_of_a_repair_are_bounded() -> None:
+    """Whatever is tried in one repair: few wrong corrections are expected, and said to be."""
+    luck, chances, found = random.Random(1), Chances(), 0
+    for number in range(400):
+        raw, record = record_of(luck.randbytes(800), physical_offset=4096 * number)
+        turned = bytearray(raw)
+        turned[body_at(record) + 5] ^= 0xFF
+        turned[body_at(record) + 300] ^= 0xFF * (number % 2)
+        result = corrected(bytes(turned), decode(bytes(turned)), "byte", False, chances)
+        assert chances.expected <= MOST_WRONG
+        found += isinstance(result, Correction)
+    assert 40 < found < 200
+    # What nothing explains leaves room for what a bit does.
+    chances = Chances()
+    for place in range(1000):
+        chances.allow(place, MOST_CHANCE, MOST_WRONG / 2)
+    assert all(chances.allow(place, 8e-7) for place in range(1000, 5000))
 
 
 def test_a_byte_only_where_asked() -> None:

@@ -85,6 +85,9 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     if plan.kept_damaged:
         page.text(Phrase("kept damaged, and marked RMQCTL=damaged: {some:,} of the messages",
                          some=plan.kept_damaged))
+    if "wrong_corrections_expected" in document:
+        page.text(Phrase("Wrong corrections to expect: {some} (at most 0.01 per repair).",
+                         some=f"{plan.wrong_corrections:.1g}"))
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())

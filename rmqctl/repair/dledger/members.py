@@ -36,7 +36,7 @@ from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
 from rmqctl.repair.salvage.agreement import disputed, records_of
 from rmqctl.repair.salvage.comparison import knowledge
-from rmqctl.repair.salvage.correct import Correct, Correction, corrected
+from rmqctl.repair.salvage.correct import Chances, Correct, Correction, corrected
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
 from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.salvage import Salvage
@@ -88,6 +88,7 @@ class _Job:
     wanted: list[tuple[int, int]] = field(default_factory=list)
     placed: list[tuple[int, int]] = field(default_factory=list)
     """Bytes that a source has given: the other sources were asked then."""
+    chances: Chances = field(default_factory=Chances)
     contested: list[tuple[int, int, int]] = field(default_factory=list)
     """(number of the action, start, end) of copies that ours, or other sources, contradict."""
     end: int | None = None
@@ -140,7 +141,7 @@ class _Job:
             return None
         if record.total_size != len(raw):
             return None
-        found = corrected(raw, record, self.correct, sealed=True)
+        found = corrected(raw, record, self.correct, sealed=True, chances=self.chances)
         return found if isinstance(found, Correction) else None
 
     # -- one source -------------------------------------------------------------------------------
@@ -440,4 +441,5 @@ class _Job:
         return Salvage(
             tuple(self.parts), tuple(steps), tuple(self.actions), tuple(lost), log_end=end,
             notes=tuple(self.notes), restored=self.copied, lost_total=total,
-            messages=entries - damaged, conflicts=self.conflicts, void_from=self.void_from), index
+            messages=entries - damaged, conflicts=self.conflicts, void_from=self.void_from,
+            wrong_corrections=self.chances.expected), index

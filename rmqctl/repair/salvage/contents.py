@@ -28,6 +28,8 @@ _CONTROL = re.compile(f"[{_CONTROLS}]".encode())
 _MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
+_SECTOR, _EDGE = 512, 16
+"""Random bytes look like text for hardly more than a few bytes at the edge of a sector."""
 _MOST_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
 _LEAST_SAMPLES = 16
 
@@ -102,6 +104,29 @@ def not_text(body: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return _LONG_CODE + error.end - error.start + 1
     return None if found is None else 1
+
+
+def has_bad_sectors(body: bytes, place: int) -> bool:
+    """Whether a text, which begins at ``place`` of the log, has bytes that are no text in whole
+    sectors: from one border to another, with text before and behind. So much is damaged that no
+    change of a few bytes elsewhere explains its CRC. A text with a binary part ends it there by
+    chance once in 900 times.
+    """
+    first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
+    if first is None or last is None or len(body) < _SECTOR:
+        return False
+    head, tail = body[:first.end()], body[len(body) - last.end():]
+    start = _ODD.search(head.decode("utf-8", "surrogateescape"))
+    end = _ODD.search(tail.decode("utf-8", "surrogateescape")[::-1])
+    assert start is not None
+    assert end is not None
+    low = len(head.decode("utf-8", "surrogateescape")[:start.start()].encode(
+        "utf-8", "surrogateescape"))
+    behind = len(tail.decode("utf-8", "surrogateescape")[::-1][:end.start()].encode(
+        "utf-8", "surrogateescape"))
+    high = len(body) - behind
+    return (low >= _EDGE and behind >= _EDGE and high - low >= _SECTOR - 2 * _EDGE
+            and (place + low) % _SECTOR <= _EDGE and -(place + high) % _SECTOR <= _EDGE)
 
 
 # -- JSON -----------------------------------------------------------------------------------------

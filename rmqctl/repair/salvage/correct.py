@@ -10,6 +10,10 @@ more speaks for it (`rmqctl.repair.salvage.contents`):
 * they are JSON with it: then just the changes count that make them JSON;
 * a zlib stream ends with a checksum of its own, which must be right then, too.
 
+A text with whole sectors that are no text is damaged there, and no other change is looked for. All
+chances of one repair, of records that nothing explains too, add up to `MOST_WRONG` at most
+(`Chances`).
+
 Up to four bytes that lie together are only solved at places which are known
 (`rmqctl.repair.salvage.torn`). An appended CRC gives the body's no second proof: both have the same
 polynomial, so it fits whatever the body's fits. It tells that nothing else is damaged, and the 32nd
@@ -30,6 +34,7 @@ from rmqctl.repair.salvage import torn
 from rmqctl.repair.salvage.contents import (
     ZLIB_CHANCE,
     compression,
+    has_bad_sectors,
     is_json,
     most_json,
     not_text,
@@ -40,6 +45,8 @@ from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
 
 Correct = Literal["bit", "byte", "off"]
 MOST_CHANCE = 1e-4
+MOST_WRONG = 0.01
+"""Of the expected number of wrong corrections of one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """How many changes are tried of each byte, and of the CRC, which may be what is damaged."""
@@ -76,18 +83,58 @@ class Correction:
                 f"candidates tried, {_chance_text(self.chance)} that it is a wrong one")
 
 
-def corrected(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
+class Chances:
+    """The expected number of wrong corrections of one repair. Each damaged record counts with the
+    chance that a wrong change fits it, once, whether one was found or not.
+
+    Records that nothing explains use up half of it at most: they cannot refuse all others.
+    """
+
+    def __init__(self) -> None:
+        self._by_place: dict[int, float] = {}
+        self.expected = 0.0
+
+    def allow(self, place: int, chance: float, most: float = MOST_WRONG) -> bool:
+        """Counts the record at a place, unless the sum would be above ``most`` then."""
+        more = chance - self._by_place.get(place, 0.0)
+        if more > 0 and self.expected + more > most:
+            return False
+        self._by_place[place] = chance
+        self.expected += more
+        return True
+
+
+def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
+              chances: Chances | None = None) -> Correction | str | None:
     """The correction of a record which stands where it says; why there is none; None if nothing
     explains it.
 
     ``raw``: its bytes, of which ``record`` was read. ``sealed``: its store's messages carry
-    appended CRCs.
+    appended CRCs. ``chances``: of the repair that it is of.
     """
     if how == "off":
         return None
     sealed = sealed and _is_sealed(raw)
     if record.crc_ok and (not sealed or append_crc.verify(raw)):
         return None
+    if compression(record) is None and has_bad_sectors(
+            record.body, record.physical_offset + body_at(record)):
+        return None
+    found = _found(raw, record, how, sealed)
+    if chances is None:
+        return found
+    place = record.physical_offset
+    if not isinstance(found, Correction):
+        chances.allow(place, min(MOST_CHANCE, _CHANGES[how][0] * len(raw) / 2 ** _CRC_BITS),
+                      MOST_WRONG / 2)
+        return found
+    if not chances.allow(place, found.chance):
+        return (f"{found.what} does it, but this repair has corrected so much that more than "
+                f"{MOST_WRONG:g} wrong corrections would be expected")
+    return found
+
+
+def _found(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
     found = _one(raw, record, how, sealed)
     if sealed and not isinstance(found, Correction):
         found = _name(raw, record) or _field(raw, record) or found

@@ -22,7 +22,7 @@ from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.copies import Copied, Copier
-from rmqctl.repair.salvage.correct import Correct
+from rmqctl.repair.salvage.correct import Chances, Correct
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
@@ -68,7 +68,8 @@ class Salvage:
     ``kept_damaged``: messages that are delivered though they have lost a part of themselves.
     ``void_from``: from where on a preferred source's log stands for all of ours. ``unmarked``:
     messages with damaged properties that stay as they are. ``dropped``: what is lost that no
-    filler stands for.
+    filler stands for. ``wrong_corrections``: how many are expected
+    (`rmqctl.repair.salvage.correct.Chances`).
     """
 
     parts: tuple[LogPart, ...]
@@ -88,6 +89,7 @@ class Salvage:
     void_from: int | None = None
     unmarked: int = 0
     dropped: Dropped = field(default_factory=Dropped)
+    wrong_corrections: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -155,6 +157,7 @@ class _Job:
     """Those of them that rows and index contradict."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
+    chances: Chances = field(default_factory=Chances)
     topics: dict[int, str] = field(default_factory=dict)
     """Why topics that cannot be right stay, by place."""
     unmarked: dict[int, str] = field(default_factory=dict)
@@ -215,7 +218,7 @@ class _Job:
             if rounds >= _ROUNDS:
                 break
             mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected,
-                           self.correct)
+                           self.correct, self.chances)
             self.refused, self.by_byte = mending.refused, mending.by_byte
             self.topics = mending.topics
             if not self._is_news(mending):
@@ -496,7 +499,8 @@ class _Job:
                        self.kept, self.copied.conflicts, len(self.topics),
                        self.copied.void_from if self.copied.parts else None, len(self.unmarked),
                        dropped(self.store, self.left_out, known, lost.total, homeless,
-                               sum(filling.unnamed for _, filling in fillings)))
+                               sum(filling.unnamed for _, filling in fillings)),
+                       self.chances.expected)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

@@ -34,7 +34,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
-from rmqctl.repair.salvage.correct import Correct, Correction, corrected, explained_by_body
+from rmqctl.repair.salvage.correct import Chances, Correct, Correction, corrected, explained_by_body
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend.headers import mend_headers
@@ -96,13 +96,14 @@ class Mending:
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: Evidence, rejected: Collection[int] = (),
-         correct: Correct = "bit") -> Mending:
+         correct: Correct = "bit", chances: Chances | None = None) -> Mending:
     """One round of mending where records stand. StoreIOError.
 
     ``rejected``: places of records which count as damaged, whatever they look like. ``correct``:
-    what may be changed where a CRC says how.
+    what may be changed where a CRC says how. ``chances``: of all rounds of this repair.
     """
-    return _Round(store, parts, survey, gatherer, evidence, rejected, correct).run()
+    return _Round(store, parts, survey, gatherer, evidence, rejected, correct,
+                  chances or Chances()).run()
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
@@ -185,14 +186,14 @@ def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str 
 class _Round:
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
                  gatherer: Gatherer, evidence: Evidence, rejected: Collection[int],
-                 correct: Correct) -> None:
+                 correct: Correct, chances: Chances) -> None:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
         self._records, self._refused = Records(parts), rejected
         self._twins = Twins(store, self._records)
         self._budget = _BUDGET
         self._confirmed: dict[int, int] = {}
-        self._correct = correct
+        self._correct, self._chances = correct, chances
         self._corrections: dict[int, Correction] = {}
         self._corrected: set[int] = set()
         self._not_corrected: dict[int, str] = {}
@@ -324,7 +325,8 @@ class _Round:
         if found is None:
             return 0
         raw, record = found
-        correction = corrected(raw, record, self._correct, self._survey.has_crcs)
+        correction = corrected(raw, record, self._correct, self._survey.has_crcs,
+                               self._chances)
         if isinstance(correction, str):
             self._not_corrected[start] = correction
         elif correction is not None and self._supported(correction.record, rows, False):
@@ -350,7 +352,8 @@ class _Round:
     def _name(self, physical: int) -> None:
         """The name of the appended CRC of an intact record, if that is what hides it."""
         _, record, raw = self._records.read(physical, None)
-        correction = None if record is None else corrected(raw, record, self._correct, sealed=True)
+        correction = None if record is None else corrected(
+            raw, record, self._correct, sealed=True, chances=self._chances)
         if isinstance(correction, Correction):
             place = physical + correction.position
             self._corrections[place] = correction
