@@ -103,6 +103,24 @@ def test_a_retry_and_its_origin(index: bool, tmp_path: Path) -> None:
         assert (logs(built.root) == whole) == is_back
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_byte_that_survived_is_the_copys(apart: bool, tmp_path: Path) -> None:
+    """Between two damaged places the body is of another message than the copy."""
+    origin = build(tmp_path / "measured").messages[1].record
+    name = message_id(*origin.store_host, origin.physical_offset)
+    built = build(tmp_path / "store", ORIGIN_MESSAGE_ID=name)
+    whole, record = logs(built.root), built.messages[3].record
+    path, at = next((path, path.read_bytes().rindex(BODY)) for path in (
+        built.root / "commitlog").iterdir() if path.read_bytes().count(BODY) == 2)
+    content = bytearray(path.read_bytes())
+    for start in (0, len(BODY) - 6) if apart else (0, 6):
+        content[at + start:at + start + 6] = b"######"
+    path.write_bytes(content)
+    assert record.body == BODY
+    run("recover", built.root, *OPTIONS, "--apply", "--yes").expect(1 if apart else 0)
+    assert (logs(built.root) == whole) == (not apart)
+
+
 @pytest.mark.parametrize(("copy", "key"), [
     (BODY[:-1] + b"!", "0A01"), (BODY + b"!", "0A01"), (BODY, "0A0F")])
 def test_another_body_or_key_is_no_copy(copy: bytes, key: str, tmp_path: Path) -> None:

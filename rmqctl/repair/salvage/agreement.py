@@ -63,6 +63,16 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
     return None if _is_dense(differs) else False
 
 
+def is_one_damage(ours: bytes, theirs: bytes) -> bool:
+    """Whether damage of one place, zeros or a few turned bits made ours of theirs: every byte that
+    survived is the same.
+    """
+    here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
+    places = np.flatnonzero((here != there) & ~_zeroed(here))
+    return len(_runs(places)) == 1 or int(
+        np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS
+
+
 def _runs(places: Array) -> list[Array]:
     return np.split(places, np.flatnonzero(np.diff(places) > _APART) + 1)
 

@@ -11,6 +11,10 @@ two and computes the third. So only pointers that nobody else can write count:
   the half message itself.
 
 A delayed or timed message and its delivery name each other in no way; nothing is copied there.
+Every byte of the damaged body outside of one damaged place must be the copy's.
+
+Yield, where 2 to 512 bytes of one body are damaged, any message's of the engine's stores: 18 of 60
+in those with transactions, 0 of 60 in those with delays.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build, parse_message_id
+from rmqctl.repair.salvage.agreement import is_one_damage
 from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.records import Records, whole_record
 from rmqctl.store import index_files
@@ -68,6 +73,7 @@ class Twins:
             if (other is None or not _points(record, other) or not other.crc_ok
                     or len(other.body) != len(record.body)
                     or other.body_crc != record.body_crc
+                    or not is_one_damage(record.body, other.body)
                     or _values(other).get(props.UNIQUE_KEY) != key):
                 continue
             content = build(replace(record, body=other.body))
