@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
+from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
 from rmqctl.formats.local.message import (
@@ -31,8 +33,10 @@ from rmqctl.formats.local.message import (
     Record,
     decode,
 )
+from rmqctl.formats.local.properties import CRC32, parse
 from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.phrases import Phrase
+from rmqctl.scan.damage.properties import unproven
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD, is_blank
@@ -44,9 +48,18 @@ from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 _NORMAL_FILES = 3
+_BODY_CRC = Phrase("its body does not match its CRC")
+_RECORD_CRC = Phrase("it does not match its appended CRC (forceVerifyPropCRC)")
+_NO_CRC = Phrase("it has no appended CRC (forceVerifyPropCRC)")
 _HEAD_SIZE = 256
 _HEAD = reader(Blank)
 _LATEST: list[tuple[Batch, Properties]] = []
+
+
+def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
+    """The rules of a version with what the store's broker.conf says of them, where it is known."""
+    forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
+    return replace(version, forces_property_crc=forced)
 
 
 class RecoveredLog(NamedTuple):
@@ -71,6 +84,7 @@ def default_release(store: Store) -> str:
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
     """What a broker of this version makes of the log when it starts on ``store``. StoreIOError."""
+    version = as_configured(store, version)
     with closing(loaded_log(store, version)) as log:
         if not log.files:
             return RecoveredLog(0, 0, [])
@@ -247,9 +261,7 @@ class RecoveryWalk:
         """(how many of the batch's records a broker takes, why not the next)."""
         if not len(batch):
             return 0, ""
-        bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
-        reasons = {int(row): Phrase("its body does not match its CRC")
-                   for row in np.flatnonzero(bad)[:1]}
+        reasons = self._crc_reasons(batch)
         if not self._version.message_v2:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
@@ -263,6 +275,36 @@ class RecoveryWalk:
         return first, Phrase(
             "the record at {where} is refused: {why}", where=int(batch.offset[first]),
             why=reasons[first])
+
+
+    def _crc_reasons(self, batch: Batch) -> dict[int, str]:
+        """The first record that a checksum disproves, and why."""
+        if not self._version.forces_property_crc:
+            bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
+            return {int(row): _BODY_CRC for row in np.flatnonzero(bad)[:1]}
+        for row in np.flatnonzero(unproven(batch)).tolist():
+            why = refused_by_crc(batch.bytes_at(row), self._version)
+            if why:
+                return {row: why}
+        return {}
+
+
+def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
+    """Why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it does not.
+
+    It takes the property from wherever it stands, and reads its characters as digits whatever they
+    are, the last one first.
+    """
+    values = parse(decode(raw).properties.decode("utf-8", "replace"))
+    text = values.get(CRC32)
+    if text is None:
+        return _NO_CRC
+    number = 0
+    for character in reversed(text):
+        number = (number * 10 + ord(character) - ord("0")) & 0xFFFFFFFF
+    if number >= 1 << 31 or (number == 0 and not version.property_crc_of_zero):
+        return _NO_CRC
+    return "" if number == append_crc.compute(raw) else _RECORD_CRC
 
 
 def properties(batch: Batch) -> Properties:
@@ -309,9 +351,13 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
                                                                            MAX_RECORD) else None
     if record is None:
         return None, Phrase("the lengths of the record at {where} do not add up", where=where)
-    if check_crc and record.body and not record.crc_ok:
-        return None, Phrase("the record at {where} is refused: {why}", where=where,
-                            why=Phrase("its body does not match its CRC"))
+    why = ""
+    if check_crc and version.forces_property_crc:
+        why = refused_by_crc(source.read(position, total), version)
+    elif check_crc and record.body and not record.crc_ok:
+        why = _BODY_CRC
+    if why:
+        return None, Phrase("the record at {where} is refused: {why}", where=where, why=why)
     return total, ""
 
 

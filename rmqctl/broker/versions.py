@@ -64,6 +64,10 @@ class BrokerVersion:
     """After an unclean end it walks the records of a DLedger log and dispatches them (5.2.0+)."""
     rocksdb_queues: bool
     """It knows consumequeues in RocksDB (5.2.0+); else it sees no queue in such a store."""
+    property_crc: bool
+    """It appends a CRC to records, and knows forceVerifyPropCRC (5.2.0+)."""
+    property_crc_of_zero: bool
+    """With that it takes a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
     """A queue that goes on with a later file and has no row in it keeps the broker from
     starting (5.0.0+; apache/rocketmq#9728)."""
@@ -71,6 +75,11 @@ class BrokerVersion:
     # How it answers.
     nearest_in_time: bool
     """The offset at a time is that of the row nearest in time; a boundary since 5.1.1."""
+
+    # What its configuration says.
+    forces_property_crc: bool = False
+    """forceVerifyPropCRC: its log ends at a record that does not match its appended CRC, or has
+    none; the body's own is not looked at."""
 
 
 VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
@@ -82,6 +91,7 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         skips_folders=False, deletes_empty_last=False, normal_by_queues=False,
         reput_from_queues=True, delay_levels_late=True, clamps_delay_offsets=True,
         keeps_confirm=False, walks_dledger=False, rocksdb_queues=False,
+        property_crc=False, property_crc_of_zero=False,
         empty_queue_file_fails=False, nearest_in_time=True),
     BrokerVersion(
         name="5.3.3", generation=5, trailing_separator=True, map_capacity=128, message_v2=True,
@@ -91,6 +101,7 @@ VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
         skips_folders=True, deletes_empty_last=True, normal_by_queues=True,
         reput_from_queues=False, delay_levels_late=False, clamps_delay_offsets=True,
         keeps_confirm=True, walks_dledger=True, rocksdb_queues=True,
+        property_crc=True, property_crc_of_zero=True,
         empty_queue_file_fails=True, nearest_in_time=False),
 )}
 NEWEST = "5.3.3"
@@ -137,6 +148,9 @@ DIFFERENCES = (
                {"walks_dledger": False}),
     Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
         "rocksdb_queues": False}),
+    Difference("5.0.0", "5.1.4", "forceVerifyPropCRC is not known", {"property_crc": False}),
+    Difference("5.0.0", "5.3.1", "with forceVerifyPropCRC an appended CRC of 0 ends the log",
+               {"property_crc_of_zero": False}),
     Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
                {"deletes_empty_last": False}),
     Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rmqctl.broker.recovery import DispatchRange, dispatched
+from rmqctl.broker.recovery import DispatchRange, as_configured, dispatched
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.preflight import preflight
@@ -64,7 +64,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     """
     store.layout.require_writable(store.root)
     predicted = prediction or preflight(store, version)
-    rules = version_of(predicted.broker_version)
+    rules = as_configured(store, version_of(predicted.broker_version))
     if predicted.misled and predicted.starts:
         raise RefusedError(
             f"{store.root}: {predicted.misled[0].said}. Nothing is planned towards such a "

@@ -57,6 +57,8 @@ class BrokerConf:
     """messageIndexEnable."""
     message_index_safe: bool | None = None
     """messageIndexSafe: the index is counted in where a recovery starts."""
+    force_property_crc: bool | None = None
+    """forceVerifyPropCRC: recovery looks at appended CRCs instead of the bodies' (5.2.0+)."""
     name: str | None = None
     """brokerName."""
     makes_topics: bool | None = None
@@ -183,7 +185,8 @@ class _Reading:
             self._flag("rocksdbCQDoubleWriteEnable"), self._text("configManagerVersion"),
             self._flag("enableDLegerCommitLog"), self._text("dLegerSelfId"),
             self._folders("storePathDLedgerCommitLog"), self._flag("messageIndexEnable"),
-            self._flag("messageIndexSafe"), self._text("brokerName"),
+            self._flag("messageIndexSafe"), self._flag("forceVerifyPropCRC"),
+            self._text("brokerName"),
             self._flag("autoCreateTopicEnable"), self._flag("autoCreateSubscriptionGroup"),
             {name: value for key, (name, read) in _TIER_SETTINGS.items()
              if (value := read(self, key)) is not None},
@@ -292,8 +295,8 @@ _KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) 
     "tieredStoreFilePath", "tieredStoreFilepath",
     "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
     "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",
-    "storePathDLedgerCommitLog", "messageIndexSafe", "autoCreateTopicEnable",
-    "autoCreateSubscriptionGroup"}
+    "storePathDLedgerCommitLog", "messageIndexSafe", "forceVerifyPropCRC",
+    "autoCreateTopicEnable", "autoCreateSubscriptionGroup"}
 
 
 def _same(path: str, other: str) -> bool:

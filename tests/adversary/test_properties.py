@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.recovery import refused_by_crc
+from rmqctl.broker.versions import version_of
 from tests.adversary.writer import (
     COMMIT,
     PREPARED,
@@ -20,6 +22,7 @@ from tests.adversary.writer import (
     Put,
     Writer,
     field_places,
+    sealed,
 )
 from tests.support.cli import run
 
@@ -113,6 +116,7 @@ def judged(store: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_damage_in_properties_is_counted(tmp_path: Path) -> None:
     for _, store, put in damaged(tmp_path, WORLDS["plain"]):
         start = run("preflight", store, *SIZES, *JSON).expect(1).json()
@@ -206,6 +210,7 @@ def test_the_message_and_what_entries_know_of_it_are_kept(world: str, tmp_path: 
             store / "commitlog" / f"{0:020d}").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", ["plain", "lmq", "delay"])
 def test_a_rebuild_of_entries_keeps_what_they_know(world: str, tmp_path: Path) -> None:
     """Whether the message was marked before or not."""
@@ -221,6 +226,7 @@ def test_a_rebuild_of_entries_keeps_what_they_know(world: str, tmp_path: Path) -
             assert derived(one) == before, kind
 
 
+@pytest.mark.long
 def test_a_replica_gives_the_properties_back(tmp_path: Path) -> None:
     for world in ("plain", "lmq", "delay", "sealed"):
         intact = WORLDS[world].puts().write(tmp_path / world / "intact")
@@ -279,3 +285,77 @@ def test_a_message_without_room_for_the_mark_stays(tmp_path: Path) -> None:
     plan = run("recover", store, *SIZES, *JSON).expect(1).json()
     assert (plan["actions"], plan["left_damaged"]) == ([], ["commitlog"])
     assert derived(store) == before
+
+
+# -- forceVerifyPropCRC ---------------------------------------------------------------------------
+
+
+KNOWS = {"4.9.3": False, "5.1.4": False, "5.2.0": True, "5.3.1": True, "5.3.3": True}
+"""Whether a release knows the setting."""
+
+
+def forced(folder: Path, value: str = "true") -> tuple[str, ...]:
+    conf = folder / "broker.conf"
+    conf.write_text(f"brokerName = a\nforceVerifyPropCRC = {value}\n")
+    return "--broker-conf", str(conf)
+
+
+def ends_at(store: Path, version: str, *options: str) -> int:
+    start = run("preflight", store, *SIZES, "--broker-version", version, *options, *JSON)
+    end: int = start.expect(0, 1).json()["truncate_to"]
+    return end
+
+
+@pytest.mark.parametrize("kind", ["name", "digits", "flag", "glued", "unsealed"])
+def test_a_broker_that_forces_appended_crcs_ends_its_log_there(kind: str, tmp_path: Path) -> None:
+    """What no other broker minds."""
+    writer = Writer(replace(LAYOUT, sealed=True, abort=True))
+    for number in range(COUNT):
+        writer.layout = replace(writer.layout, sealed=not (kind == "unsealed" and number == 4))
+        if kind == "glued" and number == 4:  # a batch does so (commitlog.md §5.4)
+            writer.layout = replace(writer.layout, sealed=False)
+            raw = b"TAGS\x01a__CRC32#\x010000000000\x02"
+            put = writer.put("orders", b"x", properties_raw=raw)
+            writer.patch(put.physical, sealed(put.raw))
+        else:
+            writer.put("orders", b"%d" % number, tags="a")
+    put = writer.puts[4]
+    if kind in ("name", "digits"):
+        writer.patch(put.end - (20 if kind == "name" else 5), b"7")
+    elif kind == "flag":
+        writer.flip(put.physical + 19)
+    store = writer.write(tmp_path / "store")
+    for version, knows in KNOWS.items():
+        assert ends_at(store, version) == writer.end
+        assert ends_at(store, version, *forced(tmp_path, "false")) == writer.end
+        assert ends_at(store, version, *forced(tmp_path)) == (
+            put.physical if knows else writer.end)
+    # The same by `recover --strategy broker`, and on a store that is sound nothing ends.
+    plan = run("recover", store, *SIZES, *forced(tmp_path), "--strategy", "broker",
+               "--broker-version", "5.3.3", *JSON).expect(0, 1).json()
+    assert [one["to"] for one in plan["actions"] if one["action"] == "truncate"] == [put.physical]
+    # `recover` sets it right, or says that it does not.
+    mended = run("recover", store, *SIZES, *forced(tmp_path), "--apply", "--yes").expect(0, 1)
+    assert kind == "glued" or mended.code == 1 or ends_at(store, "5.3.3", *forced(tmp_path)) == writer.end
+    whole = WORLDS["sealed"].puts()
+    sound = whole.write(tmp_path / "sound")
+    assert ends_at(sound, "5.3.3", *forced(tmp_path)) == whole.end
+
+
+def test_a_body_is_covered_by_the_appended_crc_alone(tmp_path: Path) -> None:
+    """A body CRC that is wrong ends the log only where a broker looks at it."""
+    writer = Writer(replace(LAYOUT, sealed=True, abort=True))
+    for number in range(COUNT):
+        writer.put("orders", b"%d" % number, tags="a",
+                   header=Header(body_crc=1) if number == 4 else None)
+    store = writer.write(tmp_path / "store")
+    assert ends_at(store, "5.3.3") == writer.puts[4].physical
+    assert ends_at(store, "5.3.3", *forced(tmp_path)) == writer.end
+
+
+def test_an_appended_crc_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(replace(LAYOUT, sealed=True))
+    raw = writer.put("orders", b"x").raw[:-11] + b"0000000000\x02"
+    monkeypatch.setattr("rmqctl.formats.local.append_crc.compute", lambda _raw: 0)
+    assert refused_by_crc(raw, version_of("5.3.3")) == ""
+    assert "no appended CRC" in refused_by_crc(raw, version_of("5.3.1"))

@@ -78,10 +78,10 @@ class Counted:
         predicted.messages_damaged = self.damaged
         if self.damaged:
             predicted.notes.append(Phrase(
-                "{count:,} message has damaged properties, the first at {first}: a broker does not "
-                "notice, and its tags and keys may be lost",
-                "{count:,} messages have damaged properties, the first at {first}: a broker does "
-                "not notice, and their tags and keys may be lost", count=self.damaged,
+                "{count:,} message has damaged properties, or does not match its appended CRC, the "
+                "first at {first}: its tags and keys may be lost",
+                "{count:,} messages have damaged properties, or do not match their appended CRC, "
+                "the first at {first}: their tags and keys may be lost", count=self.damaged,
                 first=self.first_damaged))
 
 

@@ -19,6 +19,7 @@ from rmqctl.broker.recovery import (
     DispatchRange,
     RecoveryWalk,
     ReputWalk,
+    as_configured,
     checkpoint,
     loaded_log,
     start_file,
@@ -80,6 +81,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
              progress: Progress | None, machine: Around | None) -> Prediction:
     """The start of one broker on the files that it opens, and its first minutes."""
+    version = as_configured(store, version)
     predicted = _of_log_and_queues(store, release, version, full, progress)
     if machine is not None and store.layout.reads(LOG):
         try:

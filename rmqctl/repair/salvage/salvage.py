@@ -395,6 +395,11 @@ class _Job:
                             "queue offsets")
         return oddities
 
+    @property
+    def _crcs_forced(self) -> bool:
+        """Whether the broker ends its log at a message without an appended CRC."""
+        return bool(self.store.sizes.conf.force_property_crc)
+
     def _style(self, survey: Survey) -> Style:
         return Style(survey.has_crcs, survey.host or Style().host)
 
@@ -497,7 +502,8 @@ class _Job:
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), len(self.left_out), survey.messages,
                        self.kept, self.copied.conflicts, len(self.topics),
-                       self.copied.void_from if self.copied.parts else None, len(self.unmarked),
+                       self.copied.void_from if self.copied.parts else None,
+                       len(self.unmarked) + len(survey.lacking_crc if self._crcs_forced else ()),
                        dropped(self.store, self.left_out, known, lost.total, homeless,
                                sum(filling.unnamed for _, filling in fillings)),
                        self.chances.expected)

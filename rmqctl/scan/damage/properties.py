@@ -55,6 +55,20 @@ def _all_sound(raws: list[bytes]) -> bool:
     return True
 
 
+def unproven(batch: Batch) -> Array:
+    """Which records have no appended CRC that is right, not 0, and a property of its own (bool)."""
+    sealed, wrong = appended_crcs(batch)
+    found: Array = ~sealed | wrong
+    length = append_crc.SIZE
+    rows = np.flatnonzero(~found & (batch.column("properties_length") > length))
+    end = (batch.start + batch.column("total_size"))[rows]
+    found[rows] = gather(batch.data, end - length - 1, 1) != np.void(_SEPARATOR)
+    rows = np.flatnonzero(~found)
+    end = (batch.start + batch.column("total_size"))[rows]
+    found[rows] = gather(batch.data, end - length, length) == np.void(append_crc.build(0))
+    return found
+
+
 def appended_crcs(batch: Batch) -> tuple[Array, Array]:
     """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
     length = append_crc.SIZE
