@@ -92,7 +92,7 @@ class Slots:
 class TimerStart:
     """What a start makes of the pending timed messages; all but ``pending`` are never delivered.
 
-    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot that is read; ``gone``:
+    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``:
     not in the commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued
     after the start, from ``next_row`` on. ``read_from``: the time (ms) at which a broker goes on
     reading the wheel.
@@ -243,12 +243,12 @@ class TimerFiles:
         row, again, waiting = self._enqueued_again(end, log_end)
         pending = units.only((units.slot >= last_read // self.precision)
                              & (units.physical < again))
-        delivered = _reached(units, slots, read_from, end)[np.searchsorted(
+        led_to = _reached(units, slots, last_read // self.precision, end)[np.searchsorted(
             units.position, pending.position)]
         gone = (pending.physical < log_min) | (pending.physical + pending.size > log_end)
         gone[~gone] = ~self._intact(pending.only(~gone))
-        late = ~gone & (pending.slot < read_from)
-        lost = ~gone & ~late & ~delivered
+        late = ~gone & led_to & (pending.slot < read_from)
+        lost = ~gone & ~led_to
         return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()),
                           waiting, row, read_from * self.precision, self.checked,
                           wheel is None)

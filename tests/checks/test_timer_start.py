@@ -99,6 +99,7 @@ def test_a_wheel_that_is_gone_is_rebuilt_from_the_last_file_alone(
     wheel = (root / WHEEL).read_bytes()
     spoil(root)
     assert lost(ask(root)) == [35]
+    assert sorted(lost(ask(root, READ + 9 * 86_400_000)), key=str) == [12, 35]
     answer = rmqctl("preflight", root, "--broker-version", "5.3.3", "-o", "json").expect(1).json()
     assert [(loss["what"], loss["count"]) for loss in answer["losses"]] == [("timers", 35)]
     rmqctl("recover", root, "--apply", "--yes").expect(0)
