@@ -46,8 +46,9 @@ from rmqctl.store.store import Sizes, Store
 _BLOCK = 4 << 20
 _AGAIN = "index-again"
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
-           "timerwheel", "checkpoint", "abort", "abort.bak", "lock")
-"""What a broker that takes messages writes in a store, beside the log."""
+           "timerwheel")
+"""What a broker that takes messages writes in a store, beside the log and the small files, of which
+none may be a link."""
 """The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import ApplyOptions, Proposal, parts_of
+from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import Jobs, LayoutOptions, Out, Queue, Topic, worker_count
+from rmqctl.commands.shared.plan_page import Proposal
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import RmqctlError, UsageError
 

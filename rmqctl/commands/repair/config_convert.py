@@ -32,11 +32,11 @@ def command(
 
         rmqctl config convert STORE --to rocksdb-v1 --apply
     """
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.config.convert import COMMAND, plan_convert
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
-            return applying.Proposal(plan_convert(opened, to, scratch))
+            return plan_page.Proposal(plan_convert(opened, to, scratch))
 
     applying.run(out, store.root, COMMAND, propose, apply, writes=())

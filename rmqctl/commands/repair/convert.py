@@ -75,7 +75,7 @@ def command(
         return
     if consumequeue is None:
         raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain")
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.convert.queues import WRITES, ConvertOptions, plan_convert
 
     require("rocksdict")
@@ -90,8 +90,8 @@ def command(
             copy_store(opened, target, progress.advance, signals.check)
         root, apply = target, replace(apply, apply=True, yes=True)
 
-    def propose(scratch: Scratch) -> applying.Proposal:
-        return applying.Proposal(plan_convert(root, scratch, options, out.watch))
+    def propose(scratch: Scratch) -> plan_page.Proposal:
+        return plan_page.Proposal(plan_convert(root, scratch, options, out.watch))
 
     applying.run(out, root, "convert", propose, apply, writes=WRITES)
 

@@ -47,7 +47,7 @@ def command(
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
     from rmqctl.checks.impact import Impact
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.expire import Limits, expire
     from rmqctl.repair.truncate.truncate import WRITES
 
@@ -56,11 +56,11 @@ def command(
         raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB or --free 50GiB")
     now = now_ms()
 
-    def propose(_: Scratch) -> applying.Proposal:
+    def propose(_: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
             expiry = expire(opened, now, Limits(older_than, keep_bytes, free))
         count = sum(expiry.rows.values())
-        return applying.Proposal(
+        return plan_page.Proposal(
             expiry.plan,
             {"min_phy_offset": expiry.min_after, "min_phy_offset_before": expiry.min_before,
              "bytes": expiry.bytes, "messages_expired": count, "expired_by_topic": expiry.rows},

@@ -53,7 +53,7 @@ def command(
         rmqctl offsets reset STORE --group billing --beyond-end
     """
     from rmqctl.broker.view import view_of
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.offsets import Reset, plan_reset
 
     show_times_in(tz)
@@ -64,11 +64,11 @@ def command(
     wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None
                           else "beyond-end" if beyond_end else to or "latest", topic, queue)
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
             kind = view if view == "disk" or not opened.layout.reads("consumequeue") else "broker"
             made = plan_reset(opened, wanted, view_of(opened, kind), now_ms, scratch)
-        return applying.Proposal(made.plan, {
+        return plan_page.Proposal(made.plan, {
             "group": group, "queues": [moved.as_dict() for moved in made.queues]})
 
     applying.run(out, store.root, "offsets-reset", propose, apply, writes=())

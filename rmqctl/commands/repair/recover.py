@@ -115,7 +115,7 @@ def command(
 
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.sources.opening import Readers
 
@@ -142,7 +142,7 @@ def command(
         _as_broker(out, store, wishes, engine.version, apply, complete)
         return
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         from rmqctl.repair.recover import plan_recover
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
@@ -150,7 +150,7 @@ def command(
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         refused = _open_question(plan, ambiguous)
-        return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
+        return plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
                                  instead=instead, refused=refused,
                                  choice=(
                                      ("--ambiguous", "keep"), ("--ambiguous", "leave-out"),
@@ -234,10 +234,10 @@ def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,
                apply: ApplyOptions, complete: str | None) -> None:
     from rmqctl.checks.preflight.preflight import preflight
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.broker import plan_broker
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
             opened.layout.require_writable(store.root)
             with out.progress("reading the log", opened.log.size) as progress:
@@ -249,7 +249,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             f"{undecided[0]}. Nothing was changed")
         ends_with = (ExitCode.FAILED if not prediction.starts else
                      ExitCode.OK if prediction.harmless else ExitCode.FINDINGS)
-        return applying.Proposal(plan, {
+        return plan_page.Proposal(plan, {
             "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
             "messages_lost_total": prediction.messages_lost}, ends_with=ends_with,

@@ -45,12 +45,12 @@ def command(
         rmqctl truncate STORE --to-phy 1073741824 --apply
     """
     from rmqctl.broker.versions import version_of
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.truncate.truncate import WRITES, truncate
 
     show_times_in(tz)
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
             generation = (version_of(engine.version).generation if engine.version
                           else opened.generation)
@@ -59,7 +59,7 @@ def command(
         by_topic = [f"{topic} {count_text(count)}"
                     for topic, count in list(cut.lost_by_topic.items())[:_TOPICS]]
         more = len(cut.lost_by_topic) - _TOPICS
-        return applying.Proposal(
+        return plan_page.Proposal(
             cut.plan,
             {"truncate_to": to_phy, "log_end": cut.log_end, "messages_lost_total": cut.lost,
              "lost_by_topic": cut.lost_by_topic},

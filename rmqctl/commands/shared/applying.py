@@ -12,14 +12,14 @@ import shlex
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.plan_page import show_plan, what_next
+from rmqctl.commands.shared.plan_page import Proposal, show_plan, what_next
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
@@ -33,10 +33,8 @@ from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
-    from rmqctl.checks.impact import Impact
     from rmqctl.output import Output
     from rmqctl.repair.executor.executor import Applied, Repair
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 _APPLYING = "Carrying it out"
@@ -111,29 +109,6 @@ class Tiered:
     homes: Sequence[str]
     is_root: Callable[[str], object]
     writes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A plan, the further ``fields`` of its JSON document, and what people read above it.
-
-    ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
-    the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
-    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
-    ``choice`` the words of which one has to be added to it. ``unfinished``: what people read of
-    a repair that was interrupted. ``moved``: every file that is moved aside.
-    """
-
-    plan: Plan
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    ends_with: ExitCode = ExitCode.OK
-    impact: Impact | None = None
-    instead: Sequence[str] = ()
-    refused: str = ""
-    choice: Sequence[Sequence[str]] = ()
-    unfinished: Mapping[str, str] = field(default_factory=dict)
-    moved: Sequence[str] = ()
 
 
 Propose = Callable[["Scratch"], Proposal]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.consumers import show_section
+from rmqctl.errors import ExitCode
 from rmqctl.output.units import time_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.impact import Impact
-    from rmqctl.commands.shared.applying import Proposal
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
 
@@ -27,6 +28,29 @@ _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOC
 """Files of the log, of queues, of the index, of a RocksDB data base."""
 _FILLED = Phrase("A filler takes the place of each: a consumer receives a message of NUL bytes "
                  "with the property RMQCTL=lost, without tag and keys.")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan, the further ``fields`` of its JSON document, and what people read above it.
+
+    ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
+    the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
+    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
+    ``choice`` the words of which one has to be added to it. ``unfinished``: what people read of
+    a repair that was interrupted. ``moved``: every file that is moved aside.
+    """
+
+    plan: Plan
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    ends_with: ExitCode = ExitCode.OK
+    impact: Impact | None = None
+    instead: Sequence[str] = ()
+    refused: str = ""
+    choice: Sequence[Sequence[str]] = ()
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    moved: Sequence[str] = ()
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,

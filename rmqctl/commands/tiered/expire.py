@@ -47,7 +47,7 @@ def command(
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes
     """
     from rmqctl.checks.impact import Impact
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.files.locking import refuse_noted
     from rmqctl.tiered.files.metadata_file import writable_around
@@ -60,11 +60,11 @@ def command(
         if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
             raise UsageError(f"{place}: there is no queue of topic {topic!r}")
 
-    def propose(_: Scratch) -> applying.Proposal:
+    def propose(_: Scratch) -> plan_page.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:
             expiry = expire(opened, scope, time, older_than, topic)
         messages, files = sum(expiry.messages.values()), sum(expiry.files.values())
-        return applying.Proposal(
+        return plan_page.Proposal(
             expiry.plan,
             {"now": time, "bytes": expiry.bytes, "files": dict(expiry.files),
              "messages_expired": messages, "expired_by_topic": expiry.messages,

@@ -54,7 +54,7 @@ def command(
 
         rmqctl tiered recover DIR --metadata CONFIG/tieredStoreMetadata.json --only metadata
     """
-    from rmqctl.commands.shared import applying
+    from rmqctl.commands.shared import applying, plan_page
     from rmqctl.tiered.files.locking import refuse_noted
     from rmqctl.tiered.files.metadata_file import writable_around
     from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
@@ -69,10 +69,10 @@ def command(
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
 
-    def propose(scratch: Scratch) -> applying.Proposal:
+    def propose(scratch: Scratch) -> plan_page.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:
             plan = plan_recover(opened, scope, scratch, options, out.watch)
-        return applying.Proposal(plan, {"cluster": scope.cluster, "broker": scope.broker,
+        return plan_page.Proposal(plan, {"cluster": scope.cluster, "broker": scope.broker,
                                         "metadata": scope.metadata_path},
                                  ends_with=ExitCode.FINDINGS if plan.ambiguous else ExitCode.OK)
 
