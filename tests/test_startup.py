@@ -65,7 +65,7 @@ def test_help_loads_no_library_and_no_command(words):
     ("query offset STORE --phy 0 -o json", 114),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 119),
     ("stats STORE --by topic -o json", 165),
-    ("info STORE -o json", 143),
+    ("info STORE -o json", 146),
     ("verify STORE -o json", 168),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):

@@ -44,7 +44,6 @@ from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue
-from rmqctl.store.repair_losses import RepairLosses, repair_losses
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from rmqctl.store.config.rocksdb import Part
     from rmqctl.store.log.chain import LeftOver
     from rmqctl.store.log.dledger import Node
+    from rmqctl.store.repair_losses import RepairLosses
     from rmqctl.store.rocksdb.queues import RocksQueues
     from rmqctl.store.version_hints import Evidence
 
@@ -223,6 +223,8 @@ class Store(Closing):
     @cached_property
     def repair_losses(self) -> RepairLosses:
         """What repairs of this store lost that no filler shows."""
+        from rmqctl.store.repair_losses import repair_losses  # look-ups need it seldom
+
         cut = self.cut_off
         return repair_losses(self.root, self._log, None if cut is None else cut.end)
 
