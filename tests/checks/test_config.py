@@ -40,19 +40,11 @@ def test_integer_keys_without_quotes_are_what_brokers_write(tiny_base: tiny_stor
     assert check(tiny_base.root) == []
 
 
-@pytest.mark.parametrize("gone", [[BACKUP], ["config"]])
+@pytest.mark.parametrize("gone", [[MAIN, BACKUP], [BACKUP], ["config"]])
 def test_missing_files_are_legal(gone: list[str], root: Path) -> None:
     for name in gone:
         (damage.remove_folder if name == "config" else damage.remove)(root, name)
     assert check(root) == []
-
-
-def test_topics_that_are_missing_beside_other_files_are_lost(root: Path) -> None:
-    for name in (MAIN, BACKUP):
-        damage.remove(root, name)
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("config-emptied", MAIN, None), "error")
-    assert (found.detail, found.count) == ("topics.json is missing", 2)
 
 
 @pytest.mark.parametrize("name", ["plain_acl.yml", "broker.conf", "topics.json.tmp", "notes"])

@@ -23,7 +23,6 @@ from rmqctl.checks.metadata.tables import (
     TOPICS,
     Table,
     group_of,
-    has_other_files,
     positions,
     table,
     user_groups,
@@ -163,9 +162,10 @@ class _Judge:
     def _missing(self, name: str, found: Table) -> None:
         """The main file does not exist and nothing replaces it."""
         database = found.file.main.database
-        if not database and (name not in (TOPICS, OFFSETS)
-                             or not has_other_files(self.store, name)):
-            return  # groups come back by themselves, with default settings
+        # Groups come back by themselves, with default settings. A folder without their file may
+        # hold nothing but offsets that somebody saved.
+        if not database and (name not in (TOPICS, OFFSETS) or self._groups.is_missing):
+            return
         if name == OFFSETS and (not user_groups(self.groups or ()) or (
                 table(self.store, LMQ_OFFSETS).loaded)):
             return

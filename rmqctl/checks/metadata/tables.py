@@ -150,12 +150,6 @@ def positions(found: Entries) -> dict[tuple[str, str, int], int]:
     return made
 
 
-def has_other_files(store: Store, but: str) -> bool:
-    """Whether ``config/`` has any other file of topics, groups or offsets."""
-    return any(load_one(store, name).main.state != MISSING
-               for name in (TOPICS, GROUPS, OFFSETS, LMQ_OFFSETS) if name != but)
-
-
 def user_groups(names: Iterable[str]) -> set[str]:
     """Those of the groups that no broker creates by itself."""
     return {name for name in names if is_user_group(name)}
