@@ -90,7 +90,7 @@ def test_the_backup_stands_in(store: Path) -> None:
     (store / f"{EPOCHS}.bak").write_bytes(b"1\n5\n1-0\n")
     main.write_bytes(b"")
     assert found(store) == [("epoch-file", "error")]
-    assert "without its epochs" in run("preflight", store).expect(0).err
+    assert "NumberFormatException" in run("preflight", store).expect(1).out
 
 
 @pytest.mark.parametrize(("to", "left", "backup"), [

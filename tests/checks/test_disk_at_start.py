@@ -33,7 +33,7 @@ def ask(root: Path, release: str, used: float, hours: float = 1, **conf: Any) ->
     """A start ``hours`` after the log files were written last."""
     names = sorted((root / "commitlog").iterdir())
     now = max(file.stat().st_mtime_ns for file in names) // 1_000_000 + int(hours * HOUR)
-    sizes = Sizes(conf=BrokerConf(path="broker.conf", runtime=conf))
+    sizes = Sizes(conf=BrokerConf(runtime=conf))
     with Store.open(root, (), sizes) as store:
         return preflight(store, release, machine=Around(now, used))
 
