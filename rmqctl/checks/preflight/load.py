@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import batch_topics, rocksdb_of
+from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
+from rmqctl.checks.verify.queue.ext_units import FOLDER
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import dledger
 from rmqctl.formats.config.epoch import stops_broker
@@ -30,6 +32,8 @@ _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
 """What a 5.x broker loads besides, and does not start without being able to decode."""
 QUEUES = "consumequeue"
 _FIVE = 5
+_EXTENSION_FILE = Settings().consumequeue_ext_file_size
+"""Bytes, where the configuration file does not say it."""
 REFUSE = "refuse to start"
 DELETE = "delete"
 
@@ -65,6 +69,8 @@ def load(store: Store, version: BrokerVersion) -> Load:
         loading.refuse(QUEUES, in_rocksdb.why_no_checkpoint)
     for queue in () if in_rocksdb is not None else store.plain_queues.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
+    if in_rocksdb is None:
+        _extensions(store, version, loading)
     if version.generation >= 5:
         size = store.sizes.batch_queue_file or queue_size(
             (batch.files for batch in store.batch_queues.values()), batch_consume_queue.UNIT_SIZE)
@@ -72,6 +78,22 @@ def load(store: Store, version: BrokerVersion) -> Load:
             _folder(store, version, loading, batch.folder, batch.files, batch.troubles, size)
         _batch_types(store, loading)
     return loading
+
+
+def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
+    """With enableConsumeQueueExt a broker loads consumequeue_ext with its queues. Without a
+    configuration file the folder shows that it was enabled.
+    """
+    known = store.sizes.conf.values
+    if store.sizes.conf.path and not known.get("consumequeue_ext"):
+        return
+    parts = [(folder, listing(folder)) for topic, queue in store.plain_queues
+             if os.path.isdir(folder := store.path(FOLDER, topic, str(queue)))]
+    expected = (known.get("consumequeue_ext_file_size", _EXTENSION_FILE)
+                if store.sizes.conf.path else
+                queue_size((found.files for _, found in parts), 1))
+    for folder, found in parts:
+        _folder(store, version, loading, folder, found.files, found.troubles, expected)
 
 
 def relative(store: Store, path: str) -> str:
