@@ -64,11 +64,15 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+            "--version", "-V", callback=_show_version, is_eager=True,
+            help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Read, query and verify Apache RocketMQ store directories, offline."""
+    """Inspect, verify, repair and serve Apache RocketMQ store directories without a broker.
+
+    Something wrong? rmqctl doctor STORE
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Never lets an exception out; prints a traceback only with RMQCTL_DEBUG=1 or -vv.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = _spelled(list(sys.argv[1:] if argv is None else argv))
     words.set(tuple(args))
     settle_streams()
     try:
@@ -90,6 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = report(exc, args)
         silence_stdout(discard=isinstance(exc, BrokenPipeError))
         return code
+
+
+def _spelled(args: list[str]) -> list[str]:
+    """``help COMMAND`` and ``version`` as the options that they stand for."""
+    if args[:1] == ["help"]:
+        return [*args[1:], "--help"]
+    return ["--version"] if args == ["version"] else args
 
 
 def _run(args: list[str]) -> int:

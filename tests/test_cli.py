@@ -674,3 +674,19 @@ def test_completion_can_be_shown_and_installed(tmp_path):
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
     assert "_RMQCTL_COMPLETE" in (tmp_path / ".bash_completions" / "rmqctl.sh").read_text()
+
+
+@pytest.mark.parametrize("words", [("version",), ("-V",)])
+def test_other_spellings_of_the_version(capsys, words: tuple[str, ...]) -> None:
+    assert run(capsys, *words) == run(capsys, "--version")
+
+
+def test_help_as_a_word(capsys) -> None:
+    assert run(capsys, "help") == run(capsys, "--help")
+    assert run(capsys, "help", "verify") == run(capsys, "verify", "--help")
+    assert "rmqctl doctor STORE" in "".join(run(capsys, "--help")[1].splitlines()[:8])
+
+
+def test_explain_takes_the_only_name_that_begins_so(capsys) -> None:
+    assert run(capsys, "explain", "torn") == run(capsys, "explain", "torn-tail")
+    assert run(capsys, "explain", "cq-")[0] == 2

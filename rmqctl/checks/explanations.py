@@ -65,11 +65,16 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
 
 
 def explain(name: str, lang: str = "en") -> Explanation:
-    """That of a finding or an action. UsageError with near names for anything else."""
+    """That of a finding or an action, also by the only name that begins so. UsageError with near
+    names for anything else.
+    """
     known = explanations(lang)
     wanted = name.strip().lower()
     if wanted in known:
         return known[wanted]
+    begun = [each for each in known if wanted and each.startswith(wanted)]
+    if len(begun) == 1:
+        return known[begun[0]]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
     raise UsageError(f"nothing is called {name!r}" + (
         f"; did you mean {' or '.join(near)}?" if near else "; `rmqctl explain` lists all names"))

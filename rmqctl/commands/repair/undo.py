@@ -55,7 +55,8 @@ def command(
     forget: Annotated[bool, typer.Option(
         "--forget", help="With --prune: also delete the notes of what the repairs lost.")] = False,
     apply: Annotated[bool, typer.Option(
-        "--apply", help="With --prune: delete what they keep, for good.")] = False,
+        "--apply", help="Accepted, for undo needs none. With --prune: delete what they "
+        "keep, for good.")] = False,
     yes: Annotated[bool, typer.Option(
         "--yes", "-y", help="Do not ask, though there is a terminal.")] = False,
     dry_run: DryRun = False,
@@ -103,8 +104,8 @@ def command(
         return
     if forget:
         raise UsageError("--forget goes with --prune")
-    if apply:
-        raise UsageError("--apply goes with --prune: undo takes back without it")
+    if apply and dry_run:
+        raise UsageError("--dry-run and --apply are mutually exclusive")
     if abandon and (force or moved or id is None):
         raise UsageError("--abandon needs the ID and goes without --force and --moved")
     # What would be taken back, and what was changed since.
