@@ -71,7 +71,7 @@ def test_commands_it_names_are_there(command: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "near"), [
-    ("bodycrc", "body-crc"), ("BODY-CRC ", None), ("cq-behin", "cq-behind"), ("", "lists all"),
+    ("bodycrc", "body-crc"), ("BODY-CRC ", None), ("cq-behidn", "cq-behind"), ("", "lists all"),
     ("xyzzy\x1b[31m", "lists all")])
 def test_a_name_that_is_none(name: str, near: str | None) -> None:
     if near is None:
