@@ -108,7 +108,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool) -
         _new_progress(store, progress, changes)
     else:
         changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
-            :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "set",
+            :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "restore",
             files.checked.last_timer_log_flush_pos, made.end, "ends where the timer log does", "")
     return changes
 
