@@ -92,7 +92,8 @@ def test_while_a_broker_runs(root: Path, rmqctl: Runner) -> None:
 
 @pytest.mark.parametrize("words", [
     ["--prune", "30d", "--apply"], ["--apply", "--dry-run"], ["--prune", "x"],
-    ["--prune", "1d", "--force"], ["ID", "--prune", "1d"], ["--prune", "1d", "--apply", "--dry-run", "--yes"]])
+    ["--prune", "1d", "--force"], ["ID", "--prune", "1d"],
+    ["--prune", "1d", "--apply", "--dry-run", "--yes"]])
 def test_options_that_do_not_go_together(root: Path, rmqctl: Runner, words: list[str]) -> None:
     with snapshot.assert_unchanged(root):
         rmqctl("undo", root, *words).expect(2)
