@@ -55,7 +55,8 @@ for words in (["verify"], ["stats", "--by", "tag"], ["read", "-o", "json"], ["in
     ("fastavro", ["pipeline", "export", STORE, "--out", "OUT", "--format", "avro"], "data"),
     ("pyarrow", ["pipeline", "sql", STORE, "SELECT 1"], "data"),
     ("fsspec", ["tiered", "ls", "memory://tier"], "url"),
-    ("grpc", ["serve", STORE, "--grpc", "127.0.0.1:0", "--idle-exit", "1"], "grpc"),
+    ("grpc", ["serve", STORE, "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+              "--idle-exit", "1"], "grpc"),
     ("uvloop", ["serve", STORE, "--uvloop", "--listen", "127.0.0.1:0"], "uvloop"),
     ("fsspec", ["tiered", "verify", "s3://bucket/tier"], "url"),
 ])
