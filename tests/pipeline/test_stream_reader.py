@@ -9,6 +9,8 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import PySparkException
@@ -201,9 +203,13 @@ def test_available_now_waits_a_moment_for_what_is_torn(tmp_path, monkeypatch):
         writer.position += len(raw)
         writer.count += 1
 
-    monkeypatch.setattr(stream.time, "sleep", completes)
+    def sleeping(sleep) -> None:
+        """Only this module's clock: threads of Spark's gateway sleep, too."""
+        monkeypatch.setattr(stream, "time", SimpleNamespace(sleep=sleep, monotonic=monotonic))
+
+    sleeping(completes)
     assert numbers(query.available_now()) == [5]
-    monkeypatch.setattr(stream.time, "sleep", lambda _seconds: pytest.fail("nothing is torn"))
+    sleeping(lambda _seconds: pytest.fail("nothing is torn"))
     assert query.available_now() == []
 
 

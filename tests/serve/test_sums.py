@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 from rmqctl.serve import sums
 from rmqctl.serve.serving import Settings
@@ -12,7 +13,8 @@ from tests.serve.running import empty_store, serving
 
 def test_sums_are_of_their_times(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(sums.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sums, "time", SimpleNamespace(  # not the clock of other threads
+        monotonic=lambda: now, time=time.time, localtime=time.localtime))
     kept, put, got = Sums(), {"t": 0}, {("g", "t"): 0}
     for _ in range(8640 + 360):  # a day and an hour: 2 messages in 10 s are put, 1 is given out
         now += 10
@@ -31,7 +33,8 @@ def test_what_came_before_midnight_is_of_yesterday(monkeypatch):
     kept = Sums()
     kept.note({"t": 5}, {})
     tomorrow = time.localtime(time.time() + 86_400)
-    monkeypatch.setattr(sums.time, "localtime", lambda: tomorrow)
+    monkeypatch.setattr(sums, "time", SimpleNamespace(
+        monotonic=time.monotonic, time=time.time, localtime=lambda *_: tomorrow))
     kept.note({"t": 7}, {("g", "t"): 3})
     kept.note({"t": 9}, {("g", "t"): 4})
     assert kept.mornings == ((0, 0), (7, 3))
