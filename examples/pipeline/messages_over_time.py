@@ -30,12 +30,11 @@ parser.add_argument("stores", nargs="+", metavar="STORE", help="store directorie
 parser.add_argument("--png", default="messages_over_time.png", help="the picture to be made")
 arguments = parser.parse_args()
 
-# %% A session: workers run the same Python as this program, and filters reach the reader
+# %% A session: workers run the same Python as this program
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 spark = (
     SparkSession.builder.master("local[2]")
     .appName("messages over time")
-    .config("spark.sql.python.filterPushdown.enabled", "true")  # it is off by default
     .config("spark.python.unix.domain.socket.enabled", "true")  # less waiting for each task
     .config("spark.sql.session.timeZone", "UTC")
     .config("spark.sql.shuffle.partitions", "2")  # for a small store

@@ -15,10 +15,21 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the data source ``rocketmq`` known to a session; harmless when it is already."""
+    """Make the data source ``rocketmq`` known to a session; harmless when it is already.
+
+    UnsupportedError with a PySpark that has no Python data sources.
+    """
+    from rmqctl.pipeline.versions import require_source
+
+    require_source()
     from rmqctl.pipeline.source.source import RocketMQ
 
-    spark.dataSource.register(RocketMQ)
+    try:
+        spark.dataSource.register(RocketMQ)
+    except Exception as error:
+        # PySpark 4.0 and 4.1 refuse a name that their own search has found already.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def _register_with_active() -> None:
@@ -26,7 +37,10 @@ def _register_with_active() -> None:
     session_class = None if sql is None else getattr(sql, "SparkSession", None)
     active = None if session_class is None else session_class.getActiveSession()
     if active is not None:
-        register(active)
+        from rmqctl.pipeline.versions import has_source
+
+        if has_source():
+            register(active)
 
 
 _register_with_active()

@@ -1,9 +1,10 @@
 """A pool of Spark's: tasks are worked on by executors, results come back to the driver in order.
 
-One Spark task for each task; a result is one pickled value, which the Java side passes on without
-looking at it. The function and the tasks are sent once (broadcast). Spark tries a task again that
-failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same work in the
-same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer to start.
+Small tasks share a Spark task (`packed`); a result is one pickled value, which the Java side passes
+on without looking at it. The function and the tasks are sent once (broadcast). Spark tries a task
+again that failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same
+work in the same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer
+to start.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import pickle
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqctl import kernel
+from rmqctl.checks.verify.log.ranges import Range as VerifyRange
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.pipeline.session import log_of
+from rmqctl.pipeline.source.planning import OPENING, SMALLEST
+from rmqctl.store.log.ranges import Range
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,6 +33,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 Watch = Callable[[int, int], None]
 """(tasks done, tasks in all, as far as they are known)"""
+STORE = 1 << 20
+"""Bytes that a task counts whose size is not known: a small store."""
 POLL = 0.1
 """Seconds between two looks."""
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
@@ -73,20 +79,23 @@ class SparkPool:
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
         try:
-            results = self._collected(context, _Worker(sent, os.getcwd()), len(tasks))
+            results = self._collected(context, _Worker(sent, os.getcwd()),
+                                      packed([weight(task) for task in tasks], self.jobs))
         finally:
             sent.unpersist()
         return results
 
-    def _collected(self, context: SparkContext, worker: _Worker, count: int) -> list[bytes]:
+    def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
+            bytes]:
         """Runs the job in a thread, so that this one can show progress and be interrupted."""
+        count = packs[-1].stop
         group = new_group()
         outcome: list[Any] = []
 
         def job() -> None:
             context.setJobGroup(group, "rmqctl", interruptOnCancel=True)
             try:
-                outcome.append(context.parallelize(range(count), count).map(worker).collect())
+                outcome.append(context.parallelize(packs, len(packs)).flatMap(worker).collect())
             except BaseException as error:  # noqa: BLE001  # raised again in the other thread
                 outcome.append(error)
 
@@ -98,7 +107,7 @@ class SparkPool:
             while thread.is_alive():
                 thread.join(POLL)
                 if self.watch is not None:
-                    self.watch(min(count, tasks_of(context, group)[0]), count)
+                    self.watch(min(len(packs), tasks_of(context, group)[0]), len(packs))
         except BaseException:
             context.cancelJobGroup(group)
             thread.join(20)
@@ -109,7 +118,7 @@ class SparkPool:
         if len(result) != count:
             raise JobError(f"Spark gave {len(result)} results for {count} tasks")
         if self.watch is not None:
-            self.watch(count, count)
+            self.watch(len(packs), len(packs))
         results: list[bytes] = result
         return results
 
@@ -122,7 +131,7 @@ class _Failed:
 
 
 class _Worker:
-    """What runs on an executor: the number of a task in, pickled its kernel and result out.
+    """What runs on an executor: the numbers of tasks in, pickled their kernels and results out.
 
     Relative paths mean there what they mean at the driver, if its folder is there, too.
     """
@@ -130,19 +139,45 @@ class _Worker:
     def __init__(self, sent: Any, folder: str) -> None:
         self._sent, self._folder = sent, folder
 
-    def __call__(self, number: int) -> bytes:
+    def __call__(self, numbers: range) -> Iterator[bytes]:
         work, tasks = self._sent.value
-        do, task = pickle.loads(work), pickle.loads(tasks[number])  # noqa: S301
-        used = ""
+        do = pickle.loads(work)  # noqa: S301
         with ExitStack() as held:
             with suppress(OSError):
                 held.enter_context(chdir(self._folder))
-            try:
-                used = kernel.name()  # demanded and missing, it is an error of the task
-                answer = do(task)
-            except RmqctlError as error:
-                answer = _Failed(error)
-        return pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
+            for number in numbers:
+                used = ""
+                try:
+                    used = kernel.name()  # demanded and missing, it is an error of the task
+                    answer = do(pickle.loads(tasks[number]))  # noqa: S301
+                except RmqctlError as error:
+                    answer = _Failed(error)
+                yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
+
+
+def weight(task: Any) -> int:
+    """About how many bytes a task reads: a range's, with what opening its file costs."""
+    if isinstance(task, Range | VerifyRange):
+        return max(task.end - task.start, 0) + OPENING
+    return STORE
+
+
+def packed(weights: Sequence[int], jobs: int) -> list[range]:
+    """Cut tasks, by their weights, into runs that are one task of Spark each.
+
+    Four for each job while they weigh little: starting a task of Spark costs as much as reading
+    megabytes. A run ends at `SMALLEST` bytes.
+    """
+    enough = min(SMALLEST, max(sum(weights) // (4 * jobs), 1))
+    packs, start, held = [], 0, 0
+    for number, one_weight in enumerate(weights):
+        held += one_weight
+        if held >= enough:
+            packs.append(range(start, number + 1))
+            start, held = number + 1, 0
+    if start < len(weights):
+        packs.append(range(start, len(weights)))
+    return packs
 
 
 def failure(error: BaseException, log: str | None) -> BaseException:

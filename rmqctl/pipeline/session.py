@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl import kernel
 from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError, require
+from rmqctl.pipeline.versions import has_source, require_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +74,7 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
     the session does not come up; both name what to do. MissingExtraError.
     """
     require("pyspark", "pyarrow")
+    require_jobs()
     workers = workers_of(master)
     with contextlib.ExitStack() as held:
         folder = tempfile.mkdtemp(prefix="rmqctl-spark-")
@@ -150,7 +152,6 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -196,7 +197,8 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
         context = SparkContext(conf=settings_of_spark, gateway=gateway)
         held.callback(_stop, context)
         spark = SparkSession(context)  # a cluster that does not answer is noticed as late as here
-        register(spark)  # Spark's own search fails where Python's path contains a space
+        if has_source():  # Spark's own search fails where Python's path contains a space
+            register(spark)
     except Exception as error:  # noqa: BLE001  # of py4j, of pyspark, of the system
         raise _not_started(error, master, log) from None
     else:

@@ -1,10 +1,8 @@
 """A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
 and, of those that have a tier, ``tiered_messages``.
 
-Only the views that a query names are made, and of these only the columns it needs are read: a view
-has all columns, those that nobody looks at are typed nulls. Spark prunes no columns of a Python
-data source, but its optimiser puts a projection above the scan of every source, and above that
-nothing sees other columns. What that projection, and conditions below it, name is what is read.
+Only the views that a query names are made, and of these only what its optimised plan needs is read
+(`plan_needs`): a view has all columns, those that the query does not use are typed nulls.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +19,11 @@ from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.pipeline import register
 from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
+from rmqctl.pipeline.plan_needs import Scans, needs
 from rmqctl.pipeline.pool import failure
 from rmqctl.pipeline.session import log_of
 from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.schema import NAME, TABLES
+from rmqctl.pipeline.source.schema import NAME, named_tables, says
 from rmqctl.pipeline.source.tiered import holding
 from rmqctl.pipeline.staging import Staging
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 FileFormat = Literal["parquet", "json", "csv"]
 Convert = Callable[[Any], Any]
-_PUSHING = "spark.sql.python.filterPushdown.enabled"
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
           schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
           schema.TIERED_MESSAGES: "physical_offset"}
@@ -48,11 +46,6 @@ _OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
 """What the SQL states of errors in data begin with (a division by zero, raise_error)."""
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
-_SCAN = "DataSourceV2ScanRelation"
-_THROUGH = ("Filter",)
-_ENDS = ("Project", "Aggregate")
-_NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
-"""Leaves of a plan that read nothing of a store."""
 
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
@@ -72,15 +65,12 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
             _make_view(spark, table, stores, given, columns[table], None)
         if shows or not names:
             return spark.sql(text)
-        pushing = spark.conf.get(_PUSHING) or "false"
-        spark.conf.set(_PUSHING, "false")
-        try:
-            needed = needed_columns(spark.sql(text)._jdf.queryExecution().optimizedPlan())
-        finally:
-            spark.conf.set(_PUSHING, pushing)
-        if needed is not None:
+        found = needs(spark.sql(text)._jdf.queryExecution().optimizedPlan())
+        if found is not None:
             for table in names:
-                _make_view(spark, table, stores, given, columns[table], needed.get(table, set()))
+                scans = found.get(table, Scans())
+                _make_view(spark, table, stores, given | scans.options(table, given),
+                           columns[table], scans.columns)
         return spark.sql(text)
 
 
@@ -133,69 +123,6 @@ def _check(spark: Any, text: str) -> bool:
         while children.hasNext():
             waiting.append(children.next())
     return False
-
-
-def says(text: str, word: str) -> bool:
-    """Whether a word stands in the text of a query."""
-    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
-
-
-def named_tables(text: str) -> list[str]:
-    """The tables of the data source that a query may read: those it names."""
-    return [table for table in TABLES if says(text, table)]
-
-
-# -- which columns a query needs ------------------------------------------------------------------
-
-
-class _UnknownLeafError(Exception):
-    """A leaf of which nobody knows what it reads."""
-
-
-def needed_columns(plan: Any) -> dict[str, set[str]] | None:
-    """The columns (names as in the scan) by the source's option ``table``; None: nobody knows.
-
-    ``plan`` is an optimised logical plan (Java), made while no filter was handed to the source:
-    such a filter is not in the plan any more, nor are its columns. A table that is not found
-    was optimised away.
-    """
-    columns_read: dict[str, set[str]] = {}
-    try:
-        _visit(plan, None, columns_read)
-    except _UnknownLeafError:
-        return None
-    return columns_read
-
-
-def _visit(node: Any, above: set[int] | None, columns_read: dict[str, set[str]]) -> None:
-    """``above``: ids of the columns that are seen from above; None for all."""
-    name = node.getClass().getSimpleName()
-    if name == _SCAN:
-        table = node.relation().options().get("table")
-        columns = columns_read.setdefault(table, set())
-        for attribute in _items(node.output()):
-            if above is None or attribute.exprId().id() in above:
-                columns.add(attribute.name())
-        return
-    if name in _ENDS or (name in _THROUGH and above is not None):
-        own = {attribute.exprId().id() for attribute in _items(node.references())}
-        above = own if name in _ENDS else own | (above or set())
-    else:
-        above = None
-    children = list(_items(node.children()))
-    if not children and name.rstrip("$") not in _NO_SOURCE:
-        raise _UnknownLeafError(name)
-    for child in children:
-        _visit(child, above, columns_read)
-    for inner in _items(node.subqueries()):
-        _visit(inner, None, columns_read)
-
-
-def _items(several: Any) -> Iterator[Any]:
-    """The elements of a Scala collection."""
-    iterator = several.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
 
 
 # -- what comes out -------------------------------------------------------------------------------
@@ -316,10 +243,12 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
     """Turns Spark's errors into ours: UsageError for the query, else that of the job."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
-    from pyspark.logger import PySparkLogger
 
     # It repeats on stderr what the exception says, with all of Java's stack.
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    with suppress(ImportError):  # PySpark 3.5 has no logger of its own
+        from pyspark.logger import PySparkLogger
+
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     try:
         yield
     except RmqctlError:

@@ -14,7 +14,6 @@ from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.reader import Reading
 from rmqctl.scan.columns import frame_columns, message_columns
-from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
@@ -53,7 +52,7 @@ def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[R
 
         if table in schema.LOG_TABLES:
             for file in store.log.files:
-                with FileSource(file.path, file.base) as source:
+                with file.open() as source:
                     for batch in Walk(source):
                         add(file, message_columns(batch, names) if table == "messages"
                             else frame_columns(batch, names, file.base))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import FormatError, JobError, UsageError
+from rmqctl.pipeline.pool import STORE, packed
 from rmqctl.pipeline.session import NO_JAVA, package_zip, workers_of
 from tests.support import snapshot
 
@@ -26,6 +27,15 @@ def test_results_come_in_the_order_of_the_tasks(spark_pool):
 
     assert list(spark_pool.run(slow_first, range(9))) == [(n, n * n) for n in range(9)]
     assert list(spark_pool.run(slow_first, [])) == []
+
+
+@pytest.mark.parametrize(("weights", "jobs", "packs"), [
+    ([1], 2, 1), ([100 << 10] * 1772, 2, 8), ([64 << 20] * 40, 2, 40), ([STORE] * 345, 2, 8),
+    ([1 << 30, 1, 1, 1, 1 << 30], 1, 2), ([0, 0, 0], 4, 1)])
+def test_small_tasks_share_one_of_spark(weights, jobs, packs):
+    made = packed(weights, jobs)
+    assert [number for pack in made for number in pack] == list(range(len(weights)))
+    assert len(made) == packs
 
 
 def test_an_error_of_a_task_is_raised_as_it_was(spark_pool):

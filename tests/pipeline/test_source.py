@@ -89,9 +89,11 @@ def test_all_tables_are_the_local_readers(name: str, load, golden: GoldenFolder)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["5.3.3/basic/store", "5.3.3/crash-base/store"])
-def test_damaged_copies(name: str, load, golden_copy: GoldenFolder, seed: int) -> None:
+@pytest.mark.parametrize("fixed", [None, 2906493778])
+def test_damaged_copies(name: str, fixed: int | None, load, golden_copy: GoldenFolder,
+                        seed: int) -> None:
     root = golden_copy(name)
-    shattered(root, seed)
+    shattered(root, fixed or seed)
     for table in ("messages", "frames"):
         wanted = expected(reading.local(root, table))
         assert len(wanted) > 50
@@ -171,9 +173,6 @@ def test_conditions(table: str, pushdown: bool, load, golden: GoldenFolder, spar
         columns = ["physical_offset", "topic"]
         wanted = local.where(where).select(columns).collect()
         assert frame.select(columns).collect() == wanted, where
-    plan = load(root, table=table).where(f"topic = '{words['topic']}'")._jdf.queryExecution(
-        ).executedPlan().toString()
-    assert (words["topic"] in plan) != pushdown, "taken over, or left to Spark"
 
 
 def test_conditions_on_rows(pushdown: bool, load, golden: GoldenFolder) -> None:

@@ -268,7 +268,7 @@ def test_what_cannot_be_is_said(tmp_path, options, words):
 def test_an_expired_head_is_warned_of(tmp_path, caplog):
     writer = Writer(tmp_path / "a")
     writer.append(60)
-    query = Query(tmp_path / "a", maxBytesPerTrigger="1000")
+    query = Query(tmp_path / "a", maxBytesPerTrigger="1000", failOnDataLoss="false")
     query.once()
     start = query.log[0]
     writer.path(0).unlink()
@@ -284,10 +284,33 @@ def test_an_expired_head_is_warned_of(tmp_path, caplog):
         assert f"0 to {start[1][str(writer.root)]} have expired" in caplog.text
 
 
+@pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "true"}])
+def test_an_expired_head_ends_a_query(tmp_path, options):
+    writer = Writer(tmp_path / "a")
+    writer.append(60)
+    query = Query(tmp_path / "a", maxBytesPerTrigger="1000", **options)
+    query.once()
+    writer.path(0).unlink()
+    query.restart()
+    with pytest.raises(StoreIOError, match="to 4096 have expired.*failOnDataLoss=false"):
+        query.drain()
+
+
+def test_a_store_that_vanishes_ends_a_query(tmp_path):
+    writer = Writer(tmp_path / "a")
+    writer.append(3)
+    query = Query(tmp_path / "*")
+    assert numbers(query.once()) == [0, 1, 2]
+    writer.root.rename(tmp_path.parent / f"{tmp_path.name}-kept")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(StoreIOError, match="not there any more.*failOnDataLoss=false"):
+        query.once()
+
+
 def test_a_file_that_expires_between_plan_and_task(tmp_path, caplog):
     writer = Writer(tmp_path / "a")
     writer.append(60)
-    query = Query(tmp_path / "a")
+    query = Query(tmp_path / "a", failOnDataLoss="false")
     end = query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
     parts = query.reader.partitions({str(writer.root): 0}, end)
     writer.path(0).unlink()
@@ -316,7 +339,7 @@ def test_stores_that_come_and_go(tmp_path, caplog):
     a.append(3)
     (tmp_path / "b").mkdir()
     (tmp_path / "c").write_text("no folder")
-    query = Query(tmp_path / "*", startingOffsets="latest")
+    query = Query(tmp_path / "*", startingOffsets="latest", failOnDataLoss="false")
     assert query.once() == []
     (tmp_path / "b").rmdir()
     b = Writer(tmp_path / "b", base=3 * FILE_SIZE)

@@ -47,7 +47,9 @@ def command(
         rmqctl sql STORE "SELECT properties['KEYS'] AS k, body FROM messages WHERE topic = 'orders'"
     """
     require("duckdb", "pyarrow")
+    from rmqctl.commands.shared.exporting import warn_of_lost
     from rmqctl.pipeline.local_sql import Session
+    from rmqctl.pipeline.source.schema import MESSAGES, says
     from rmqctl.store import Store
 
     names, text = stores_and_query(arguments, file)
@@ -69,6 +71,8 @@ def command(
                  + (f", with {counted(undecided, 'undecided record')}: messages, or bytes in the "
                     "body of a damaged one" if undecided else "")
                  + "; `rmqctl verify` says where")
+    if says(text, MESSAGES):
+        warn_of_lost(out, stores, folders, damaged=bool(session.damaged))
     if decoding is not None:
         tell_undecoded(out, decoding)
     if session.damaged:

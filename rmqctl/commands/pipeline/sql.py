@@ -52,8 +52,13 @@ def command(
         rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv
     """
     require("pyspark", "pyarrow")
+    from rmqctl.commands.shared.exporting import warn_of_lost
+    from rmqctl.pipeline.source.losses import SWITCH
+    from rmqctl.pipeline.source.schema import FRAMES, MESSAGES, named_tables
+    from rmqctl.pipeline.versions import require_source
     from rmqctl.store import Store
 
+    require_source()
     names, text = stores_and_query(arguments, file)
     stores = named_stores(names)
     for store in stores:  # before Spark is started for something that is no store
@@ -63,7 +68,9 @@ def command(
         from rmqctl.pipeline.staging import checked_target
 
         checked_target(out_path)
-    options = {} if spark.partitions is None else {"numPartitions": str(spark.partitions)}
+    # What a store has lost is warned of below; the rest is answered.
+    options = {SWITCH: "false"} | (
+        {} if spark.partitions is None else {"numPartitions": str(spark.partitions)})
     if dry_run:
         _show_pieces(out, stores, text, options)
         return
@@ -82,13 +89,14 @@ def command(
             out.note(f"written to {out_path}")
         else:
             out.rows(sql.rows(frame), sql.columns(frame))
+        if {MESSAGES, FRAMES} & set(named_tables(text)):
+            warn_of_lost(out, stores, ())
 
 
 def _only_tiers(text: str, store: str) -> bool:
     """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
-    from rmqctl.pipeline.source.schema import TIERED_MESSAGES
+    from rmqctl.pipeline.source.schema import TIERED_MESSAGES, named_tables
     from rmqctl.pipeline.source.tiered import has_tier
-    from rmqctl.pipeline.sql import named_tables
 
     return named_tables(text) == [TIERED_MESSAGES] and has_tier(store)
 
@@ -97,8 +105,8 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
     """What a query would read at most: conditions and columns are only known to Spark."""
     from rmqctl.pipeline.source.options import Options
     from rmqctl.pipeline.source.planning import estimate
+    from rmqctl.pipeline.source.schema import named_tables
     from rmqctl.pipeline.source.tiered import holding
-    from rmqctl.pipeline.sql import named_tables
 
     rows = []
     for table in named_tables(text):

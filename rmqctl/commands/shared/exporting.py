@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import UsageError
@@ -34,6 +34,19 @@ def lost_texts(lost: Missing) -> Iterator[str]:
     if count := lost.in_repairs:
         yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
                f"record{'' if count == 1 else 's'}; `rmqctl doctor` names the repairs")
+
+
+def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
+                 damaged: bool = False) -> None:
+    """Warn of each store that is known to have lost messages: no answer about it has them."""
+    from rmqctl.checks.preflight.missing import missing
+    from rmqctl.store import Store
+
+    for name in stores:
+        with Store.open(os.path.abspath(name), folders) as store:
+            lost = missing(store, damaged=damaged or any(store.log.gaps()))
+        for text in lost_texts(lost):
+            out.warn(f"{name}: {text}" if len(stores) > 1 else text)
 
 
 def named_parts(text: str) -> list[str]:

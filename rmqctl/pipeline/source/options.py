@@ -19,11 +19,12 @@ from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES,
 from rmqctl.tiered.files.reader import is_url
 
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
-         "body", "splitSize", "numPartitions", "commitlogDirs", "orphans")
+         "body", "splitSize", "numPartitions", "commitlogDirs", "orphans", "failOnDataLoss")
 FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
 """The options of following stores, besides those of reading them."""
 _BODIES = ("binary", "none")
 _ORPHANS = ("exclude", "include")
+_TRUTHS = {"true": True, "false": False}
 _INT_MAX = (1 << 31) - 1
 
 
@@ -32,7 +33,8 @@ class Options:
     """What is read. ``split_size`` in bytes, 0 for whole files, None for what fits.
 
     ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
-    consume queue leads to, too.
+    consume queue leads to, too. ``fail_on_loss``: a store that is known to have lost messages is
+    not read.
     """
 
     paths: tuple[str, ...]
@@ -43,6 +45,7 @@ class Options:
     partitions: int | None = None
     log_folders: tuple[str, ...] = ()
     orphans: bool = False
+    fail_on_loss: bool = True
 
     @classmethod
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
@@ -64,6 +67,9 @@ class Options:
         orphans = (option("orphans") or _ORPHANS[0]).strip().lower()
         if orphans not in _ORPHANS:
             raise UsageError(f"orphans={orphans}: {' or '.join(_ORPHANS)}")
+        loss = (option("failOnDataLoss") or "true").strip().lower()
+        if loss not in _TRUTHS:
+            raise UsageError(f"failOnDataLoss={loss}: {' or '.join(_TRUTHS)}")
         for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
                 "orphans",):
             if option(name) is not None:
@@ -73,7 +79,7 @@ class Options:
         paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
         return cls(paths, table, body == _BODIES[0],
                    _filters(table, option), None if size is None else parse_size(size), parts,
-                   tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1])
+                   tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
 
     def stores(self) -> list[str]:
         """The store directories the paths name, in order, each once.

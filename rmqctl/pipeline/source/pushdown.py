@@ -1,27 +1,18 @@
-"""Conditions on rows that the data source applies itself, and what of Spark's filters it takes.
+"""Conditions on rows that the data source applies itself, exactly.
 
-A filter is taken only where it is applied exactly; all others stay with Spark. A null fulfils no
-condition: a frame that is no message has no topic.
+A null fulfils no condition: a frame that is no message has no topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqctl.scan.frames import Array, Batch, gather
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
-_REPLACED = "\ufffd"
-_FAR = 1 << 62
-_INTEGERS = ("queue_id", "store_timestamp", "physical_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,79 +84,6 @@ class Filters:
 
     def takes_queue(self, queue_id: int) -> bool:
         return self.queue_ids is None or queue_id in self.queue_ids
-
-
-def split(filters: Iterable[Filter], columns: Iterable[str]) -> tuple[Filters, list[Filter]]:
-    """(what is applied here, what is left to Spark) of the filters on a table's columns."""
-    known = {name.lower(): name for name in columns}
-    taken, left = Filters(), []
-    for condition in filters:
-        understood = _taken(condition, known)
-        if understood is None:
-            left.append(condition)
-        else:
-            taken = taken & understood
-    return taken, left
-
-
-def _taken(condition: Filter, known: dict[str, str]) -> Filters | None:
-    """The condition a filter makes; None where it is left to Spark."""
-    path = getattr(condition, "attribute", None)
-    if path is None or len(path) != 1:
-        return None
-    kind, name = type(condition).__name__, known.get(path[0].lower())
-    value = getattr(condition, "value", None)
-    if name == "topic":
-        values = _values(kind, value)
-        if values is None or not all(isinstance(text, str) and _is_plain(text) for text in values):
-            return None
-        return Filters(topics=frozenset(text.encode() for text in values))
-    if name not in _INTEGERS:
-        return None
-    values = _values(kind, value)
-    if values is not None:
-        if not all(map(_is_integer, values)):
-            return None
-        if name == "queue_id":
-            return Filters(queue_ids=frozenset(values))
-        near = len(values) == 1 and abs(values[0]) <= _FAR
-        return _interval(name, values[0], values[0]) if near else None
-    if name == "queue_id" or not isinstance(value, int) or not _is_integer(value):
-        return None
-    bounds: dict[str, tuple[int | None, int | None]] = {
-        "GreaterThan": (value + 1, None), "GreaterThanOrEqual": (value, None),
-        "LessThan": (None, value - 1), "LessThanOrEqual": (None, value)}
-    if kind not in bounds or abs(value) > _FAR:
-        return None
-    return _interval(name, *bounds[kind])
-
-
-def _values(kind: str, value: Any) -> list[Any] | None:
-    """The values one of which the column must have; a null never is one."""
-    if kind in ("EqualTo", "EqualNullSafe"):
-        return None if value is None else [value]
-    if kind == "In":
-        return [item for item in value if item is not None]
-    return None
-
-
-def _interval(name: str, least: int | None, most: int | None) -> Filters:
-    if name == "store_timestamp":
-        return Filters(since=least, until=most)
-    return Filters(start=least, end=None if most is None else most + 1)
-
-
-def _is_plain(text: str) -> bool:
-    """Whether only one byte sequence is shown as this text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return _REPLACED not in text
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _topics(batch: Batch, topics: frozenset[bytes]) -> Array:

@@ -6,7 +6,9 @@ the columns which tell the store and the file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -79,4 +81,19 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     if wrong:
         raise UsageError(f"the table {table} cannot have these columns: {', '.join(wrong)}; "
                          f"it has {', '.join(known)}")
-    return to_arrow_schema(schema, timezone="UTC"), names
+    # PySpark 4.0 and 4.1 take UTC without being told.
+    zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone), names
+
+
+# -- tables in the text of a query ----------------------------------------------------------------
+
+
+def says(text: str, word: str) -> bool:
+    """Whether a word stands in the text of a query."""
+    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
+
+
+def named_tables(text: str) -> list[str]:
+    """The tables of the data source that a query may read: those it names."""
+    return [table for table in TABLES if says(text, table)]

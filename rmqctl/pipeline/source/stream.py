@@ -10,24 +10,26 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
+from rmqctl.parse_values import parse_size
+from rmqctl.pipeline import versions
+from rmqctl.pipeline.source import schema
+from rmqctl.pipeline.source.limits import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
-from rmqctl.parse_values import parse_size
-from rmqctl.pipeline.source import schema
+from rmqctl.pipeline.source.losses import SWITCH
 from rmqctl.pipeline.source.options import FOLLOWING, Options, Start, starting
 from rmqctl.pipeline.source.reader import Reading
 from rmqctl.scan.walk import Walk
@@ -69,6 +71,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._most = None if most is None else parse_size(most)
         if self._most is not None and self._most < 1:
             raise UsageError("maxBytesPerTrigger: at least one byte")
+        if self._most is not None and versions.installed() < versions.LIMITS:
+            raise UsageError("maxBytesPerTrigger: needs PySpark 4.2 or newer")
         self._arrow, self._names = schema.asked(asked, self._options.table, self._options.body)
         if self._options.partitions is not None:
             raise UsageError("numPartitions: a batch is cut by splitSize")
@@ -76,6 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._step = STEP if size is None else size or _NEVER
         self._logs: dict[str, GrowingLog] = {}
         self._target: Offset | None = None
+        self._ends: Offset = {}
         self._looked: float | None = None
         self._missed: set[str] = set()
         self._turn = -1
@@ -96,21 +101,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return log.first()
         return log.advance(log.last_file()) if asked == "latest" else log.border(int(asked))
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far a batch from ``start`` on can go. A store that is new begins at its start."""
+    def latestOffset(self, start: Offset | None = None,  # noqa: N802
+                     limit: ReadLimit | None = None) -> Offset:
+        """How far a batch from ``start`` on can go. A store that is new begins at its start.
+
+        PySpark 4.0 and 4.1 do not say where a batch starts: then it goes on from where the last
+        answer ended, at first from the last file in use, whose start is a border.
+        """
+        if start is None:
+            start = {store: self._ends.get(store, log.last_file())
+                     for store, log in self._known().items()}
         reached = dict(start)
         for store, log in self._known().items():
             if store not in reached and (self._target is None or store in self._target):
                 reached[store] = log.first()
         for store in sorted(reached.keys() - self._logs.keys() - self._missed):
-            _log.warning("%s: the store is not there any more; the query goes on without it", store)
+            self._lose(f"{store}: the store is not there any more; the query goes on without it")
             self._missed.add(store)
         if isinstance(limit, ReadMaxBytes):
             self._share(reached, limit.max_bytes)
         else:
             for store in reached.keys() & self._logs.keys():
                 self._go(reached, store, None)
-        return dict(sorted(reached.items()))
+        self._ends = dict(sorted(reached.items()))
+        return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
         """Goes on in all stores by ``most`` bytes together, each by an equal part as far as it can.
@@ -197,9 +211,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         raise
                     continue  # a folder of a glob in which a store may be yet to come
                 logs[path] = self._logs.get(path) or GrowingLog(
-                    folders, _log.warning, witness=witness)
+                    folders, _log.warning, witness=witness, lost=self._lose)
             self._logs = logs
         return self._logs
+
+    def _lose(self, text: str) -> None:
+        """Fail for messages that a query can no longer read, or go on with a warning."""
+        if self._options.fail_on_loss:
+            raise StoreIOError(f"{text}; {SWITCH}=false goes on without them")
+        _log.warning("%s", text)
 
     # -- on executors -------------------------------------------------------------------------
 
@@ -207,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one part."""
         assert isinstance(partition, Part)
         reading = _Following(self._options.table, self._names, self._arrow, self._options.filters)
-        return reading.part(partition)
+        return reading.part(partition, self._lose)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_logs": {}, "_looked": None}
@@ -216,7 +236,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Following(Reading):
     """Reads between two borders, where nothing has to be looked for."""
 
-    def part(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def part(self, part: Part, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part; ``lose`` hears of a file that has expired."""
         piece = part.piece
         base = piece.file.base
         try:
@@ -224,8 +245,8 @@ class _Following(Reading):
         except StoreIOError:
             if not _expired(piece):
                 raise
-            _log.warning("%s: expired before it was read: physical offsets %d to %d are left out",
-                         piece.file.path, piece.start, piece.end)
+            lose(f"{piece.file.path}: expired before it was read: physical offsets "
+                 f"{piece.start} to {piece.end} are left out")
             return
         with source:
             constant: dict[str, str | int] = {"store": part.store, "file": part.file}

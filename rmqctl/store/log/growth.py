@@ -70,14 +70,17 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` hears of what is passed over; ``clock`` is monotonic, in seconds. ``witness`` makes
-    what the store tells of its log, anew for each look: without one the folders are all there is.
+    ``tell`` hears of what is passed over, ``lost`` (``tell`` when it is None) of ranges that no
+    file holds any more; ``clock`` is monotonic, in seconds. ``witness`` makes what the store tells
+    of its log for each look: without one the folders are all there is.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
                  clock: Callable[[], float] = time.monotonic,
-                 witness: Callable[[], Witness] | None = None) -> None:
+                 witness: Callable[[], Witness] | None = None,
+                 lost: Callable[[str], None] | None = None) -> None:
         self._folders, self._tell, self._clock = list(folders), tell, clock
+        self._lost = lost or tell
         self._witness = witness
         self._waiting: _Waiting | None = None
         self._idle: _Idle | None = None
@@ -265,5 +268,5 @@ class GrowingLog:
 
     def _missing(self, start: int, end: int, *, expired: bool) -> None:
         why = "have expired" if expired else "are in no file"
-        self._tell(f"{self._folders[0]}: physical offsets {start} to {end} {why} and were not "
+        self._lost(f"{self._folders[0]}: physical offsets {start} to {end} {why} and were not "
                    "read")

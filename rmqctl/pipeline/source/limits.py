@@ -1,0 +1,42 @@
+"""How much a stream takes at once, as Spark says it; stand-ins where PySpark says nothing.
+
+PySpark 4.0 and 4.1 ask a stream for its end without a start or a limit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        SupportsTriggerAvailableNow,
+    )
+else:
+    try:
+        from pyspark.sql.streaming.datasource import (
+            ReadAllAvailable,
+            ReadLimit,
+            ReadMaxBytes,
+            SupportsTriggerAvailableNow,
+        )
+    except ImportError:
+        class ReadLimit:
+            """A limit."""
+
+        class ReadAllAvailable(ReadLimit):
+            """None."""
+
+        class ReadMaxBytes(ReadLimit):
+            """At most so many bytes."""
+
+            def __init__(self, max_bytes: int) -> None:
+                self.max_bytes = max_bytes
+
+        class SupportsTriggerAvailableNow:
+            """A stream that is told when what is there now is enough."""
+
+
+__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "SupportsTriggerAvailableNow"]

@@ -1,0 +1,48 @@
+"""Say which PySpark does what, before something of it is missed in the middle of a job."""
+
+from __future__ import annotations
+
+import re
+
+from rmqctl.errors import UnsupportedError
+
+JOBS = (3, 5)
+"""From this PySpark on the jobs run (`pipeline stats`, `export`, `verify`, `rebuild`)."""
+SOURCE = (4, 0)
+"""From here on the data source `rocketmq` and `pipeline sql`: Python data sources came with it."""
+LIMITS = (4, 2)
+"""From here on Spark tells a stream how much to take: `maxBytesPerTrigger`."""
+TESTED = "4.0 to 4.3"
+
+
+def installed() -> tuple[int, int]:
+    """Return major and minor number of the PySpark that is imported; (0, 0) if it has none."""
+    import pyspark
+
+    match = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def has_source() -> bool:
+    """Whether this PySpark has Python data sources."""
+    return installed() >= SOURCE
+
+
+def require_jobs() -> None:
+    """Raise UnsupportedError where jobs cannot run."""
+    if installed() < JOBS:
+        raise UnsupportedError(f"PySpark {_text(installed())} is too old: jobs need "
+                               f"{_text(JOBS)} or newer; the local engine needs no PySpark")
+
+
+def require_source() -> None:
+    """Raise UnsupportedError where there are no Python data sources."""
+    if not has_source():
+        raise UnsupportedError(
+            f"PySpark {_text(installed())} has no Python data sources: the data source rocketmq "
+            f"and pipeline sql need PySpark {TESTED}; `rmqctl sql` asks without Spark, and "
+            f"pipeline stats, export, verify and rebuild run from {_text(JOBS)} on")
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
