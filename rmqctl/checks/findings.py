@@ -248,12 +248,20 @@ CATEGORIES: dict[str, Category] = {
     "property-number": Category(
         ERROR, "a property that brokers read as a number is none: they cut the log off there",
         _recover_log),
+    "header-flag-bits": Category(
+        WARNING, "system flags with bits that no release uses: the header is damaged",
+        _recover_log),
+    "header-born-time": Category(
+        INFO, "a born time that is negative or years after the store time"),
     "header-reconsume-times": Category(
-        WARNING, "a message that was consumed a negative number of times", _recover_log),
+        WARNING, "an implausible number of deliveries: negative or above 65,536", _recover_log),
     "header-prepared-offset": Category(
         WARNING, "the half message that a message ends would lie after it", _recover_log),
     "header-queue-id": Category(
         ERROR, "a message in a queue with a negative number: no consumer asks for that one",
+        _recover_log),
+    "header-queue-offset": Category(
+        WARNING, "a queue offset in a prepared or rolled back message, which has none",
         _recover_log),
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",

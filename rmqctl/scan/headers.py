@@ -51,6 +51,9 @@ class Headers:
     early: int = 0
     """How many were stored before there were brokers, by the clock of their machine."""
     first_early: int | None = None
+    odd_born: int = 0
+    """How many have a born time that cannot be."""
+    first_odd_born: int | None = None
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
@@ -70,6 +73,11 @@ class Headers:
         early = np.flatnonzero(rows[:, _TIME] < rules.EARLIEST)
         if len(early):
             self._count_early(len(early), int(rows[early[0], _AT]))
+        born = rules.born_at_odd_time(batch.column("born_timestamp"),
+                                      batch.column("store_timestamp"))
+        odd = batch.offset[born if which is None else born & which]
+        if len(odd):
+            self._count_born(len(odd), int(odd[0]))
         self._join(rows)
 
     @staticmethod
@@ -95,7 +103,8 @@ class Headers:
         if flags[0] != flags[1] or times[0] < rules.EARLIEST or (
                 times[1] - times[0] > rules.YEARS) or not batch.has_one_store_host() or any(
                 any(rules.alone({**{name: reach[end] for name, reach in reaches.items()},
-                                 "physical_offset": place}).values()) for end in (0, 1)):
+                                 "physical_offset": place}).values()) for end in (0, 1)) or any(
+                rules.born_at_odd_time(born, times[0]) for born in batch.reach("born_timestamp")):
             return False
         ends = batch.select(np.array([0, 1, len(batch) - 2, len(batch) - 1]))
         rows = self._rows(ends)
@@ -107,10 +116,15 @@ class Headers:
         self.early += count
         self.first_early = first if self.first_early is None else self.first_early
 
+    def _count_born(self, count: int, first: int | None) -> None:
+        self.odd_born += count
+        self.first_odd_born = first if self.first_odd_born is None else self.first_odd_born
+
     def merge(self, other: Headers) -> None:
         """Takes in the part behind this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
+        self._count_born(other.odd_born, other.first_odd_born)
         if len(other._first):
             self._join(other._first)
             self._last = other._last if len(other._first) > 1 else self._last

@@ -1,8 +1,8 @@
 """Fields of a record that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
 The rules are plain comparisons, so they judge one record's numbers and columns of them alike. What
-a producer or an odd machine may have chosen is no fault: the born time, ports of 0, any host, a
-clock that was set back, flags that only older brokers wrote.
+a producer or an odd machine may have chosen is no fault: ports of 0, any host, a clock that was set
+back or is some months wrong, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
 PREPARED, QUEUE_ID = "header-prepared-offset", "header-queue-id"
 STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
 NUMBER, EARLY = "property-number", "early-times"
-ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID)
+FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
+QUEUE_OFFSET = "header-queue-offset"
+ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
 """What the head of a record shows by itself; the two behind them need its neighbours."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """With these a client's decoder gives up, and with it what follows in the same pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 """Bits of the properties that a broker parses as numbers when it tests a record."""
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
-          "prepared_transaction_offset", "queue_id", "physical_offset")
+          "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
 """The numbers that `alone` looks at, by their names as columns."""
 MOST_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
 """2012-01-01: the first broker is younger (ms)."""
 YEARS = 2 * 365 * 24 * 3600 * 1000
+MOST_TIMES = 1 << 16
+"""Reconsume times up to this are plausible."""
 _LAST_CODEC = max(CODECS)
 _KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
 
@@ -50,9 +54,13 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
         BORN_PORT: (born < 0) | (born > MOST_PORT),
         STORE_PORT: (store < 0) | (store > MOST_PORT),
         SYS_FLAG: (kind > unknown) & ((kind & sysflag.COMPRESSED) != 0),
-        RECONSUME: values["reconsume_times"] < 0,
+        RECONSUME: (values["reconsume_times"] < 0) | (values["reconsume_times"] > MOST_TIMES),
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
         QUEUE_ID: values["queue_id"] < 0,
+        FLAG_BITS: (values["sys_flag"] & ~sysflag.KNOWN) != 0,
+        # Of prepared and rolled back messages, which have no consume queue entry.
+        QUEUE_OFFSET: (values["queue_offset"] != 0) & (
+            (values["sys_flag"] & sysflag.TRANSACTION_PREPARED) != 0),
     }
 
 
@@ -62,7 +70,8 @@ def of_record(record: Record) -> list[str]:
         "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
         "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,
         "prepared_transaction_offset": record.prepared_transaction_offset,
-        "queue_id": record.queue_id, "physical_offset": record.physical_offset})
+        "queue_id": record.queue_id, "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset})
     return [name for name, broken in broken_rules.items() if broken]
 
 
@@ -95,3 +104,11 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the one that is not negative: of 64 bits nothing overflows.
     return early | ((time >= 0) & (time - YEARS > before) & (time - YEARS > behind))
+
+
+def born_at_odd_time(born: Any, stored: Any) -> Any:
+    """Whether a born time (ms) cannot be: negative, or years after the message was stored. A broker
+    whose own clock was never set shows nothing.
+    """
+    # Subtracted from the one that is not negative: of 64 bits nothing overflows.
+    return (born < 0) | ((born >= 0) & (stored >= EARLIEST) & (born - YEARS > stored))

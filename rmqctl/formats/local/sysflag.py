@@ -16,6 +16,9 @@ NEED_UNWRAP = 0x40
 INNER_BATCH = 0x80
 COMPRESSION_MASK = 0x700
 COMPRESSION_SHIFT = 8
+MULTI_TAGS = 0x2
+KNOWN = 0x7FF
+"""All bits that a release uses. Brokers store what a client sends, but none sends any other."""
 
 _TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
                 TRANSACTION_COMMIT: "commit", TRANSACTION_ROLLBACK: "rollback"}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable
 from math import sqrt
 from random import Random
 from typing import NamedTuple
 
-from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.bodies import CODECS, MAX_DECOMPRESSED
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record
 
@@ -61,6 +62,21 @@ def unpacks(record: Record) -> bool | None:
     except Exception:  # noqa: BLE001 - a decoder may raise anything on foreign bytes
         return False
     return True
+
+
+def is_zlib(body: bytes) -> bool:
+    """Whether all of a body is one zlib stream whose checksum is right."""
+    codec, left = zlib.decompressobj(), MAX_DECOMPRESSED
+    try:
+        data = codec.decompress(body, left)
+        while codec.unconsumed_tail and data:
+            left -= len(data)
+            if left <= 0:
+                return False
+            data = codec.decompress(codec.unconsumed_tail, left)
+    except zlib.error:
+        return False
+    return codec.eof and not codec.unused_data
 
 
 # -- text -----------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ from rmqctl.repair.salvage.survey.survey import Run
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
+_MOST_QUEUES = 1 << 16
+"""No topic has that many queues."""
+
 
 class Contradictions:
     """One round over all of them: `of_rows`, then `of_places`. What it finds goes into ``records``.
@@ -48,7 +51,7 @@ class Contradictions:
         """Mends or condemns what rows contradict. StoreIOError."""
         for physical, rows_there in sorted(self.by_place.items()):
             _, record, raw = self._records.read(physical, rows_there[0].size)
-            if record is None or not record.crc_ok:
+            if record is None or not record.crc_ok or self._records.is_replaced(physical):
                 continue
             rows = [row for row in rows_there
                     if not self._says(record, row) and self._is_lacking(row, record)]
@@ -84,6 +87,9 @@ class Contradictions:
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
+        if own not in self._store.queues and not 0 <= record.queue_id < _MOST_QUEUES and (
+                row.key[0], row.queue_offset) == (own[0], record.queue_offset):
+            return True  # no queue has such a number, and the entry says all the rest
         if own in self._store.queues or sum(
                 astray.key == row.key for astray in self._evidence.astray) != 1:
             return False

@@ -29,6 +29,7 @@ from random import Random
 from typing import Any, Literal
 
 from rmqctl.formats.local import append_crc
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import CRC_MASK, Record
 from rmqctl.repair.salvage import torn
 from rmqctl.repair.salvage.contents import (
@@ -36,6 +37,7 @@ from rmqctl.repair.salvage.contents import (
     compression,
     has_bad_sectors,
     is_json,
+    is_zlib,
     most_json,
     not_text,
     unpacks,
@@ -149,6 +151,25 @@ def explained_by_body(record: Record) -> bool:
     """Whether a flipped bit of the body explains that it does not match its CRC."""
     return any(one_bit(len(record.body), syndrome) for syndrome in syndromes(
         zlib.crc32(record.body), record.body_crc & 0xFFFFFFFF))
+
+
+def damaged_crc(record: Record) -> str | None:
+    """How it is known that the CRC of a body is damaged, and not the body; None: it is not known.
+
+    No broker sets the highest bit. Between this field and the body are the place of the record and
+    its lengths: where they are intact, one run of damage reaches only one of the two.
+    """
+    if record.crc_ok or not record.body or not props.are_sound(record.properties) or (
+            unpacks(record) is False) or has_bad_sectors(
+            record.body, record.physical_offset + body_at(record)):
+        return None
+    said = f"body CRC {record.body_crc & 0xFFFFFFFF:#010x} is damaged"
+    if compression(record) == "zlib" and is_zlib(record.body):
+        return f"{said}: the checksum of the zlib stream proves the body"
+    if record.body_crc < 0:
+        return (f"{said}: no broker sets its highest bit; the fields between it and the body "
+                "are intact")
+    return None
 
 
 def _whole(raw: bytes, position: int, after: bytes, record: Record,

@@ -201,7 +201,7 @@ def extent(source: Source, record_start: int, head: bytes, magic: int) -> int | 
 def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
     """The head as it is, then with each single bit of its widths and lengths turned."""
     yield head
-    for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6):
+    for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
         yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)
     shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
     if len(head) < shape.head_size:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
-from rmqctl.formats.local.header_rules import STORE_HOST
+from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
@@ -378,7 +378,14 @@ class _Job:
             oddities.append(f"messages with the store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not begin its recovery in a file "
                             "that starts with one; they are left as they are")
-        odd = [fault for fault in survey.headers.faults if {*fault.categories} - {STORE_HOST}]
+        flagged = [fault.offset for fault in survey.headers.faults
+                   if FLAG_BITS in fault.categories]
+        if flagged:
+            oddities.append(f"{plural(len(flagged), 'message')} with damaged system flags, the "
+                            f"first at physical offset {flagged[0]}: more than one value fits; the "
+                            "bits that no release uses stay, so that verify reports the message")
+        odd = [fault for fault in survey.headers.faults
+               if {*fault.categories} - {STORE_HOST, FLAG_BITS}]
         if odd:
             oddities.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
                             f"written, the first at physical offset {odd[0].offset} "

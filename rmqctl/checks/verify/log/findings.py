@@ -222,9 +222,13 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.STORE_PORT: ("store port {}: " + _DROPPED, lambda record: record.store_host[1]),
     rules.SYS_FLAG: ("system flags {}, a compression that no version knows: " + _DROPPED,
                      lambda record: record.sys_flag),
+    rules.FLAG_BITS: ("system flags {}: bits that no release uses are set",
+                      lambda record: f"{record.sys_flag & 0xFFFFFFFF:#x}"),
     rules.RECONSUME: ("it was consumed {} times", lambda record: record.reconsume_times),
     rules.PREPARED: ("the half message that it ends would lie at {}, after itself",
                      lambda record: record.prepared_transaction_offset),
+    rules.QUEUE_OFFSET: ("queue offset {} of a prepared or rolled back message, which has none",
+                         lambda record: record.queue_offset),
     rules.QUEUE_ID: ("its queue is number {}", lambda record: record.queue_id),
     rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
                        lambda record: time_text(record.store_timestamp)),
@@ -252,6 +256,12 @@ def _headers(context: Context) -> Iterator[Finding]:
                 category, "commitlog", words.format(value(record)), length=record.total_size,
                 topic=record.topic.decode("utf-8", "surrogateescape"), queue_id=record.queue_id,
                 queue_offset=record.queue_offset, **_place(context, fault.offset))
+    if headers.odd_born:
+        yield Finding(
+            rules.BORN_TIME, "commitlog",
+            f"{plural(headers.odd_born, 'message has', 'messages have')} a born time that is "
+            "negative or years after the store time", count=headers.odd_born,
+            **_place(context, headers.first_odd_born or 0))
     if headers.unlisted:
         yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unlisted} more records with a head "
                       "that no broker can have written (only counted)", count=headers.unlisted)

@@ -73,7 +73,7 @@ def mend_headers(store: Store, survey: Survey, records: Records) -> None:
 def _mend(known: _Known, fault: HeaderFault) -> None:
     records = known.records
     _, record, stored = records.read(fault.offset, None)
-    if record is None:
+    if record is None or records.is_replaced(fault.offset):
         return
     corrected: Record | None = record
     reasons = []
@@ -223,6 +223,15 @@ def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Recor
         "just here")
 
 
+def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+    """0, unless its queue lacks just this message here: then the transaction bits are wrong."""
+    topic = os.fsdecode(record.topic)
+    if _lacks(known.survey.runs.of((topic, record.queue_id)), record):
+        return record, ""
+    return replace(record, queue_offset=0), (
+        f"queue offset {record.queue_offset}: 0, as in every message without a consume queue entry")
+
+
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
     """Whether a queue has a hole of this one message at its place in the log."""
     return any(one.end == record.queue_offset and other.first == record.queue_offset + 1
@@ -286,4 +295,4 @@ def _indexed_halves(record: Record, known: _Known) -> list[int]:
 _MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
     rules.NUMBER: _number, rules.STORE_TIME: _store_time,
-    rules.PREPARED: _prepared, rules.QUEUE_ID: _queue_id}
+    rules.PREPARED: _prepared, rules.QUEUE_ID: _queue_id, rules.QUEUE_OFFSET: _queue_offset}

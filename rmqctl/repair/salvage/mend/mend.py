@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.local import sysflag
+from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     MIN_SIZE,
@@ -34,12 +34,21 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
-from rmqctl.repair.salvage.correct import Chances, Correct, Correction, corrected, explained_by_body
+from rmqctl.repair.salvage.correct import (
+    Chances,
+    Correct,
+    Correction,
+    corrected,
+    damaged_crc,
+    explained_by_body,
+)
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
+from rmqctl.repair.salvage.mend.flags import Flags, are_odd, mend_flags
 from rmqctl.repair.salvage.mend.headers import mend_headers
 from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
 from rmqctl.repair.salvage.mend.properties import NO_ROOM, mend_properties
+from rmqctl.repair.salvage.mend.sealed import field_of_seal
 from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
@@ -199,6 +208,7 @@ class _Round:
         self._not_corrected: dict[int, str] = {}
         self._by_byte: set[int] = set()
         self._topics = Topics(store, parts, survey, gatherer, evidence)
+        self._flags = Flags(parts, survey, gatherer, self._records, self._chances)
 
     def run(self) -> Mending:
         # In damaged regions: wherever a row or the log itself says that a record starts. What a
@@ -233,6 +243,7 @@ class _Round:
             self._records.reasons[physical] = "an empty body has the CRC 0"
         contradictions = Contradictions(self._store, self._gatherer, self._evidence, self._records,
                                         self._survey.skipping)
+        mend_flags(self._flags, self._survey, self._records, contradictions.by_place)
         contradictions.of_rows()
         topics_left = mend_topics(self._topics, self._records, contradictions.by_place)
         contradictions.of_places(topics_left)
@@ -257,8 +268,11 @@ class _Round:
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
         if start in self._refused:
-            return self._by_crc(source, start, room, rows) or self._by_twin(
-                source, start, room, rows)
+            return self._by_flags(source, region, start, room, rows) or self._by_crc(
+                source, region, start, room, rows) or self._by_twin(source, start, room, rows)
+        by_flags = self._by_flags(source, region, start, room, rows)
+        if by_flags:
+            return by_flags
         for candidate in self._candidates(source, position, head, room, sizes):
             record = whole_record(candidate, start, self._survey.has_crcs)
             if record is None:
@@ -280,8 +294,29 @@ class _Round:
                 self._records.replace(start, raw)
                 if topic is not None:
                     self._records.reasons[start] = topic.reason
+                elif are_odd(record.sys_flag):
+                    self._records.reasons[start] = (
+                        "the lengths are restored; its other system flags are unknown and stay "
+                        "marked as damaged")
             return len(raw)
-        return self._by_crc(source, start, room, rows) or self._by_twin(source, start, room, rows)
+        return self._by_crc(source, region, start, room, rows) or self._by_twin(
+            source, start, room, rows)
+
+    def _by_flags(self, source: Source, region: Region, start: int, room: int,
+                  rows: list[FoundRow]) -> int:
+        """The size of a record whose system flags alone were damaged; 0 without one."""
+        position = start - source.base
+        size = total_size_at(source.read(position, START_SIZE))
+        if not MIN_SIZE <= size <= min(room, MOST_BODY):
+            return 0
+        raw = source.read(position, size)
+        if not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
+            return 0
+        told = self._flags.of(raw, start, rows, (region.before, region.after))
+        if told is None or not self._supported(told.record, rows, False):
+            return 0
+        self._confirmed[start] = size
+        return self._whole(start, told.raw, told.reason)
 
     def _may_be_of(self, place: int) -> bool:
         """Whether a message may have been at a place of this log: no other one is there."""
@@ -319,7 +354,8 @@ class _Round:
             return None
         return (raw, record) if record.physical_offset == start else None
 
-    def _by_crc(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
+    def _by_crc(self, source: Source, region: Region, start: int, room: int,
+                rows: list[FoundRow]) -> int:
         """The size of a record whose CRC says which byte of it is wrong; 0 without one."""
         found = None if self._correct == "off" else self._stored(source, start, room)
         if found is None:
@@ -327,6 +363,9 @@ class _Round:
         raw, record = found
         correction = corrected(raw, record, self._correct, self._survey.has_crcs,
                                self._chances)
+        if not isinstance(correction, Correction) and self._survey.has_crcs:
+            correction = field_of_seal(raw, record, rows, (region.before, region.after),
+                                       self._survey, self._gatherer, self._chances) or correction
         if isinstance(correction, str):
             self._not_corrected[start] = correction
         elif correction is not None and self._supported(correction.record, rows, False):
@@ -339,7 +378,16 @@ class _Round:
             other = corrected(raw, record, "byte", self._survey.has_crcs)
             if isinstance(other, Correction) and self._supported(other.record, rows, False):
                 self._by_byte.add(start)
-        return self._by_topic(raw, record, rows)
+        return self._by_crc_field(raw, record, rows) or self._by_topic(raw, record, rows)
+
+    def _by_crc_field(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
+        """The size of a record of which the CRC of the body is damaged, not the body; 0 else."""
+        reason = damaged_crc(record)
+        after = with_fields(raw, body_crc=body_crc(record.body))
+        if reason is None or append_crc.verify(after) is False or not self._supported(
+                record, rows, False):
+            return 0
+        return self._whole(record.physical_offset, after, reason)
 
     def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
         """The size of a record whose own CRC is right with another topic; 0 without one."""

@@ -121,7 +121,8 @@ class Times:
         """Single times out of order, where something proves that they were others."""
         for physical, low, high in self._survey.astray:
             _, record, _ = self._records.read(physical, None)
-            if record is None or physical in self._impossible:
+            if record is None or physical in self._impossible or (
+                    self._records.is_replaced(physical)):
                 continue
             time, reason = self._proved(record, Between(low, high))
             if time is not None and time != record.store_timestamp and self._records.replace(

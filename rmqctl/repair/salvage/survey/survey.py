@@ -170,6 +170,8 @@ class Survey:
     host: tuple[bytes, int] | None = None
     headers: Headers = field(default_factory=Headers)
     """Intact records with fields that no broker can have written."""
+    flags: set[int] = field(default_factory=set)
+    """The system flags of intact messages, but for those that no release writes."""
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
     skipping: set[str] = field(default_factory=set)
@@ -192,6 +194,7 @@ class Survey:
         self.newest_before_last = max(self.newest_before_last, behind.newest_before_last)
         self.host = self.host or behind.host
         self.headers.merge(behind.headers)
+        self.flags |= behind.flags
         self.inner_batch_topics |= behind.inner_batch_topics
         self.skipping |= behind.skipping
 

@@ -303,8 +303,9 @@ class Surveyor:
                  found.unchecked)):
             if which[good].any() and len(offsets) < MOST_ODD:
                 offsets.extend(offset[good][which[good]].tolist())
+        flags = batch.column("sys_flag")[good]
+        found.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
         if found.host is None:
-            flags = batch.column("sys_flag")[good]
             port = batch.column("store_host.port")[good]
             plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
                                    & (port >= 0) & (port <= MOST_PORT))

@@ -1,0 +1,265 @@
+"""System flags that cannot be right, restored from everything else that is known of the message.
+
+Each part of the flags has witnesses of its own:
+
+* the widths of the hosts: with them the lengths add up to the size, the body matches its CRC, both
+  ports are ports, and the store time is between those of the messages around it;
+* the transaction: only plain and committed messages have a consume queue entry, only committed and
+  rolled back ones name a half message, only half messages have the property TRAN_MSG;
+* the compression: a body that no codec decodes is not compressed. One that a codec decodes may
+  still be what its producer sent: the half message that it ends has the same body and says it;
+* multi tags and inner batches: what the other messages of the log have; a batch has INNER_NUM.
+
+An appended CRC covers the flags: with it every combination is tried, and one must match.
+
+One solution restores the flags. Where several are left, only what all of them have in common is
+restored, and the bits that no release uses stay, so that `verify` still reports the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import HOST_BITS, Record, decode, fixed_field
+from rmqctl.repair.salvage.contents import odd_bytes
+from rmqctl.repair.salvage.correct import Chances
+from rmqctl.repair.salvage.evidence import FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.mend.sealed import Times, matching
+from rmqctl.repair.salvage.records import Records, field_of, whole_record, with_fields
+from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.overlay import LogPart
+
+_HOSTS = (0, sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS)
+_PACKED = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
+_INNER = sysflag.NEED_UNWRAP | sysflag.INNER_BATCH
+_STYLE = sysflag.MULTI_TAGS | _INNER
+_TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
+                 sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
+_OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
+_ALL = np.array([sum(parts) for parts in product(
+    _HOSTS, _TRANSACTIONS,
+    [0, *(sysflag.COMPRESSED | number << sysflag.COMPRESSION_SHIFT for number in CODECS)],
+    (0, sysflag.MULTI_TAGS), (0, sysflag.NEED_UNWRAP, sysflag.INNER_BATCH, _INNER))], np.uint64)
+"""All flags that releases write."""
+_MAGIC_STARTS = {1: b"\x04\x22\x4d\x18", 2: b"\x28\xb5\x2f\xfd"}
+"""How the frames of codecs begin that may not be installed."""
+_SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PORT,
+                rules.STORE_TIME}
+
+
+class ToldFlags(NamedTuple):
+    """The record with its flags, and how they are known. ``whole``: nothing of them is unknown."""
+
+    raw: bytes
+    record: Record
+    reason: str
+    whole: bool
+
+
+def are_odd(sys_flag: int) -> bool:
+    """Whether no release writes such flags."""
+    return bool(sys_flag & ~sysflag.KNOWN) or (
+        bool(sys_flag & sysflag.COMPRESSED) and _kind(sys_flag) not in CODECS)
+
+
+class Flags:
+    """Asks the witnesses of one round about the flags of single records."""
+
+    def __init__(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
+                 records: Records, chances: Chances) -> None:
+        self._witness, self._survey = parts[0].witness, survey
+        self._gatherer, self._records, self._chances = gatherer, records, chances
+
+    def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
+            ToldFlags | None):
+        """The record at a place with the flags that it must have had; None where they are right,
+        or nothing tells. ``rows`` lead to it. StoreIOError.
+        """
+        stored = field_of(raw, "sys_flag")
+        if self._survey.has_crcs and append_crc.stored(raw) is not None:
+            return self._by_seal(raw, place, stored)
+        shaped = self._shaped(raw, place, times)
+        if shaped is None:
+            return None
+        if not are_odd(stored):
+            # The two widths exchanged: the lengths add up all the same.
+            return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _told(
+                raw, stored ^ HOST_BITS, "the widths of the hosts are exchanged in the system "
+                f"flags {stored:#x}: ports and store time fit the other way", whole=True)
+        if not stored & ~sysflag.KNOWN and odd_bytes(shaped.body) is not None:
+            return None  # a codec that is not known here may have made the body
+        hosts = shaped.sys_flag & HOST_BITS
+        transactions = self._transactions(shaped, rows)
+        if len(transactions) != 1:
+            return None
+        transaction = transactions.pop()
+        packed, style = self._packed(shaped, transaction), self._style(shaped)
+        said = f"system flags {stored & 0xFFFFFFFF:#x} are damaged"
+        if len(packed) == len(style) == 1:
+            flags = hosts | transaction | packed.pop() | style.pop()
+            return _told(raw, flags, f"{said}: {flags:#x} is the only value that fits the hosts, "
+                         "the transaction, the body and the other messages of the log", whole=True)
+        flags = stored & ~sysflag.KNOWN | hosts | transaction | _nearest(
+            stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
+        if not flags & ~sysflag.KNOWN or flags == stored:
+            return None
+        return _told(raw, flags, f"{said}: hosts and transaction are restored, the other flags "
+                     "are unknown and stay marked as damaged", whole=False)
+
+    # -- the parts of the flags -------------------------------------------------------------------
+
+    def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
+        """The record with the only widths of hosts that fit it; its other flags are 0."""
+        found = [record for bits in _HOSTS if (record := whole_record(
+            with_fields(raw, sys_flag=bits), place, sealed=False)) is not None and all(
+                0 <= port <= rules.MOST_PORT for port in (
+                    record.born_host[1], record.store_host[1])) and (
+                    record.store_timestamp >= rules.EARLIEST)]
+        before, after = times
+        if len(found) > 1:
+            found = [record for record in found if (before or 0) <= record.store_timestamp and (
+                after is None or record.store_timestamp <= after)]
+        return found[0] if len(found) == 1 else None
+
+    def _transactions(self, record: Record, rows: Sequence[FoundRow]) -> set[int]:
+        """The kinds that entries, the half message and the properties allow."""
+        values = _values(record)
+        if record.topic in _OWN_TOPICS:
+            found = {sysflag.TRANSACTION_NONE}
+        elif record.prepared_transaction_offset:
+            found = {sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK}
+        elif props.PREPARED in values:
+            found = {sysflag.TRANSACTION_PREPARED}
+        else:
+            found = {sysflag.TRANSACTION_NONE}
+        has_entry = self._has_entry(record, rows)
+        if has_entry is None and record.queue_offset:
+            has_entry = True  # half messages and rollbacks have the queue offset 0
+        if has_entry is None and sysflag.TRANSACTION_COMMIT in found and self._is_indexed(record):
+            has_entry = True
+        return {kind for kind in found
+                if has_entry is None or sysflag.has_consume_queue_row(kind) == has_entry}
+
+    def _has_entry(self, record: Record, rows: Sequence[FoundRow]) -> bool | None:
+        """Whether a consume queue has or had an entry for the message; None: unknown."""
+        key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
+        if any(row.key == key and row.size == record.total_size and (
+                row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
+               for row in rows):
+            return True
+        # Asked as a plain message, since other kinds have none.
+        confirmed = None if self._witness is None else self._witness.confirms(_plain(record))
+        if confirmed is not None:
+            return confirmed
+        hole = holes_with(self._gatherer.holes, key, record.queue_offset)
+        if hole is not None and hole.inner and hole.low < record.physical_offset < hole.high:
+            return True
+        return None
+
+    def _is_indexed(self, record: Record) -> bool:
+        place = record.physical_offset
+        return self._witness is not None and bool(key_hashes(record) & {
+            *self._witness.keys(place, place + 1)[1].tolist()})
+
+    def _packed(self, record: Record, transaction: int) -> set[int]:
+        """What the flags may say of the compression."""
+        found = {0}
+        for number, codec in CODECS.items() if record.body else ():
+            try:
+                codec.decompress(record.body)
+            except ImportError:
+                if not record.body.startswith(_MAGIC_STARTS[number]):
+                    continue
+            except Exception:  # noqa: BLE001, S112 - a decoder may raise anything on foreign bytes
+                continue
+            found.add(sysflag.COMPRESSED | number << sysflag.COMPRESSION_SHIFT)
+        if len(found) > 1 and transaction in (sysflag.TRANSACTION_COMMIT,
+                                              sysflag.TRANSACTION_ROLLBACK):
+            _, half, _ = self._records.read(record.prepared_transaction_offset, None)
+            if half is not None and not are_odd(half.sys_flag) and half.crc_ok and (
+                    half.body == record.body) and _unique(half) == _unique(record) is not None:
+                return {half.sys_flag & _PACKED}
+        return found
+
+    def _style(self, record: Record) -> set[int]:
+        """What the flags may say of multi tags and inner batches."""
+        seen = {flags & _STYLE for flags in self._survey.flags} | {0}
+        if props.INNER_NUM in _values(record):
+            return {style for style in seen if style & _INNER} or {*range(_STYLE + 1)}
+        return {style for style in seen if not style & _INNER}
+
+    # -- with an appended CRC ---------------------------------------------------------------------
+
+    def _by_seal(self, raw: bytes, place: int, stored: int) -> ToldFlags | None:
+        """The only flags with which the record matches its CRC: all combinations are tried."""
+        if append_crc.verify(raw):
+            return None
+        where = fixed_field("sys_flag")
+        allowed = self._chances.allow(place, len(_ALL) / 2 ** 31)
+        found = [flags for flags in matching(raw, where.offset, where.size, _ALL).tolist()
+                 if whole_record(with_fields(raw, sys_flag=flags), place, sealed=True) is not None]
+        if len(found) != 1 or not allowed:
+            return None
+        return _told(raw, found[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
+                     f"{found[0]:#x} the record matches its own CRC ({len(_ALL)} candidates tried)",
+                     whole=True)
+
+
+def mend_flags(flags: Flags, survey: Survey, records: Records,
+               rows: Mapping[int, Sequence[FoundRow]]) -> None:
+    """Puts intact messages into ``records`` whose header shows that their flags are damaged, as far
+    as these are known. ``rows`` by the place that they lead to. StoreIOError.
+    """
+    def time_at(place: int | None) -> int | None:
+        _, record, _ = (0, None, b"") if place is None else records.read(place, None)
+        return None if record is None else record.store_timestamp
+
+    for fault in survey.headers.faults:
+        if not _SHOWS_FLAGS.intersection(fault.categories):
+            continue
+        _, record, raw = records.read(fault.offset, None)
+        told = None if record is None else flags.of(raw, fault.offset, rows.get(
+            fault.offset, ()), (time_at(fault.before), time_at(fault.behind)))
+        if told is not None and records.replace(fault.offset, told.raw):
+            records.reasons[fault.offset] = told.reason
+
+
+def _told(raw: bytes, flags: int, reason: str, *, whole: bool) -> ToldFlags | None:
+    changed = with_fields(raw, sys_flag=flags)
+    try:
+        return ToldFlags(changed, decode(changed), reason, whole)
+    except FormatError:
+        return None
+
+
+def _nearest(stored: int, allowed: set[int]) -> int:
+    """What is stored where it is allowed, else what differs least."""
+    return min(allowed, key=lambda value: ((value ^ stored).bit_count(), value))
+
+
+def _kind(sys_flag: int) -> int:
+    return (sys_flag & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
+
+
+def _plain(record: Record) -> Record:
+    """A copy that counts as a plain message."""
+    return replace(record, sys_flag=record.sys_flag & HOST_BITS)
+
+
+def _values(record: Record) -> dict[str, str]:
+    return props.parse(record.properties.decode("utf-8", "surrogateescape"))
+
+
+def _unique(record: Record) -> str | None:
+    return _values(record).get(props.UNIQUE_KEY)

@@ -1,0 +1,124 @@
+"""A header field of a record with an appended CRC, restored to the only plausible value that fits.
+
+The appended CRC covers the whole record, so it decides between values that something else suggests:
+those of consume queue entries, of the messages around, and the few that a field usually has. Each
+value that is tried has 1 chance in 2^31 to fit by accident, so all fields together may have
+`MOST_CHANCE` * 2^31 values (214,748).
+
+A CRC is linear: it is computed once for the record and once for each bit of a field, and the CRC
+of every value follows from these.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, fixed_field
+from rmqctl.repair.salvage.correct import MOST_CHANCE, Chances, Correction
+from rmqctl.repair.salvage.evidence import FoundRow, Gatherer
+from rmqctl.repair.salvage.records import whole_record
+from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.scan.frames import Array
+
+_CRC_BITS = 31
+_MOST_COVERED = 1 << 20
+"""Bytes of a record for which that is computed."""
+_FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
+"""Values from 0 on that are tried of a flag, a queue id and reconsume times; queue offsets that a
+queue lacks."""
+_ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
+"""Milliseconds: from born to stored, how much a producer's clock may be ahead, and between the
+messages around."""
+Times = tuple[int | None, int | None]
+Candidates = tuple[str, int, int, Array]
+"""Name, place and width of a field, and the values (uint64)."""
+
+
+def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
+    """Those of the values (uint64) of a field with which a record matches its appended CRC."""
+    covered, stored = bytearray(raw[:len(raw) - append_crc.SIZE]), append_crc.stored(raw)
+    if stored is None or len(covered) > _MOST_COVERED or at + width > len(covered):
+        return values[:0]
+    covered[at:at + width] = bytes(width)
+    crc = zlib.crc32(covered)
+    sums: Array = np.full(len(values), crc & CRC_MASK, np.uint64)
+    for bit in range(8 * width):
+        where = at + width - 1 - bit // 8
+        covered[where] = 1 << bit % 8
+        delta = (zlib.crc32(covered) ^ crc) & CRC_MASK
+        covered[where] = 0
+        sums ^= (values >> np.uint64(bit) & np.uint64(1)) * np.uint64(delta)
+    found: Array = values[sums == stored]
+    return found
+
+
+def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
+                  survey: Survey, gatherer: Gatherer, chances: Chances) -> Correction | None:
+    """The one field and value with which a record matches its appended CRC. ``rows`` lead to it;
+    ``times``: store times of the messages before and after.
+    """
+    if not record.crc_ok or append_crc.verify(raw) is not False:
+        return None
+    found, tried = [], 0
+    for name, at, width, values in _candidates(record, rows, times, survey, gatherer):
+        tried += len(values)
+        for value in matching(raw, at, width, values).tolist():
+            after = int(value).to_bytes(width, "big")
+            if after != raw[at:at + width]:
+                found.append((name, at, after))
+    chance = tried / 2 ** _CRC_BITS
+    allowed = chance <= MOST_CHANCE and chances.allow(record.physical_offset, chance)
+    if len(found) != 1 or not allowed:
+        return None
+    name, at, after = found[0]
+    changed = raw[:at] + after + raw[at + len(after):]
+    result = whole_record(changed, record.physical_offset, sealed=True)
+    if result is None:
+        return None
+    return Correction(at, raw[at:at + len(after)], after, result, f"another {name}", tried, chance,
+                      ("the record's CRC",))
+
+
+def _candidates(record: Record, rows: Sequence[FoundRow], times: Times, survey: Survey,
+                gatherer: Gatherer) -> Iterator[Candidates]:
+    """The plausible values of each field that no other check covers."""
+    bits = record.sys_flag & HOST_BITS
+
+    def of(field: str, values: Array | range) -> Candidates:
+        where = fixed_field(field, bits)
+        return (field.replace("_", " ").replace(".", " "), where.offset, where.size,
+                np.array(values, np.int64).astype(np.uint64))
+
+    yield of("flag", range(_FLAGS))
+    yield of("queue_id", np.unique([*range(_QUEUES), *(row.key[1] for row in rows)]))
+    yield of("queue_offset", np.unique([0, *(row.queue_offset for row in rows),
+                                        *_lacking(record, gatherer)]))
+    yield of("reconsume_times", range(_DELIVERIES))
+    yield of("prepared_transaction_offset", range(1))
+    stored = record.store_timestamp
+    if rules.EARLIEST <= stored < 1 << 62:
+        yield of("born_timestamp", range(stored - _ON_THE_WAY, stored + _AHEAD))
+    before, after = times
+    if before is not None and after is not None and 0 <= before <= after <= before + _BETWEEN:
+        yield of("store_timestamp", range(before, after + 1))
+    yield of("born_host.port", range(rules.MOST_PORT + 1))
+    if survey.host is not None and len(record.store_host[0]) == len(survey.host[0]):
+        where = fixed_field("store_host.address", bits)
+        address, port = survey.host
+        host = int.from_bytes(address + port.to_bytes(4, "big"), "big")
+        if len(address) + 4 == 8:
+            yield "store host", where.offset, 8, np.array([host], np.uint64)
+
+
+def _lacking(record: Record, gatherer: Gatherer) -> range:
+    """The queue offsets that the message's queue lacks just here."""
+    key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
+    for hole in gatherer.holes.get(key, ()):
+        if hole.low < record.physical_offset < hole.high:
+            return range(hole.first, min(hole.end, hole.first + _OFFSETS))
+    return range(0)
