@@ -39,7 +39,7 @@ from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 
 _VERB = "rebuild"
 _MISSING, _BEHIND, _AHEAD, _WRONG, _STRANGE = (
@@ -197,9 +197,14 @@ class _Plain(_Queue):
             assert present is not None
             with closing(present):
                 end = _first_behind(present, self.rebuilt.rows_end)
+                damaged = end is None and _is_damaged_behind(present, self.rebuilt.log_min)
+                end = present.written if damaged else end
             if end is None or before is None:
                 return [], []
             steps = self.cut(present.files, consume_queue.byte_offset(end))
+            if damaged:
+                return steps, [Action(_VERB, self.target, before.end, end,
+                                      _WRONG.format(self.folder))]
             return self.summarised(steps, before, _Rows(min(before.first, end), end))
         steps = self.changed(built.files)
         after = self.rows(built)
@@ -245,6 +250,18 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
         if len(behind):
             return first + int(behind[0])
     return None
+
+
+def _is_damaged_behind(queue: ConsumeQueue, log_min: int) -> bool:
+    """Whether behind the last valid row is something else than zeros, and no row of an expired
+    message: a damaged row of a queue without any message in the log leads to nothing.
+    """
+    seen = False
+    for _, rows in queue.pages(queue.written, queue.disk_end):
+        seen = seen or bool(rows.view(np.uint8).any())
+        if (valid(rows) & (rows["physical_offset"] < log_min)).any():
+            return False
+    return seen
 
 
 def _extension(rebuilt: Rebuilt, key: QueueKey) -> Planned:
