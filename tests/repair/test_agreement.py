@@ -93,3 +93,19 @@ def test_where_ours_does_not_tell_the_majority_does(bodies: tuple[bytes, ...],
     done, content = recovered(ours.write(tmp_path / "ours"), *options)
     assert [body for body in set(bodies) if body in content] == ([chosen] if chosen else [])
     assert bool(done.get("conflicts", 0)) == (chosen is None)
+
+
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_sectors_of_another_place_do_not_speak(size: int, tmp_path: Path) -> None:
+    """A page that was written to the wrong place: the records in it are no evidence of those that
+    were there.
+    """
+    ours, source = log(OURS), log(OURS)
+    page = bytes(source.log[0])[:size]
+    at = 8192
+    ours.patch(at, page)
+    store, other = ours.write(tmp_path / "ours"), source.write(tmp_path / "source")
+    done, content = recovered(store, "--from", other)
+    assert done.get("conflicts", 0) == 0
+    assert content == b"".join(
+        path.read_bytes() for path in sorted((other / "commitlog").iterdir()))

@@ -17,6 +17,7 @@ from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueF
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.kernel import active
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -71,7 +72,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     """All plain consumequeues of a store root.
 
     ``gaps`` counts rows whose queue offset left a gap: they are written at the queue's end all
-    the same, as a broker does. ``refused`` counts rows whose queue offset no queue can have.
+    the same, as a broker does. ``repeated`` counts those left out, since another message has their
+    queue offset. ``refused`` counts rows whose queue offset no queue can have.
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
@@ -85,7 +87,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
         self._positions = positions or {}
-        self.gaps = 0
+        self.gaps = self.repeated = 0
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
         store = Store(root, [], Sizes(consumequeue_file=self._file_size))
@@ -197,7 +199,11 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                 # Index 0 is never checked, so it alone is taken wherever the queue stands.
                 upto = stop if current == 0 else start + 1
             elif expected < current:
-                start = min(stop, start + layout.queue_offset(current - expected))
+                there = min(stop - start, layout.queue_offset(current - expected))
+                # The offsets of a light queue may begin anew with each start of the broker.
+                if not queue.key[0].startswith(LMQ_PREFIX):
+                    self.repeated += there
+                start += there
                 continue
             elif expected > current:
                 self.gaps += stop - start

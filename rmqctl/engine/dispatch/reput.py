@@ -122,6 +122,11 @@ class Dispatcher:
         return self._queues.gaps
 
     @property
+    def repeated(self) -> int:
+        """Rows that were left out: an earlier message has their queue offset."""
+        return self._queues.repeated
+
+    @property
     def refused(self) -> int:
         """Rows that were left out: no queue can have their queue offset."""
         return self._queues.refused + self._batches.refused

@@ -167,6 +167,7 @@ class _Run:
             done.gaps += written.gaps
             done.refused += written.refused
             done.unplaceable += written.unplaceable
+            done.repeated += written.repeated
             next_offsets.update(written.next_offsets)
         return Rebuilt.of(
             done, root=self._root, scratch=self._scratch, settings=self._job.settings,

@@ -167,6 +167,7 @@ class Made:
     index_timestamp: int = 0
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
+    repeated: int = 0
 
 
 def make(job: Job, task: Group | Index) -> Made:
@@ -197,7 +198,7 @@ def _make_group(job: Job, group: Group, scratch: Scratch) -> Made:
         for columns in _segments(job, _spools(job), group.number, ROW_COLUMNS):
             dispatcher.apply(rows_of(columns))
         outcome = Made("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
-                       dispatcher.next_offsets())
+                       dispatcher.next_offsets(), repeated=dispatcher.repeated)
     seed.take_over(job.root, scratch, job.settings.consumequeue_file_size, job.log_min)
     return outcome
 

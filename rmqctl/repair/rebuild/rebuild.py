@@ -82,9 +82,9 @@ class Rebuilt:
     the start of its last intact message (-1 without any) and ``newest`` the greatest store time.
     ``logics_timestamp`` belongs to the last message with a row, ``index_timestamp`` to the newest
     full index file; 0 where there is none. ``next_offsets``: the next queue offset of every queue
-    the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused`` and
-    ``unplaceable`` count rows as `Dispatcher` does. ``damage`` is what was passed over.
-    ``void_from``: from where on the log is another store's than the one that wrote the rows.
+    the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused``,
+    ``unplaceable`` and ``repeated`` count rows as `Dispatcher` does. ``damage`` is what was passed
+    over. ``void_from``: from where on the log is another store's than the one that wrote the rows.
     """
 
     root: str
@@ -107,6 +107,7 @@ class Rebuilt:
     next_offsets: dict[QueueKey, int]
     expired: Expired
     void_from: int | None = None
+    repeated: int = 0
 
     @property
     def rows_end(self) -> int:
@@ -126,7 +127,7 @@ class Rebuilt:
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
             messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
             logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
-            unplaceable=done.unplaceable, **known)
+            unplaceable=done.unplaceable, repeated=done.repeated, **known)
 
     def wants(self, key: QueueKey) -> bool:
         """Whether a queue was asked for."""
@@ -146,6 +147,10 @@ class Rebuilt:
                                 "rows follow a gap in their queue's offsets: they stand")
                          + " where a broker puts such rows, at the end of the queue, before the "
                          "queue offset of their message")
+        if self.repeated:
+            notes.append(f"{plural(self.repeated, 'message has', 'messages have')} a queue offset "
+                         "that an earlier message of the queue has, as after a switch to another "
+                         "log: no consume queue entry points there, and verify reports them")
         if self.refused:
             notes.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
                          "that no queue can have: no row is made")
@@ -239,7 +244,7 @@ class _Job:
             dispatcher = self._dispatcher(held)
             held.callback(dispatcher.close)
             held.enter_context(self._entries)
-            base = reached.gaps, reached.refused, reached.unplaceable
+            base = reached.gaps, reached.refused, reached.unplaceable, reached.repeated
             self._go_on(dispatcher, reached, base, jobs, progress, save_every)
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
@@ -287,7 +292,7 @@ class _Job:
             return None
         return partial(light.ids, leads=store.leads)
 
-    def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, int, int],
+    def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
         """Dispatches what is left. Interrupted, it notes how far it came."""
         complete = True
@@ -304,9 +309,9 @@ class _Job:
                     reached.append(part_range)
                     reached.done = part.file.base + part_range.position
                     reached.logics = dispatcher.logics_timestamp or reached.logics
-                    reached.gaps, reached.refused, reached.unplaceable = (
+                    (reached.gaps, reached.refused, reached.unplaceable, reached.repeated) = (
                         base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
-                        base[2] + dispatcher.unplaceable)
+                        base[2] + dispatcher.unplaceable, base[3] + dispatcher.repeated)
                     complete = True
                     if progress is not None:
                         progress(part.length)
@@ -349,6 +354,7 @@ class RebuildProgress(LogSummary):
     gaps: int = 0
     refused: int = 0
     unplaceable: int = 0
+    repeated: int = 0
     finished: str = ""
     """Stands for the files that were there at the end; empty before."""
 

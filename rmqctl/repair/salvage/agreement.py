@@ -18,6 +18,7 @@ from rmqctl.formats import dledger
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MIN_SIZE, decode
+from rmqctl.repair.salvage.mend.moved import misplaced
 from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.records import body_crc_at
 from rmqctl.repair.sources.opening import Source
@@ -25,11 +26,13 @@ from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import Source as AnySource
 from rmqctl.scan.walk import Walk
 
 _ZEROS = 8
 """So many zeros are damage, where the other has something else."""
 _MOST_BITS = 8
+_SECTOR, _PAGE = 512, 4096
 _APART = 16
 """Bytes that agree between two that differ: another run of damage."""
 
@@ -127,7 +130,7 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
             continue
         near = bisect_right(ends, start)
         told = None if near < len(replaced) and replaced[near][0] < end else agrees(
-            _ours(parts, start, len(theirs)), theirs, head)
+            _without_foreign(parts, start, len(theirs)), theirs, head)
         if told is None:
             copies = [_raw(other, start) for other in others]
             votes = [vote for vote in copies if vote is not None
@@ -137,6 +140,42 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
         if told is False:
             found.append((start, end))
     return found
+
+
+def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
+    """Ours at a place, with zeros for the sectors in which a record says that it belongs to another
+    one: they are of another page, and no evidence of the message that was here.
+    """
+    ours = bytearray(_ours(parts, start, size))
+    part = _part(parts, start)
+    if part is None or part.head or not any(ours):
+        return bytes(ours)
+    at = start - part.base
+    low, high = max(0, at - at % _SECTOR - _PAGE), min(part.size, at + size + _PAGE)
+    with part.open() as source:
+        for first, end in _foreign(source, low, high):
+            inside = slice(max(first, at) - at, max(first, at, min(end, at + size)) - at)
+            ours[inside] = bytes(inside.stop - inside.start)
+    return bytes(ours)
+
+
+def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Positions ``[start, end)``, whole sectors, of records which all belong equally far away."""
+    start = end = distance = 0
+    for position, record in misplaced(source, low, high):
+        place = record if isinstance(record, int) else record.physical_offset
+        away = place - source.base - position
+        if away % _SECTOR:
+            continue
+        upto = position + (MIN_SIZE if isinstance(record, int) else record.total_size)
+        if away == distance and position <= end + _PAGE:
+            end = max(end, upto)
+            continue
+        if start < end:
+            yield start, -(-end // _SECTOR) * _SECTOR
+        start, end, distance = position - position % _SECTOR, upto, away
+    if start < end:
+        yield start, -(-end // _SECTOR) * _SECTOR
 
 
 def _raw(source: Source, start: int) -> bytes | None:

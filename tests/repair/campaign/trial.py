@@ -40,6 +40,9 @@ _WITHOUT_ROWS = ("no rows", "nothing")
 _MADE = 40
 """How many stores there are of each kind that is made."""
 
+_REPEATED = "a queue offset that an earlier message of the queue has"
+"""Of such messages the plan says that verify reports them."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -247,7 +250,8 @@ def _is_said(finding: Finding, plan: Plan, verdict: Verdict) -> bool:
         finding.category == "file-size" and any(
             "does not start on this store" in note for note in plan.notes)) or (
         finding.category in ("cq-wrong-tag", "index-entry")
-        and finding.structure in plan.left_damaged)
+        and finding.structure in plan.left_damaged) or (
+        finding.category == "message-fields" and any(_REPEATED in note for note in plan.notes))
 
 
 def _look_again(base: Base, root: Path, options: RecoverOptions, plan: Plan,
