@@ -253,12 +253,12 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_behind(queue: ConsumeQueue, log_min: int) -> bool:
-    """Whether behind the last valid row is something else than zeros, and no row of an expired
-    message: a damaged row of a queue without any message in the log leads to nothing.
+    """Whether a damaged row behind the last valid one leads into the log, and none to an expired
+    message: of a queue without any message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):
-        seen = seen or bool(rows.view(np.uint8).any())
+        seen = seen or bool((rows["physical_offset"] >= max(log_min, 1)).any())
         if (valid(rows) & (rows["physical_offset"] < log_min)).any():
             return False
     return seen
