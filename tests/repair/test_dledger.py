@@ -109,3 +109,20 @@ def test_the_entry_of_a_message(tmp_path: Path) -> None:
     assert "Entries of DLedger's log" in shown
     plain = run("query", "id", store, row["msg_id"], "--track", "-o", "json").expect(0).json()
     assert plain[0]["entry"] == row["entry"]
+
+
+@pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger"])
+def test_damaged_properties_stay_and_are_said(tmp_path: Path, name: str) -> None:
+    """An entry is not marked, as a message of a plain log is: all members have the same bytes."""
+    store = layout_copy(name, tmp_path)
+    assert "left_damaged" not in run("recover", store, "-o", "json").expect(0).json()
+    data = min((store / "dledger-n0/data").iterdir())
+    raw = bytearray(data.read_bytes())
+    at = raw.index(b"UNIQ_KEY\x01") + 12
+    raw[at:at + 4] = bytes(4)
+    data.write_bytes(raw)
+    log = log_of(store)
+    plan = run("recover", store, "-o", "json", "--apply", "--yes").expect(1).json()
+    assert plan["left_damaged"][0] == "commitlog"
+    assert any("1 message with damaged properties" in note for note in plan["notes"])
+    assert log_of(store) == log

@@ -44,8 +44,11 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.repair.targets import part_target
+from rmqctl.scan import text
 from rmqctl.scan.damage.entries import whole_entry
+from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.walk import Walk
 from rmqctl.store.log.chain import Chain, Link
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import UnitReader
@@ -438,8 +441,37 @@ class _Job:
         files = Files(self.store, self.scratch, self.actions, self.files)
         steps += files.steps(self.parts, {})
         index = index_steps(self.store, node, self.parts, check, self.scratch)
+        unmarked = self._with_bad_properties()
         return Salvage(
             tuple(self.parts), tuple(steps), tuple(self.actions), tuple(lost), log_end=end,
             notes=tuple(self.notes), restored=self.copied, lost_total=total,
             messages=entries - damaged, conflicts=self.conflicts, void_from=self.void_from,
-            wrong_corrections=self.chances.expected), index
+            wrong_corrections=self.chances.expected, unmarked=unmarked), index
+
+    def _with_bad_properties(self) -> int:
+        """How many messages have damaged properties: most of them count as whole entries."""
+        places = _bad_properties([part for part in self.parts if part.head])
+        if places:
+            self.notes.append(
+                f"{plural(len(places), 'message')} with damaged properties, the first at physical "
+                f"offset {places[0]}: an entry of a group is not marked; left as it is. Another "
+                "member may have it intact (--from)")
+        return len(places)
+
+
+def _bad_properties(parts: Sequence[LogPart]) -> list[int]:
+    """The places of the messages whose properties are damaged. Appended CRCs that are wrong count
+    where most messages have a right one (`rmqctl.formats.local.append_crc.stored`). StoreIOError.
+    """
+    unsound: list[int] = []
+    wrong: list[int] = []
+    messages = sealed = 0
+    for part in parts:
+        with part.open() as source:
+            for batch in Walk(source):
+                with_crc, differs = appended_crcs(batch)
+                messages, sealed = messages + len(batch), sealed + int((with_crc & ~differs).sum())
+                wrong += batch.offset[differs].tolist()
+                unsound += batch.offset[
+                    ~(with_crc & ~differs) & unsound_texts(text.properties(batch))].tolist()
+    return sorted({*unsound, *(wrong if 2 * sealed > messages else ())})

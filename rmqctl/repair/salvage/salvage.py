@@ -395,6 +395,11 @@ class _Job:
             oddities.append("messages without an appended CRC among others that have it, the "
                             f"first at physical offset {survey.lacking_crc[0]}: a broker with "
                             "forceVerifyPropCRC ends its log there; they are left as they are")
+        if self._crcs_forced and survey.glued:
+            oddities.append(f"{plural(len(survey.glued), 'message')} whose appended CRC is the end "
+                            "of another property, as brokers write batches, the first at physical "
+                            f"offset {survey.glued[0]}: a broker with forceVerifyPropCRC does not "
+                            "find it and ends its log there; left as it is")
         if evidence.ahead:
             oddities.append(plural(evidence.ahead, "consumequeue row leads",
                                    "consumequeue rows lead")
@@ -510,7 +515,8 @@ class _Job:
                        frozenset(survey.inner_batch_topics), len(self.left_out), survey.messages,
                        self.kept, self.copied.conflicts, len(self.topics),
                        self.copied.void_from if self.copied.parts else None,
-                       len(self.unmarked) + len(survey.lacking_crc if self._crcs_forced else ()),
+                       len(self.unmarked) + (len(survey.lacking_crc) + len(survey.glued)
+                                             if self._crcs_forced else 0),
                        dropped(self.store, self.left_out, known, lost.total, homeless,
                                sum(filling.unnamed for _, filling in fillings)),
                        self.chances.expected)

@@ -59,13 +59,21 @@ def unproven(batch: Batch) -> Array:
     """Which records have no appended CRC that is right, not 0, and a property of its own (bool)."""
     sealed, wrong = appended_crcs(batch)
     found: Array = ~sealed | wrong
+    found |= ~found & glued(batch)
     length = append_crc.SIZE
-    rows = np.flatnonzero(~found & (batch.column("properties_length") > length))
-    end = (batch.start + batch.column("total_size"))[rows]
-    found[rows] = gather(batch.data, end - length - 1, 1) != np.void(_SEPARATOR)
     rows = np.flatnonzero(~found)
     end = (batch.start + batch.column("total_size"))[rows]
     found[rows] = gather(batch.data, end - length, length) == np.void(append_crc.build(0))
+    return found
+
+
+def glued(batch: Batch) -> Array:
+    """Which of the records that end with an appended CRC have no separator before it (bool)."""
+    found: Array = np.zeros(len(batch), bool)
+    length = append_crc.SIZE
+    rows = np.flatnonzero(batch.column("properties_length") > length)
+    end = (batch.start + batch.column("total_size"))[rows]
+    found[rows] = gather(batch.data, end - length - 1, 1) != np.void(_SEPARATOR)
     return found
 
 

@@ -161,6 +161,9 @@ class Survey:
     lacking_crc: list[int] = field(default_factory=list)
     """Physical offsets of messages without an appended CRC behind one that has it (the first
     few)."""
+    glued: list[int] = field(default_factory=list)
+    """Physical offsets of messages whose appended CRC is right, but is the end of another property
+    (the first few): a batch does so, and no broker finds it."""
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few). At the ends of the log
@@ -185,7 +188,8 @@ class Survey:
         self.messages += behind.messages
         self.with_crc += behind.with_crc
         self.closed |= behind.closed
-        for name in ("newer", "undated", "unchecked", "lacking_crc", "astray"):
+        for name in ("newer", "undated", "unchecked", "lacking_crc", "glued",
+                     "astray"):
             listed = getattr(self, name)
             listed += getattr(behind, name)[:max(0, MOST_ODD - len(listed))]
         for name in ("wrong_crcs", "unsound"):

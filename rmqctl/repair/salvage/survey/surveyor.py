@@ -24,7 +24,7 @@ from rmqctl.repair.salvage.survey.survey import (
     joined,
 )
 from rmqctl.scan import text
-from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
+from rmqctl.scan.damage.properties import appended_crcs, glued, unsound_texts
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
 from rmqctl.scan.headers import bad_numbers
@@ -262,6 +262,8 @@ class Surveyor:
         found.with_crc += int(np.count_nonzero(good))
         if len(found.wrong_crcs) < MOST_LISTED:
             found.wrong_crcs += offset[wrong & ~bad].tolist()
+        if good.any() and len(found.glued) < MOST_ODD:
+            found.glued += offset[good & ~bad & glued(batch)].tolist()
         first = 0 if self._passed.sealed else int(good.argmax())
         if not self._passed.sealed and not good[first]:
             return
