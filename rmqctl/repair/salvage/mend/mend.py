@@ -283,8 +283,10 @@ class _Round:
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
+            # A place that this log has not reached is no other record's of it.
+            near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
             foreign = is_foreign_place(said, start, part.size) and not (
-                (said ^ start).bit_count() == 1 and _is_timely(region, record))
+                near and _is_timely(region, record))
             if not self._supported(record, rows, foreign,
                                    moved=self._may_be_of(said)):
                 continue
