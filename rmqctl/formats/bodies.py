@@ -10,34 +10,86 @@ import base64
 import sys
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 MAX_DECOMPRESSED = 64 << 20
 """Bytes a body may grow to: a damaged or hostile body must not eat the memory."""
+MAX_MEMBERS = 10_000
+"""Members of gzip or frames of zstd in one body."""
 
 
-def _bounded(data: bytes, more: bool) -> bytes:
-    if more:
-        raise ValueError(f"it grows beyond {MAX_DECOMPRESSED >> 20} MiB")
-    return data
+_FIRST_PIECE = 512
+"""Bytes that the decompressor of one member is fed with first, twice as many each time: what it
+leaves of them is copied, and a body may be made of any number of small members."""
+
+
+class TooLargeError(ValueError):
+    """A body grows beyond what is decompressed of any body."""
+
+
+class _Stream(Protocol):
+    """A decompressor of one member, as zlib and zstd have it."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, most: int, /) -> bytes: ...
+
+
+def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
+    """The content of the ``kind`` members that ``body`` is, one after the other.
+
+    ``start`` makes a decompressor of one member. Takes time by the bytes of the body and of the
+    content, whatever the number of members. TooLargeError beyond ``most`` bytes, ValueError for
+    a cut body, and what the decompressor raises.
+    """
+    parts: list[bytes] = []
+    at, free, started = 0, most, 0
+    while at < len(body):
+        started += 1
+        if started > MAX_MEMBERS:
+            raise TooLargeError(f"it has more than {MAX_MEMBERS:,} {kind}s")
+        codec, piece = start(), _FIRST_PIECE
+        while not codec.eof:
+            if at >= len(body):
+                raise ValueError(f"the {kind} is cut")
+            fed = body[at:at + piece]
+            at, piece = at + len(fed), piece * 2
+            parts.append(codec.decompress(fed, free + 1))
+            free -= len(parts[-1])
+            if free < 0:
+                raise _too_large(most)
+        at -= len(codec.unused_data)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"it grows beyond {most >> 20} MiB")
 
 
 def _zlib(body: bytes) -> bytes:
     codec = zlib.decompressobj()
-    data = codec.decompress(body, MAX_DECOMPRESSED)
-    if not codec.eof and not codec.unconsumed_tail:
+    data = codec.decompress(body, MAX_DECOMPRESSED + 1)
+    if len(data) > MAX_DECOMPRESSED:
+        raise _too_large(MAX_DECOMPRESSED)
+    if not codec.eof:
         raise ValueError("the stream is cut")
-    return _bounded(data, bool(codec.unconsumed_tail))
+    return data
 
 
 def _lz4(body: bytes) -> bytes:
     from lz4.frame import LZ4FrameDecompressor
 
     codec = LZ4FrameDecompressor()
-    data: bytes = codec.decompress(body, max_length=MAX_DECOMPRESSED)
-    if not codec.eof and codec.needs_input:
+    data: bytes = codec.decompress(body, max_length=MAX_DECOMPRESSED + 1)
+    if len(data) > MAX_DECOMPRESSED:
+        raise _too_large(MAX_DECOMPRESSED)
+    if not codec.eof:
         raise ValueError("the frame is cut")
-    return _bounded(data, not codec.eof)
+    return data
 
 
 def _zstd(body: bytes) -> bytes:
@@ -46,19 +98,10 @@ def _zstd(body: bytes) -> bytes:
     else:
         from backports import zstd
 
-    frames: list[bytes] = []
-    free = MAX_DECOMPRESSED + 1
-    while body and free:
-        codec = zstd.ZstdDecompressor()  # of one frame
-        try:
-            frames.append(codec.decompress(body, free))
-        except zstd.ZstdError as error:
-            raise ValueError(f"zstd decompress error: {str(error).partition(': ')[2]}") from None
-        free -= len(frames[-1])
-        if free and not codec.eof:
-            raise ValueError("the frame is cut")
-        body = codec.unused_data
-    return _bounded(b"".join(frames), not free)
+    try:
+        return members(body, zstd.ZstdDecompressor, MAX_DECOMPRESSED, "frame")
+    except zstd.ZstdError as error:
+        raise ValueError(f"zstd decompress error: {str(error).partition(': ')[2]}") from None
 
 
 class Codec(NamedTuple):

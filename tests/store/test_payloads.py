@@ -23,15 +23,16 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import MissingExtraError, UsageError
 from rmqctl.formats.local.sysflag import COMPRESSED
-from rmqctl.store.payloads import values
-from rmqctl.store.payloads.decoders import MOST_BYTES, decoder
+from rmqctl.formats.payloads import budget
+from rmqctl.store.payloads.decoders import decoder
 from rmqctl.store.payloads.decoding import Decoded, Decoding
+from rmqctl.store.payloads.limits import MAX_BYTES
 from rmqctl.store.payloads.values import MISSING, at, plain
 from rmqctl.store.query.conditions import Condition
 from tests.support.share import examples
 
 ROOT = Path(__file__).parents[2]
-GZIP_BOMB = gzip.compress(bytes(MOST_BYTES + 1))
+GZIP_BOMB = gzip.compress(bytes(MAX_BYTES + 1))
 
 
 def short(value: object) -> str | None:
@@ -82,7 +83,7 @@ def test_auto_leaves_alone_what_it_has_no_evidence_for(body: bytes) -> None:
 @pytest.mark.parametrize(("spec", "body", "words"), [
     ("json", b"hello", "malformed"), ("json", b"[" * 100_000, "nested too deep"),
     ("json", b"[" * 101 + b"]" * 101, "deeper than 100"), ("json", b"[1e999]", "out of range"),
-    ("json", b" " * MOST_BYTES + b"1", "larger than 8 MiB"),
+    ("json", b" " * MAX_BYTES + b"1", "larger than 8 MiB"),
     ("auto", GZIP_BOMB, "grows beyond 8 MiB"), ("gzip", b"{}", "does not begin as gzip"),
     ("gzip+json", b"{}", "gzip: incorrect header"),
     ("auto", gzip.compress(b"x" * 99)[:-9], "is cut"),
@@ -308,7 +309,7 @@ def test_plain_values() -> None:
 
 
 def test_values_in_several_places_are_counted_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "MOST_VALUES", 10_000)
+    monkeypatch.setattr(budget, "MAX_VALUES", 10_000)
     laughs: list[Any] = ["ha"]
     for _ in range(20):
         laughs = [laughs] * 10
@@ -376,9 +377,9 @@ def test_conditions_on_bodies_need_a_decoder() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("spec", "body"), [
-    ("json", lambda: b"[" + b"[]," * (MOST_BYTES // 3 - 1) + b"1]"),
-    ("msgpack", lambda: b"\xdd" + (MOST_BYTES - 5).to_bytes(4) + b"\x80" * (MOST_BYTES - 5)),
-    ("hessian", lambda: b"\x57" + b"\x78" * (MOST_BYTES - 2) + b"Z")], ids=short)
+    ("json", lambda: b"[" + b"[]," * (MAX_BYTES // 3 - 1) + b"1]"),
+    ("msgpack", lambda: b"\xdd" + (MAX_BYTES - 5).to_bytes(4) + b"\x80" * (MAX_BYTES - 5)),
+    ("hessian", lambda: b"\x57" + b"\x78" * (MAX_BYTES - 2) + b"Z")], ids=short)
 def test_memory_of_the_worst_bodies_is_bounded(spec: str, body: Callable[[], bytes]) -> None:
     """In a process of its own: the most it had. One that begins anew, as a fork of this one has
     the locks of threads that it has not.

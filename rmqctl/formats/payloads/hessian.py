@@ -6,7 +6,8 @@ fields with its class as ``@class``, so is a map with a type; types of lists are
 reference to something that is still being read, a cycle, is ``{"@ref": N}``, the N-th list, map or
 object from 0 on.
 
-Bytes may be hostile: depth and number of values are bounded, and no class is ever made.
+Bytes may be hostile: depth and number of values are bounded, and no class is ever made. Values in
+several places are the same objects, so whoever copies or writes them counts them in each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-MOST_VALUES = 1_000_000
-MOST_DEPTH = 100
+from rmqctl.formats.payloads import budget
+from rmqctl.formats.payloads.budget import Budget
+
 CLASS, REFERENCE = "@class", "@ref"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _END = 0x5A  # Z
@@ -28,7 +30,7 @@ class HessianError(ValueError):
 
 
 def loads(data: bytes) -> Any:
-    """The one value that ``data`` is. HessianError.
+    """The one value that ``data`` is. HessianError, BudgetError.
 
     Texts, bytes, int, float, bool, None, datetime (UTC), lists and dicts, whose keys may be
     anything hashable.
@@ -50,7 +52,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
-        self._left = MOST_VALUES
+        self._budget = Budget()
         self._classes: list[_Class] = []
         self._types: list[str] = []
         self._seen: list[Any] = []
@@ -80,11 +82,9 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         """The next value, ``depth`` levels down."""
-        if depth > MOST_DEPTH:
-            raise HessianError(f"nested deeper than {MOST_DEPTH} levels")
-        self._left -= 1
-        if self._left < 0:
-            raise HessianError(f"more than {MOST_VALUES:,} values")
+        if depth > budget.MAX_DEPTH:
+            raise HessianError(f"nested deeper than {budget.MAX_DEPTH} levels")
+        self._budget.take()
         code = self._byte()
         while code == 0x43:  # C: a class definition stands before the object that needs it
             self._definition()

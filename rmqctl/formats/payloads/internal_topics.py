@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.payloads.budget import at_most
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 _TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
@@ -93,6 +94,7 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
 
 def half_offsets(body: bytes) -> list[int]:
     """The queue offsets of the half messages that an op message settles. ValueError."""
+    at_most(body.count(b","))
     parts = [part for part in body.decode("ascii", "replace").split(",") if part]
     if not parts or not all(part.isascii() and part.isdigit() and len(part) < 20
                             for part in parts):
@@ -138,6 +140,7 @@ def traces(body: bytes) -> list[dict[str, Any]]:
     One of a type that is not known has only its ``traceType`` and its ``fields``. ValueError
     where there is none that is.
     """
+    at_most(body.count(_TRACE_FIELD.encode()) + body.count(_TRACE_END.encode()))
     found = [_trace(line.split(_TRACE_FIELD))
              for line in body.decode("utf-8", "replace").split(_TRACE_END) if line]
     if all("fields" in trace for trace in found):

@@ -1,24 +1,27 @@
 """The decoders of ``--decode`` by name: a closed table, and what plug-ins add.
 
 A decoder takes a body, as the producer handed it in, and the `Message` it came with; it gives
-(plain value, what it was decoded as) or raises anything, which is told of that message alone. A
-plug-in or a ``python:`` function takes the body, and the message where it has a parameter of that
-name, and gives the value. CONTRIBUTING.md says how to add one.
+(value, what it was decoded as) or raises anything, which is told of that message alone. `limits`
+runs it, within bounds, and makes the value plain. A plug-in or a ``python:`` function takes the
+body, and the message where it has a parameter of that name, and gives the value. CONTRIBUTING.md
+says how to add one.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.store.payloads.values import MOST_DEPTH, plain
+from rmqctl.formats.bodies import members
+from rmqctl.formats.payloads.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
+from rmqctl.store.payloads.limits import MAX_BYTES, Decoder, Message, Plain
+from rmqctl.store.payloads.values import plain
 
-MOST_BYTES = 8 << 20
-"""What is taken apart of a body, decompressed: values take many times as much memory."""
 PLUGINS = "rmqctl.decoders"
 """The group of entry points in which packages name decoders of theirs."""
 _GZIP = b"\x1f\x8b\x08"
@@ -26,18 +29,8 @@ _DEEPEST = 3
 """Bodies packed more often than that are not unpacked further."""
 
 
-class Message(NamedTuple):
-    """What a decoder may know of a message: the topic it is meant for, and all its properties."""
-
-    topic: str
-    properties: Mapping[str, str]
-
-
 class Nothing(Exception):  # noqa: N818
     """`auto` knows nothing of a body: no failure, it may just be text."""
-
-
-Decoder = Callable[[bytes, Message], tuple[Any, str]]
 
 
 def decoder(spec: str) -> Decoder:
@@ -62,16 +55,23 @@ def names() -> list[str]:
 
 def json_value(body: bytes) -> Any:
     """The JSON in UTF-8 that a body is, as a plain value. ValueError."""
+    containers = body.count(b"{") + body.count(b"[")
+    if body.count(b",") + containers > MAX_VALUES:
+        marks = _JSON_TEXT.sub(b"", body)  # those in texts are not counted
+        at_most(marks.count(b",") + marks.count(b"{") + marks.count(b"["))
     try:
         value = _fast_json()(body)
         # It is plain, and not deep where there are few objects and lists at all.
-        return value if body.count(b"{") + body.count(b"[") <= MOST_DEPTH else plain(value)
+        return value if containers <= MAX_DEPTH else plain(value)
     except ValueError:
         if b"\\u" not in body:
             raise
     import json  # which takes lone surrogates, as Java writes them
 
     return plain(json.loads(body.decode(), parse_constant=_no_number))
+
+
+_JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 @cache
@@ -87,15 +87,17 @@ def _no_number(name: str) -> Any:
 
 
 def _json(body: bytes, _message: Message) -> tuple[Any, str]:
-    return json_value(body), "json"
+    return Plain(json_value(body)), "json"
 
 
-def _structure(body: bytes) -> Any:
+def _structure(body: bytes) -> Plain:
     """A JSON object or list; `Nothing` for all else: a number or a word may be just text."""
     if body[:64].lstrip()[:1] not in (b"{", b"["):
         raise Nothing
     try:
-        return json_value(body)
+        return Plain(json_value(body))
+    except BudgetError:
+        raise
     except (ValueError, RecursionError):
         raise Nothing from None
 
@@ -117,21 +119,10 @@ def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
 
 def _gunzip(body: bytes) -> bytes:
     """The content of gzip members, one after the other. ValueError."""
-    content: list[bytes] = []
-    free = MOST_BYTES
-    while body:
-        unpacker = zlib.decompressobj(wbits=31)
-        try:
-            content.append(unpacker.decompress(body, free + 1))
-        except zlib.error as error:
-            raise ValueError(f"gzip: {str(error).rpartition(': ')[2]}") from None
-        free -= len(content[-1])
-        if free < 0:
-            raise ValueError(f"it grows beyond {MOST_BYTES >> 20} MiB")
-        if not unpacker.eof:
-            raise ValueError("gzip: the stream is cut")
-        body = unpacker.unused_data
-    return b"".join(content)
+    try:
+        return members(body, lambda: zlib.decompressobj(wbits=31), MAX_BYTES, "gzip member")
+    except zlib.error as error:
+        raise ValueError(f"gzip: {str(error).rpartition(': ')[2]}") from None
 
 
 def _gzip(body: bytes, message: Message) -> tuple[Any, str]:
@@ -160,14 +151,18 @@ def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
 def _msgpack(body: bytes, _message: Message) -> tuple[Any, str]:
     from msgspec import msgpack
 
-    value = msgpack.decode(body, ext_hook=lambda code, data: {"@ext": code, "data": bytes(data)})
-    return plain(value), "msgpack"
+    if len(body) > MAX_VALUES:  # a value takes a byte at least
+        from rmqctl.formats.payloads.msgpack import count
+
+        at_most(count(body, MAX_VALUES))
+    return msgpack.decode(body, ext_hook=lambda code, data: {
+        "@ext": code, "data": bytes(data)}), "msgpack"
 
 
 def _hessian(body: bytes, _message: Message) -> tuple[Any, str]:
     from rmqctl.formats.payloads.hessian import loads
 
-    return plain(loads(body)), "hessian"
+    return loads(body), "hessian"
 
 
 _PLAIN: dict[str, Decoder] = {
@@ -182,14 +177,14 @@ def _avro(argument: str) -> Decoder:
     from rmqctl.store.payloads.schemas import avro
 
     read = avro(argument)
-    return lambda body, _message: (plain(read(body)), "avro")
+    return lambda body, _message: (read(body), "avro")
 
 
 def _protobuf(argument: str) -> Decoder:
     from rmqctl.store.payloads.schemas import protobuf
 
     read = protobuf(argument)
-    return lambda body, _message: (plain(read(body)), "protobuf")
+    return lambda body, _message: (read(body), "protobuf")
 
 
 def _python(argument: str) -> Decoder:
@@ -218,8 +213,8 @@ def _calling(function: Any, name: str) -> Decoder:
     except (TypeError, ValueError):  # written in C
         wants_message = False
     if wants_message:
-        return lambda body, message: (plain(function(body, message=message)), name)
-    return lambda body, _message: (plain(function(body)), name)
+        return lambda body, message: (function(body, message=message), name)
+    return lambda body, _message: (function(body), name)
 
 
 _WITH_ARGUMENT: dict[str, Callable[[str], Decoder]] = {

@@ -9,14 +9,8 @@ from typing import Any, NamedTuple
 from rmqctl.formats.payloads import internal_topics
 from rmqctl.store.objects import OF_BODY, plain_body
 from rmqctl.store.pages import Page
-from rmqctl.store.payloads.decoders import (
-    MOST_BYTES,
-    Decoder,
-    Message,
-    Nothing,
-    decoder,
-    json_value,
-)
+from rmqctl.store.payloads.decoders import Nothing, decoder, json_value
+from rmqctl.store.payloads.limits import Decoder, Message, bounded
 from rmqctl.store.payloads.values import MISSING, at
 
 AUTO = "auto"
@@ -85,8 +79,6 @@ class Decoding:
         if not content:
             return Decoded(None, None, None, internal)
         try:
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
             value, kind = self._value(content, message)
             return Decoded(value, kind, None, internal)
         except Nothing:
@@ -104,9 +96,10 @@ class Decoding:
 
     def _value(self, content: bytes, message: Message) -> tuple[Any, str]:
         internal = internal_topics.reader_of(message.topic)
-        if internal is not None:
-            return internal(content, message.properties, json_value)
-        return self._decode(content, message)
+        if internal is None:
+            return bounded(self._decode, content, message)
+        return bounded(lambda body, message: internal(body, message.properties, json_value),
+                       content, message)
 
 
 def _reason(error: Exception) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rmqctl.errors import StoreIOError, UsageError, require
+from rmqctl.formats.payloads.budget import Budget, at_most
 
 Reader = Callable[[bytes], Any]
 _MOST_SCHEMA = 16 << 20
@@ -39,9 +39,6 @@ def avro(path: str) -> Reader:
     require("fastavro")
     import json
 
-    # Not the compiled reader, which does not count how deep it is: a body for a recursive schema
-    # would end the process.
-    from fastavro._read_py import schemaless_reader
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
     named: dict[str, Any] = {}
@@ -54,14 +51,9 @@ def avro(path: str) -> Reader:
         raise UsageError(f"{path}: has a list of values that take no bytes, of which a body of a "
                          "few bytes can claim any number")
 
-    def read(body: bytes) -> Any:
-        source = io.BytesIO(body)
-        value = schemaless_reader(source, schema, None)
-        if source.tell() != len(body):
-            raise ValueError(f"{len(body) - source.tell()} bytes are left behind the datum")
-        return value
+    from rmqctl.store.payloads.avro_reader import reader
 
-    return read
+    return reader(schema, named)
 
 
 def _items(schema: Any) -> Iterator[Any]:
@@ -135,35 +127,41 @@ def protobuf(argument: str) -> Reader:
         # Nearly any bytes are a message of any type: their fields are unknown then.
         if body and not found.ListFields() and len(UnknownFieldSet(found)):
             raise ValueError(f"has no field of {name}, but others")
-        return _message(found)
+        return _Values().message(found)
 
     return read
 
 
-def _message(found: Any) -> dict[str, Any]:
-    """The fields that a message holds, under the names of its .proto file; enums by name."""
-    return {field.full_name if field.is_extension else field.name: _field(field, value)
-            for field, value in found.ListFields()}
+class _Values:
+    """The values of one message; their number is bounded while they are made."""
 
+    def __init__(self) -> None:
+        self._budget = Budget()
 
-def _field(field: Any, value: Any) -> Any:
-    kind = field.message_type
-    if kind is not None and kind.GetOptions().map_entry:
-        of_value = kind.fields_by_name["value"]
-        return {key: _single(of_value, value[key]) for key in value}
-    if field.is_repeated:
-        return [_single(field, item) for item in value]
-    return _single(field, value)
+    def message(self, found: Any) -> dict[str, Any]:
+        """The fields that a message holds, under the names of its .proto file; enums by name."""
+        return {field.full_name if field.is_extension else field.name: self._field(field, value)
+                for field, value in found.ListFields()}
 
+    def _field(self, field: Any, value: Any) -> Any:
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            of_value = kind.fields_by_name["value"]
+            return {key: self._single(of_value, value[key]) for key in value}
+        if field.is_repeated:
+            at_most(len(value))
+            return [self._single(field, item) for item in value]
+        return self._single(field, value)
 
-def _single(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        if field.message_type.file.package == "google.protobuf":  # times, structs, wrappers
-            from google.protobuf.json_format import MessageToDict
+    def _single(self, field: Any, value: Any) -> Any:
+        self._budget.take()
+        if field.message_type is not None:
+            if field.message_type.file.package == "google.protobuf":  # times, structs, wrappers
+                from google.protobuf.json_format import MessageToDict
 
-            return MessageToDict(value, preserving_proto_field_name=True)
-        return _message(value)
-    if field.enum_type is not None:
-        named = field.enum_type.values_by_number.get(value)
-        return value if named is None else named.name
-    return value
+                return MessageToDict(value, preserving_proto_field_name=True)
+            return self.message(value)
+        if field.enum_type is not None:
+            named = field.enum_type.values_by_number.get(value)
+            return value if named is None else named.name
+        return value

@@ -10,9 +10,10 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-MOST_VALUES = 1_000_000
-"""Values in one body, those counted again that stand in several places."""
-MOST_DEPTH = 100
+from rmqctl.formats.payloads.budget import Budget
+
+_MAX_BITS = 12_000
+"""Of a whole number: larger ones take quadratic time to write, and Python refuses to."""
 MISSING: Any = object()
 """What `at` gives where a body has no such field."""
 
@@ -21,35 +22,49 @@ def plain(value: Any) -> Any:
     """A copy of ``value`` made of dicts with text keys, lists, text, int, float, bool and None.
 
     Moments become epoch ms (without a zone: ISO-8601 text), bytes base64, Decimals and UUIDs text,
-    numbers that are not finite None; what is no character becomes U+FFFD. ValueError beyond
-    `MOST_VALUES` or `MOST_DEPTH`, or for a type that is none of these.
+    numbers that are not finite None; what is no character becomes U+FFFD. ValueError beyond the
+    `Budget` of a body, or for a type that is none of these.
     """
     return _Plain().copy(value, 0)
 
 
 class _Plain:
     def __init__(self) -> None:
-        self._left = MOST_VALUES
+        self._budget = Budget()
 
     def copy(self, value: Any, depth: int) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError(f"more than {MOST_VALUES:,} values")
+        budget = self._budget
         if value is None or isinstance(value, bool):
+            budget.take()
             return value
         if isinstance(value, str):
+            budget.take(len(value))
             return _characters(value)
         if isinstance(value, int):
-            return int(value)
+            budget.take()
+            return _whole(value)
         if isinstance(value, float):
+            budget.take()
             return float(value) if math.isfinite(value) else None
         if isinstance(value, Mapping | list | tuple | set | frozenset):
-            if depth >= MOST_DEPTH:
-                raise ValueError(f"nested deeper than {MOST_DEPTH} levels")
+            budget.container(depth)
             if isinstance(value, Mapping):
-                return {_key(key): self.copy(item, depth + 1) for key, item in value.items()}
+                return {self._key(key): self.copy(item, depth + 1) for key, item in value.items()}
             return [self.copy(item, depth + 1) for item in value]
-        return _leaf(value)
+        leaf = _leaf(value)
+        budget.take(len(leaf) if isinstance(leaf, str) else 0)
+        return leaf
+
+    def _key(self, key: Any) -> str:
+        text = _key(key)
+        self._budget.text(len(text))
+        return text
+
+
+def _whole(value: int) -> int:
+    if value.bit_length() > _MAX_BITS:
+        raise ValueError(f"holds a whole number of more than {_MAX_BITS:,} bits")
+    return int(value)
 
 
 def _leaf(value: Any) -> Any:
@@ -79,7 +94,9 @@ def _key(key: Any) -> str:
         return {None: "null", True: "true", False: "false"}[key]
     if isinstance(key, list | tuple | Mapping):
         raise ValueError("a list is the key of a map")  # noqa: TRY004
-    return str(_leaf(key) if not isinstance(key, int | float) else key)
+    if isinstance(key, int):
+        return str(_whole(key))
+    return str(_leaf(key) if not isinstance(key, float) else key)
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:

@@ -1,0 +1,53 @@
+"""How much the value of one body may become: bytes, values and levels, for every decoder.
+
+A body of a few bytes may claim, repeat or refer to any amount. Whoever makes values of a body takes
+them from a `Budget`, which ends the decoding of that body alone.
+"""
+
+from __future__ import annotations
+
+MAX_VALUES = 1_000_000
+"""Values of one body; a value in several places counts in each of them."""
+MAX_DEPTH = 100
+MAX_BYTES = 32 << 20
+"""Bytes of texts, keys and numbers of one value, four times of what is decoded of a body."""
+_VALUE, _CONTAINER = 8, 32
+"""Bytes that a value costs beside its text."""
+
+
+class BudgetError(ValueError):
+    """A body becomes more than any body may."""
+
+
+class Budget:
+    """What is left for one body."""
+
+    __slots__ = ("bytes", "values")
+
+    def __init__(self) -> None:
+        self.values, self.bytes = MAX_VALUES, MAX_BYTES
+
+    def take(self, size: int = 0) -> None:
+        """One value more, with a text of ``size`` bytes. BudgetError."""
+        self.values -= 1
+        if self.values < 0:
+            raise BudgetError(f"more than {MAX_VALUES:,} values")
+        self.text(size + _VALUE)
+
+    def text(self, size: int) -> None:
+        """A text of ``size`` bytes, such as a key, which is no value of its own. BudgetError."""
+        self.bytes -= size
+        if self.bytes < 0:
+            raise BudgetError(f"its value is larger than {MAX_BYTES >> 20} MiB")
+
+    def container(self, depth: int) -> None:
+        """One list or object more, at level ``depth`` from 0. BudgetError."""
+        if depth >= MAX_DEPTH:
+            raise BudgetError(f"nested deeper than {MAX_DEPTH} levels")
+        self.take(_CONTAINER - _VALUE)
+
+
+def at_most(count: int) -> None:
+    """Refuse a body of which it is known before that it has ``count`` values. BudgetError."""
+    if count > MAX_VALUES:
+        raise BudgetError(f"more than {MAX_VALUES:,} values")
