@@ -83,10 +83,9 @@ class Condition:
         if is_of_body and decoding is None:
             raise UsageError(f"{field}: bodies are not decoded here")
         if operator in ("~", "!~"):
-            try:
-                re.compile(str(value))
-            except re.error as error:
-                raise UsageError(f"{value!r} is not a regular expression: {error}") from None
+            from rmqctl.store.query import patterns
+
+            patterns.check(str(value))
             return cls(field, operator, str(value), decoding=decoding if is_of_body else None)
         if field in INTEGERS:
             value = _number(field, value)
@@ -155,10 +154,11 @@ class Condition:
         if self.any_of:
             return value in self.any_of
         text = "" if value is None else str(value)
-        if self.operator == "~":
-            return value is not None and re.search(str(self.value), text) is not None
-        if self.operator == "!~":
-            return value is None or re.search(str(self.value), text) is None
+        if self.operator in ("~", "!~"):
+            from rmqctl.store.query import patterns
+
+            found = value is not None and patterns.found(str(self.value), text)
+            return found == (self.operator == "~")
         if self.field == TEXT and self.operator in ("=", "!="):
             return (str(self.value) in text) == (self.operator == "=")
         if self.operator == "=":

@@ -1,0 +1,42 @@
+"""Regular expressions of users on texts of strangers: each search has a time limit.
+
+Python's ``re`` tries all ways to match one after the other, holds the interpreter's lock meanwhile
+and hears of no signal: with ``(a+)+$`` thirty characters of a message would hang a command for
+ever. ``regex`` takes the same expressions and ends a search at a time limit.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from rmqctl.errors import UsageError
+
+MAX_SECONDS = 5.0
+"""Of one search. A pattern that does not try all ways needs less for the largest body."""
+
+
+def check(pattern: str) -> None:
+    """UsageError for what is no regular expression."""
+    import regex  # here, as few commands have one
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what may mean something else one day
+            regex.compile(pattern)
+    except regex.error as error:
+        raise UsageError(f"{pattern!r} is not a regular expression: {error}") from None
+    except RecursionError:
+        raise UsageError("the regular expression is nested too deep") from None
+
+
+def found(pattern: str, text: str) -> bool:
+    """Whether ``pattern`` matches somewhere in ``text``. UsageError beyond `MAX_SECONDS`."""
+    import regex
+
+    try:
+        return regex.search(pattern, text, timeout=MAX_SECONDS) is not None
+    except TimeoutError:
+        raise UsageError(
+            f"the regular expression {pattern!r} takes more than {MAX_SECONDS:g} s on one value of "
+            f"{len(text):,} characters: avoid repetitions within repetitions, such as (a+)+"
+        ) from None
