@@ -8,12 +8,9 @@ takes quadratic time, and so does a decimal.
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from fastavro._read_py import read_data
-from fastavro.io.binary_decoder import BinaryDecoder
-from fastavro.read import LOGICAL_READERS
 
 from rmqctl.formats.payloads.budget import Budget, BudgetError
 
@@ -26,6 +23,8 @@ _MAX_VARINT = 10
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
     """What reads bodies that are one datum of a parsed schema, whose named types are ``named``."""
+    from fastavro._read_py import read_data
+
     _register()
     schemas = {"writer": {name: _bound_decimals(kind) for name, kind in named.items()},
                "reader": {}}
@@ -41,17 +40,38 @@ def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
     return read
 
 
-class _Decoder(BinaryDecoder):
-    """Counts the items of arrays and maps, and believes no size that it cannot read."""
+class _Decoder:
+    """fastavro's decoder of binary data, which counts the items of arrays and maps, and believes
+    no size that it cannot read.
+    """
 
     def __init__(self, source: io.BytesIO) -> None:
-        super().__init__(source)  # type: ignore[no-untyped-call]
+        self.fo = source
         self._budget = Budget()
+        self._block_count = 0
+
+    def read_null(self) -> None:
+        return None
+
+    def read_boolean(self) -> bool:
+        return self.read_fixed(1) != b"\0"
+
+    def read_float(self) -> float:
+        return float(struct.unpack("<f", self.read_fixed(4))[0])
+
+    def read_double(self) -> float:
+        return float(struct.unpack("<d", self.read_fixed(8))[0])
+
+    def read_fixed(self, size: int) -> bytes:
+        data = self.fo.read(size)
+        if len(data) < size:
+            raise EOFError(f"{size} bytes expected, {len(data)} are left")
+        return data
 
     def read_long(self) -> int:
-        number: int = 0
+        number = 0
         for place in range(_MAX_VARINT):
-            byte: bytes = self.fo.read(1)
+            byte = self.fo.read(1)
             if not byte:
                 raise EOFError("the datum is cut")
             number |= (byte[0] & 0x7F) << 7 * place
@@ -65,12 +85,18 @@ class _Decoder(BinaryDecoder):
         size = self.read_long()
         if size < 0:
             raise ValueError(f"a text or bytes of {size} bytes")
-        return super().read_fixed(size)  # type: ignore[no-any-return, no-untyped-call]
+        return self.read_fixed(size)
+
+    def read_utf8(self, handle_unicode_errors: str = "strict") -> str:
+        return self.read_bytes().decode(errors=handle_unicode_errors)
 
     def read_array_start(self) -> None:
         self._block_count = self.read_long()
 
-    read_map_start = read_array_start
+    def read_array_end(self) -> None:
+        pass
+
+    read_map_start, read_map_end = read_array_start, read_array_end
 
     def _items(self) -> Iterator[None]:
         while self._block_count != 0:
@@ -96,6 +122,8 @@ def _bound_decimals(schema: Any) -> Any:
 
 
 def _register() -> None:
+    from fastavro.read import LOGICAL_READERS
+
     for kind in ("bytes", "fixed"):
         LOGICAL_READERS[f"{kind}-{_BOUNDED}"] = _decimal
 
@@ -103,5 +131,7 @@ def _register() -> None:
 def _decimal(data: bytes, schema: Any, reader_schema: Any = None) -> Any:
     if len(data) > _MAX_DECIMAL:
         raise BudgetError(f"a decimal of {len(data):,} bytes")
+    from fastavro.read import LOGICAL_READERS
+
     kind = "bytes" if schema["type"] == "bytes" else "fixed"
     return LOGICAL_READERS[f"{kind}-{_DECIMAL}"](data, schema, reader_schema)
