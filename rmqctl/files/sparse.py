@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-from collections.abc import Iterator
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import FILE_MODE, write_all
 from rmqctl.scan.frames import used_length
+from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 BLOCK = 1 << 20
 """Bytes read at once."""
 _DIGESTED = 64 << 10
-
-
-def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """``[from, to)`` within ``[start, end)`` of what may be other than zero, ascending; all that is
-    left of it where the system cannot tell.
-    """
-    position = start
-    while position < end:
-        try:
-            low = os.lseek(fd, position, os.SEEK_DATA)
-            high = os.lseek(fd, low, os.SEEK_HOLE) if low < end else low
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: no data behind this
-                yield position, end
-            return
-        if low < end:
-            yield low, min(high, end)
-        position = high
 
 
 def copy_sparse(source: str, target: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqctl.errors import FormatError, MissingExtraError, StoreIOError
+from rmqctl.errors import FormatError, MissingExtraError, StoreIOError, UsageError
+from rmqctl.formats.rocksdb.consume_queue import MAX, OFFSETS, ROWS, offset_key, row_key
+from rmqctl.store.rocksdb import mirror
 from rmqctl.store.rocksdb.database import Database
+from rmqctl.store.rocksdb.queues import RocksQueues
+from tests.conftest import GoldenFolder
 from tests.support.share import every
 from tests.support.snapshot import assert_unchanged
 
@@ -171,3 +176,125 @@ def test_any_bit_and_any_length_is_read_or_said(database: Path, name: str, seed:
                         assert sum(1 for _ in opened.items(family)) <= 10
             except FormatError as error:
                 assert str(database) in str(error)
+
+
+# -- stores that fill the disk or the memory of who reads them ------------------------------------
+
+
+def _holes(path: Path, size: int) -> None:
+    path.write_bytes(b"")
+    os.truncate(path, size)
+
+
+def test_holes_stay_holes(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = 0
+    real = mirror._copy
+
+    def copy(file: mirror._Copied, target: str) -> None:
+        nonlocal written
+        real(file, target)
+        written += os.stat(target).st_blocks * 512
+
+    monkeypatch.setattr(mirror, "_copy", copy)
+    log = database / "000008.log"
+    data = log.stat().st_size
+    os.truncate(log, 64 << 20)
+    with assert_unchanged(database):
+        assert len(names(database)) == 10
+    assert 0 < written < data + (1 << 20)
+
+
+@pytest.mark.parametrize("name", ["000099.log", "MANIFEST-000005"])
+def test_what_is_too_large_is_not_copied(
+        name: str, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _holes(database / name, 1 << 40)
+    monkeypatch.setattr(mirror, "_copy", pytest.fail)
+    with pytest.raises(StoreIOError, match=r"1,048,577 MiB, more than the 4,096 MiB .*"
+                                           r"RMQCTL_ROCKSDB_COPY=SIZE sets another limit"):
+        Database.open(str(database))
+
+
+def test_the_limit_is_an_option(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(mirror.VARIABLE, "100")
+    with pytest.raises(StoreIOError, match="more than the 1 MiB"):
+        Database.open(str(database))
+    monkeypatch.setenv(mirror.VARIABLE, "1GiB")
+    assert len(names(database)) == 10
+    monkeypatch.setenv(mirror.VARIABLE, "much")
+    with pytest.raises(UsageError, match="RMQCTL_ROCKSDB_COPY: 'much' is not a size"):
+        Database.open(str(database))
+
+
+def test_free_space_is_asked_for_first(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror.os, "statvfs", lambda _: SimpleNamespace(
+        f_bavail=63, f_frsize=1 << 20))
+    monkeypatch.setattr(mirror, "_copy", pytest.fail)
+    with pytest.raises(StoreIOError, match="has 63 MiB free; TMPDIR=FOLDER names another folder"):
+        Database.open(str(database))
+
+
+def _framed(payload: bytes) -> bytes:
+    """A record over as many blocks as it needs; its checksums are none."""
+    out = b""
+    while payload:
+        free = 32768 - len(out) % 32768
+        part, payload = payload[:free - 7], payload[free - 7:]
+        kind = (1 if not payload else 2) if not out else 3 if payload else 4
+        out += struct.pack("<IHB", 1, len(part), kind) + part
+    return out
+
+
+def test_a_record_larger_than_any_of_a_broker(
+        database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "MAX_RECORD", 1 << 20)
+    log, manifest = database / "000008.log", database / "MANIFEST-000005"
+    sound = log.read_bytes(), manifest.read_bytes()
+    log.write_bytes(_framed(b"k" * ((1 << 20) + 1)))
+    with Database.open(str(database)) as opened:
+        assert "000008.log @0: a record of more than 1 MiB" in opened.damage[0]
+        assert len(opened.damage) == 1
+        assert list(opened.items("default"))
+    log.write_bytes(sound[0])
+    manifest.write_bytes(_framed(b"k" * ((1 << 20) + 1)))
+    with pytest.raises(FormatError, match="MANIFEST-000005 @0: a record of more than 1 MiB"):
+        Database.open(str(database))
+    log.write_bytes(_framed(b"k" * (1 << 20)))
+    manifest.write_bytes(sound[1])
+    with Database.open(str(database)) as opened:
+        assert "more than" not in str(opened.damage)
+
+
+def test_keys_longer_than_those_of_a_broker_are_no_queues(tmp_path: Path) -> None:
+    rocksdict = pytest.importorskip("rocksdict")
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    base = rocksdict.Rdict(str(tmp_path / "consumequeue"), options,
+                           {name: rocksdict.Options(raw_mode=True) for name in (ROWS, OFFSETS)})
+    rows, offsets = base.get_column_family(ROWS), base.get_column_family(OFFSETS)
+    topics = b"a" * 127, b"b" * 281, b"c" * 282, b"d" * 100_000, b"e"
+    for topic in topics:
+        rows[row_key(topic, 0, 0)] = bytes(28)
+        offsets[offset_key(topic, 0, MAX)] = bytes(16)
+    for number in range(50):
+        rows[b"x" * 300 + bytes([number])] = b""
+        rows[b"\xff" * 300 + bytes([number])] = b""
+    for handle in (rows, offsets, base):
+        handle.close()
+    with RocksQueues(str(tmp_path / "consumequeue")) as found:
+        assert [len(topic) for topic, _ in found.queues] == [127, 281, 1]
+        # Those that begin as another one are passed at once, but for those of 0xff alone.
+        assert found.odd_count == 2 + 2 + 1 + 50
+
+
+def test_queues_are_found_with_one_cursor(golden: GoldenFolder,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = golden("5.3.3/rocksdb/store") / "consumequeue"
+    made = []
+    real = Database.seeker
+    monkeypatch.setattr(Database, "seeker", lambda self, family: made.append(family) or real(
+        self, family))
+    monkeypatch.setattr(Database, "items", lambda *_: pytest.fail("a cursor for each queue")
+                        if _[1] == ROWS else iter(()))
+    with RocksQueues(str(folder)) as found:
+        assert len(found.queues) > 5
+    assert made == [ROWS]

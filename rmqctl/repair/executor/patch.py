@@ -13,7 +13,8 @@ from typing import Literal
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import FILE_MODE, failed, open_file, sync, write_all
-from rmqctl.files.sparse import BLOCK, data_ranges
+from rmqctl.files.sparse import BLOCK
+from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.overlay import Piece
 
 _ZEROS = bytes(BLOCK)

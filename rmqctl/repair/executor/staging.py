@@ -26,7 +26,7 @@ from rmqctl.files.durable import (
     sync_folder,
 )
 from rmqctl.files.file_stamp import FileStamp, is_regular, stamp_of, stat_file
-from rmqctl.files.sparse import content_digest, copy_sparse, data_ranges
+from rmqctl.files.sparse import content_digest, copy_sparse
 from rmqctl.repair.executor.check_plan import Checked, check
 from rmqctl.repair.executor.journal import (
     Journal,
@@ -50,6 +50,7 @@ from rmqctl.repair.plan import (
     Replace,
 )
 from rmqctl.repair.targets import below, nearest_folder, up
+from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.repair_losses import NOTE, RepairLoss

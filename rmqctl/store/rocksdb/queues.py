@@ -131,21 +131,23 @@ class RocksQueues(Closing):
         noted = sorted(keys.queue_prefix(os.fsencode(topic), queue_id)
                        for topic, queue_id in self.positions)
         start: bytes | None = b""
+        seek = self.database.seeker(ROWS)
         while start is not None:
             try:
-                item = next(self.database.items(ROWS, start), None)
+                key = seek(start)
             except FormatError as error:
                 if str(error) not in self.damage[:_NAMED]:
                     self.damage.append(str(error))
                 number = bisect_right(noted, start)
                 start = noted[number] if number < len(noted) else None
+                seek = self.database.seeker(ROWS)
                 continue
-            if item is None:
+            if key is None:
                 return
-            place = keys.parse_row_key(item[0])
+            place = keys.parse_row_key(key)
             if place is None or place[1] < 0:
-                self._is_odd("a key of a row", item[0])
-                start = item[0] + b"\0"
+                self._is_odd("a key of a row", key)
+                start = _behind(key)
                 continue
             yield os.fsdecode(place[0]), place[1]
             start = keys.behind_queue(*place[:2])
@@ -154,6 +156,15 @@ class RocksQueues(Closing):
         self.odd_count += 1
         if len(self.odd) < _NAMED:
             self.odd.append(f"{what}: {data[:keys.MAX_KEY].hex()}")
+
+
+def _behind(key: bytes) -> bytes:
+    """A key behind ``key``, and before the next that a broker may have written."""
+    if len(key) <= keys.MAX_KEY:
+        return key + b"\0"
+    # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
+    head = key[:keys.MAX_KEY].rstrip(b"\xff")
+    return head[:-1] + bytes([head[-1] + 1]) if head else key + b"\0"
 
 
 class RocksQueue(ConsumeQueue):

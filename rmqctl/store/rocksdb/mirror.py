@@ -1,0 +1,206 @@
+"""The folder in which the library opens a data base: links to tables, copies of what changes.
+
+Copied are the MANIFEST and the write-ahead logs, because the library and a running broker write
+into theirs. Their holes stay holes, a limit is never exceeded, and the free space is asked for
+first: what a store claims to hold must not fill the disk of who reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.parse_values import parse_size
+from rmqctl.scan.holes import data_ranges
+
+VARIABLE = "RMQCTL_ROCKSDB_COPY"
+"""The environment variable with another limit than `MAX_COPY`."""
+MAX_COPY = 4 << 30
+"""Bytes of MANIFEST and write-ahead logs together, with their holes: a broker keeps less."""
+MAX_RECORD = 16 << 20
+"""Bytes of one record of them. A broker's batches, keys and values are far smaller, and the library
+takes many times as much memory."""
+_SPARE = 64 << 20
+"""Bytes that are left free in the temporary folder."""
+_PIECE = 1 << 20
+_CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
+_LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
+_TABLE = re.compile(r"\d{6,20}\.sst", re.ASCII)
+_BLOCK = 32768
+_RECORD = struct.Struct("<IHB")  # masked CRC-32C, length, type
+_WHOLE_OR_PART = range(1, 5)
+_BEGINS = 1, 2
+"""Kinds that begin a record: a whole one, the first part of one."""
+
+
+class VanishedError(Exception):
+    """A file of the data base is not there."""
+
+
+class _Copied(NamedTuple):
+    """A file to be copied: an open descriptor, its size, its data."""
+
+    name: str
+    fd: int
+    size: int
+    data: list[tuple[int, int]]
+
+
+def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
+    """Fills the folder that the library opens; (how many tables, what is damaged in the logs).
+
+    FormatError for damage, StoreIOError for what is too large or cannot be read, VanishedError.
+    """
+    current = os.path.join(folder, "CURRENT")
+    named = _CURRENT.fullmatch(_small(current))
+    if named is None:
+        raise FormatError("names no MANIFEST, so the data base cannot be opened", file=current)
+    manifest = named[1].decode()
+    damage: list[str] = []
+    tables = 0
+    copied: list[_Copied] = []
+    try:
+        # Link the tables, open the rest: what is open cannot vanish.
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if _TABLE.fullmatch(name):
+                if not os.path.isfile(path):
+                    raise FormatError("not a regular file", file=path)
+                os.symlink(os.path.abspath(path), os.path.join(shadow, name))
+                tables += 1
+            elif name == manifest or (_LOG.fullmatch(name) and os.path.isfile(path)):
+                copied.append(_open(path, name))
+        # Copy, if that is not too much.
+        _check_space(folder, shadow, copied)
+        for file in copied:
+            target = os.path.join(shadow, file.name)
+            _copy(file, target)
+            _check_records(os.path.join(folder, file.name), target, file, damage,
+                           file.name == manifest)
+        with open(os.path.join(shadow, "CURRENT"), "wb") as made:
+            made.write(named[0])
+    except FileNotFoundError as error:
+        raise VanishedError(f"{error.filename} is not there") from None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, None, "read") from None
+    finally:
+        for file in copied:
+            os.close(file.fd)
+    if not os.path.lexists(os.path.join(shadow, manifest)):
+        raise VanishedError(f"{manifest}, which CURRENT names, is missing, so the data base "
+                            "cannot be opened")
+    return tables, damage
+
+
+def _small(path: str) -> bytes:
+    try:
+        if not os.path.lexists(path):
+            raise VanishedError("CURRENT is missing, so the data base cannot be opened")
+        if not os.path.isfile(path):
+            raise FormatError("not a regular file", file=path)
+        with open(path, "rb") as file:
+            return file.read(64)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+
+
+def _open(path: str, name: str) -> _Copied:
+    """The file as it is now: what is appended from here on is not copied. OSError, FormatError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(fd)
+        raise FormatError("not a regular file", file=path)
+    return _Copied(name, fd, about.st_size, list(data_ranges(fd, 0, about.st_size)))
+
+
+def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
+    """StoreIOError where the copies were larger than the limit, or than what is free."""
+    given = os.environ.get(VARIABLE, "")
+    try:
+        most = parse_size(given) if given else MAX_COPY
+    except UsageError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None
+    size = sum(file.size for file in files)
+    if size > most:
+        raise StoreIOError(
+            f"{folder}: MANIFEST and write-ahead logs have {_mib(size)}, more than the "
+            f"{_mib(most)} that are copied to be read; {VARIABLE}=SIZE sets another limit")
+    system = os.statvfs(shadow)
+    free = system.f_bavail * system.f_frsize
+    needed = sum(end - start for file in files for start, end in file.data)
+    if needed + _SPARE > free:
+        raise StoreIOError(
+            f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
+            f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size >> 20):,} MiB"
+
+
+def _copy(file: _Copied, target: str) -> None:
+    with open(target, "wb") as made:
+        made.truncate(file.size)
+        for position, end in file.data:
+            made.seek(position)
+            while part := os.pread(file.fd, max(min(_PIECE, end - made.tell()), 0), made.tell()):
+                made.write(part)
+
+
+def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
+                   is_manifest: bool) -> None:
+    """Looks at the frame of every record in the copy of a MANIFEST or a write-ahead log.
+
+    At kinds of records that a broker never writes the library reads for ever, and of larger ones it
+    takes all the memory: FormatError for a MANIFEST, and a log is cut off there. A MANIFEST that
+    ends within a record is one to which the library says nothing, although what stood there is
+    lost.
+    """
+    start = length = 0  # of the record of which parts have been passed
+    with open(copy, "r+b") as file:
+        for position in _blocks(of):
+            file.seek(position)
+            block = file.read(_BLOCK)
+            place = 0
+            while place + _RECORD.size <= len(block):
+                crc, part, kind = _RECORD.unpack_from(block, place)
+                if not (crc or part or kind):
+                    place = len(block)  # laid out ahead, or the rest of a block
+                    break
+                if kind in _BEGINS:
+                    start, length = position + place, 0
+                length += part
+                at, odd = position + place, ""
+                if kind not in _WHOLE_OR_PART:
+                    odd = f"a record of kind {kind}"
+                elif length > MAX_RECORD:
+                    at, odd = start, f"a record of more than {MAX_RECORD >> 20} MiB"
+                if odd:
+                    error = FormatError(f"{odd}, which no broker writes", file=path, offset=at)
+                    if is_manifest:
+                        raise error
+                    damage.append(f"{error}; the log is read up to there")
+                    file.truncate(at)
+                    return
+                place += _RECORD.size + part
+            torn = place > len(block) or (place < len(block) < _BLOCK)
+            if torn and is_manifest:
+                damage.append(str(FormatError(
+                    "ends within a record: what was noted last of the tables is lost", file=path,
+                    offset=position + min(place, len(block)))))
+
+
+def _blocks(file: _Copied) -> Iterator[int]:
+    """Where the blocks begin that have data; all others are zeros."""
+    behind = 0
+    for start, end in file.data:
+        for position in range(max(start // _BLOCK * _BLOCK, behind), end, _BLOCK):
+            yield position
+            behind = position + _BLOCK
