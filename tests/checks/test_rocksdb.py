@@ -370,3 +370,33 @@ def test_no_table_has_less_rows_unsaid(golden_copy):
     table.write_bytes(data)
     words = "SELECT count(*) AS n FROM consumequeue"
     assert "checksum" in run("sql", store, words).expect(5).err
+
+
+def rows_of(store: Path, topic: str, code: int) -> list[dict]:
+    return run("read", store, "-t", topic, "-o", "jsonl", "--body", "none").expect(code).jsonl()
+
+
+def test_a_topic_is_read_from_the_log_as_a_rebuild_has_it(golden, golden_copy):
+    """Half messages and rollbacks have no rows, so a data base that does not open makes none."""
+    sound, damaged = golden("5.3.3/rocksdb/store"), golden_copy("5.3.3/rocksdb/store")
+    (damaged / "consumequeue/CURRENT").write_bytes(b"x")
+    for topic in ("TP_mail_Topic", "TP_fraud_Event4"):
+        rows = rows_of(damaged, topic, 1)
+        assert rows == rows_of(sound, topic, 0)
+        everything = run("read", damaged, "-o", "jsonl", "--where", f"topic={topic}", "--body",
+                         "none").expect(0).jsonl()
+        assert {row["sys_flag"] & 4 for row in everything if row not in rows} == {4}
+
+
+def test_a_row_that_leads_to_another_topic_is_not_followed(golden_copy):
+    store = golden_copy(SOUND)
+    with Store.open(store) as opened:
+        key = next(key for key in opened.queues if key[0] != "TP_audit_Topic")
+        other = opened.queue(*key).unit(0)
+    sound = rows_of(store, "TP_audit_Topic", 0)
+    with Changing(store) as (table, _):
+        table[keys.row_key(b"TP_audit_Topic", 0, 3)] = keys.ROW.build((*other[:3], 1))
+    done = run("read", store, "-t", "TP_audit_Topic", "-o", "jsonl", "--body", "none").expect(1)
+    assert done.jsonl() == [row for row in sound if row["queue_id"] or row["queue_offset"] != 3]
+    assert "TP_audit_Topic/0: row 3 leads to no message" in done.err
+    assert "the message there is one of " in done.err

@@ -469,3 +469,22 @@ def test_the_brokers_view_ends_at_the_first_damage(version: str, golden: GoldenF
                       if row["physical_offset"] < expect.max_physical_offset]
     assert len(broker) == expect.readable_total
     assert len(disk) > len(broker)
+
+
+def test_rows_of_another_topic_or_queue_are_not_followed(tmp_path: Path) -> None:
+    store = tiny_stores.build(tmp_path / "store", [
+        tiny_stores.Spec("orders", 0, b"1"), tiny_stores.Spec("bills", 0, b"2"),
+        tiny_stores.Spec("orders", 1, b"3"), tiny_stores.Spec("orders", 0, b"4", lmq=("%LMQ%a",))])
+    path = store.root / "consumequeue/orders/0/00000000000000000000"
+    for wrong in ("bills/0", "orders/1"):
+        rows = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write((store.root / "consumequeue" / wrong / path.name).read_bytes()[:20])
+        problems: list[Problem] = []
+        with Store.open(store.root) as one:
+            assert [row["body"] for row in objects(one, Selection(topic="orders", queue_id=0),
+                                                   problems=problems)] == ["4"]
+        assert f"the message there is one of {wrong}" in problems[0].text
+        path.write_bytes(rows)
+    with Store.open(store.root) as one:  # a light queue has messages of other topics
+        assert [row["body"] for row in objects(one, Selection(topic="%LMQ%a"))] == ["4"]

@@ -9,6 +9,7 @@ reported through a callback while the reading goes on.
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +18,8 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.pages import log_pages
 from rmqctl.store.pages import Page, RecordPage, limited
@@ -116,7 +119,8 @@ class Selector:
         if wanted.topic is None:
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
             return
-        unread = self.store.layout.unread.get("consumequeue")
+        layout = self.store.layout
+        unread = layout.unread.get("consumequeue")
         queues = [] if unread else topic_rows(self.store, wanted.topic, wanted.queue_id, self.view,
                                               self._report)
         if wanted.from_phy is None and wanted.to_phy is None:  # places of another log
@@ -127,14 +131,17 @@ class Selector:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
         elif unread or self._may_lack_queues(wanted.topic):
-            self._report(Problem("note", f"{unread or f'{wanted.topic} has no consumequeue here'}: "
+            self._report(Problem("row" if "consumequeue" in layout.damaged else "note",
+                                 f"{unread or f'{wanted.topic} has no consumequeue here'}: "
                                  "looking through the whole log for it"))
             own = [Condition("topic", "=", wanted.topic)]
             if wanted.queue_id is not None:
                 own.append(Condition("queue_id", "=", wanted.queue_id))
             if wanted.from_offset is not None:
                 own.append(Condition("queue_offset", ">=", wanted.from_offset))
-            yield from log_pages(self.view, wanted, own + conditions, self._report, self._advance)
+            for page in log_pages(self.view, wanted, own + conditions, self._report,
+                                  self._advance):
+                yield from _with_rows(page)
 
     # -- through the consumequeue -------------------------------------------------------------
 
@@ -175,7 +182,7 @@ class Selector:
             records = []
             for physical, offset, length, number in chunk:
                 record = read(physical, length)
-                if record is None:
+                if record is None or not _belongs(queues[number], record):
                     missing.add(number, offset, physical, length)
                 else:
                     records.append(record)
@@ -215,3 +222,14 @@ class Selector:
                                  f"{queue.queue_id} is left out"))
 
 
+def _belongs(queue: QueueRows, record: Record) -> bool:
+    """Whether a row of the queue may lead to a record. A light queue has messages of others."""
+    return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
+        os.fsencode(queue.topic), queue.queue_id)
+
+
+def _with_rows(page: Page) -> Iterator[Page]:
+    """The messages of a page to which a queue has rows: not those of unfinished transactions."""
+    mask = np.fromiter(map(has_consume_queue_row, page.column("sys_flag")), bool, len(page))
+    if mask.any():
+        yield page if mask.all() else page.select(np.flatnonzero(mask))

@@ -205,7 +205,7 @@ def topics_on_disk(store: Store) -> list[str]:
 
 
 class MissingRows:
-    """Collects rows without a record, queue by queue; a run that ends is reported."""
+    """Collects rows without a message of their queue; a run that ends is reported."""
 
     def __init__(self, log: CommitLog, queues: Sequence[QueueRows], report: Report) -> None:
         self._log, self._queues, self._report = log, queues, report
@@ -235,7 +235,10 @@ class MissingRows:
         reason = self._log.explain(physical)
         if reason == "a record is there":
             record = self._log.record_at(physical)
-            reason = f"the record there has {record.total_size} bytes, not {size}" if record else ""
+            reason = "" if record is None else (
+                f"the record there has {record.total_size} bytes, not {size}"
+                if record.total_size != size else
+                f"the message there is one of {os.fsdecode(record.topic)}/{record.queue_id}")
         self._report(Problem(
             "row", f"{queue.topic}/{queue.queue_id}: {rows} to no message{where} at physical "
             f"offset {physical}: {reason}", physical, size))
