@@ -13,7 +13,7 @@ def run() -> int:
     gc.disable()
     from rmqctl.cli import main
 
-    code = main()
+    code = main(own_process=True)
     if code <= 1:  # what failed may have left a `finally` in a cycle, which the end would run
         gc.freeze()
     return code

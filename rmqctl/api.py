@@ -246,7 +246,9 @@ class Messages:
         require("pyarrow")
         import pyarrow as pa
 
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        from rmqctl.scan.ending import Stream
+
+        reader = pa.RecordBatchReader.from_batches(self.schema, Stream(self.batches()))
         return reader.__arrow_c_stream__(requested_schema)
 
     def _pages(self) -> Iterator[Page]:

@@ -15,6 +15,7 @@ import typer.main
 
 from rmqctl import __version__, kernel
 from rmqctl.commands import GROUPS, REGISTRY
+from rmqctl.commands.app import exit_codes
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.exit_codes import (
     Terminated,
@@ -75,11 +76,13 @@ def _root(
     """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
     """Run rmqctl with ``argv`` (default: the process's arguments) and return the exit code.
 
     Never lets an exception out; prints a traceback only with RMQCTL_DEBUG=1 or -vv.
+    ``own_process``: the process ends with this run.
     """
+    exit_codes.own_process |= own_process
     args = _spelled(list(sys.argv[1:] if argv is None else argv))
     words.set(tuple(args))
     settle_streams()

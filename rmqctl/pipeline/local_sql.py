@@ -4,12 +4,17 @@ DuckDB asks for a table as often as its plan scans it, and gets a stream of reco
 time; nothing is copied into a data base. It takes whole tables, so what a query needs of them is
 found before: the columns that its text names anywhere, and the conditions of a simple query on one
 table. Both leave in too much rather than too little, and DuckDB applies all conditions again.
+
+The streams are generators of this process, run by threads that are not Python's. A `Session` ends
+only when those threads have: one that is left would enter an interpreter that no longer exists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +28,14 @@ import pyarrow as pa
 from rmqctl.broker.view import view_of
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification
-from rmqctl.errors import RmqctlError, StoreIOError, UsageError
+from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.reader import Reading
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, ONLY_ASKED, TABLES
+from rmqctl.scan.ending import Stream
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.store.config.offsets import COLUMNS as LAG_COLUMNS
 from rmqctl.store.config.offsets import Lag
@@ -95,8 +101,10 @@ class Session:
         self._columns = COLUMNS if decoding is None else COLUMNS | {
             MESSAGES: COLUMNS[MESSAGES] | dict.fromkeys(DECODED, pa.string())}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
-        self._error: RmqctlError | None = None
+        self._error: BaseException | None = None
+        """What ended a stream: an error of a store, or a signal that the main thread met in it."""
         self._damage: dict[int, Span] = {}
+        self._readers: list[pa.RecordBatchReader] = []
 
     @property
     def damaged(self) -> int:
@@ -112,19 +120,28 @@ class Session:
         self._damage |= {span.offset: span for span in batch.spans if span.kind == DAMAGED}
 
     def __enter__(self) -> Self:
-        self._scratch = tempfile.TemporaryDirectory(prefix="rmqctl-sql-")
-        # A query reads tables, and neither files nor the network; what it sorts may be large.
-        self._base = duckdb.connect(":memory:", config={
-            "enable_external_access": "false", "memory_limit": _MEMORY,
-            "temp_directory": self._scratch.name, "autoinstall_known_extensions": "false"})
+        with contextlib.ExitStack() as held:
+            scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="rmqctl-sql-"))
+            held.enter_context(_no_scanner())
+            # A query reads tables, and neither files nor the network; what it sorts may be large.
+            self._base = duckdb.connect(":memory:", config={
+                "enable_external_access": "false", "memory_limit": _MEMORY,
+                "temp_directory": scratch, "autoinstall_known_extensions": "false"})
+            held.callback(self._close)
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def _close(self) -> None:
+        """End the queries, and with the connection DuckDB's threads."""
+        while self._readers:
+            self._readers.pop().close()
         for table in COLUMNS:  # which lead back here, and DuckDB complains when it goes before them
             self._base.unregister(table)
         self._base.close()
         del self._base
-        self._scratch.cleanup()
 
     def ask(self, text: str) -> Answer:
         """UsageError with DuckDB's words for what is no query, or is wrong; errors of a store as
@@ -136,14 +153,18 @@ class Session:
             shown = _shown(table, columns, Needs(None) if need is None else need)
             self._base.register(table, _Table(
                 shown, self._reading(table, shown, need.filters if need else Filters())))
+        relation: Any = None
         try:
             relation = self._base.sql(text)
             if relation is None:
                 raise UsageError("SQL: a query is wanted, which gives rows; nothing is changed")
             reader = relation.to_arrow_reader(_ROWS)
+            self._readers.append(reader)
+            names = distinct(list(relation.columns))
         except duckdb.Error as error:
             raise self._said(error) from None
-        names = distinct(list(relation.columns))
+        finally:  # a traceback keeps what it refers to, and with a relation all of DuckDB
+            del relation
         changes = [_change(kind) for kind in reader.schema.types]
         return Answer(names, self._rows(reader, names, changes))
 
@@ -158,7 +179,7 @@ class Session:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self._said(error) from None
 
-    def _said(self, error: Exception) -> RmqctlError:
+    def _said(self, error: Exception) -> BaseException:
         if self._error is not None:
             return self._error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -179,8 +200,9 @@ class Session:
                     yield from _in_batches(make(), schema)
                 else:
                     yield from self._of_files(table, schema, filters)
-            except RmqctlError as error:
-                self._error = error
+            except BaseException as error:  # which DuckDB makes an error of its own
+                if not isinstance(error, GeneratorExit):
+                    self._error = error
                 raise
 
         return batches
@@ -243,6 +265,25 @@ def _as_text(name: str, row: Decoded) -> str | None:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+@contextlib.contextmanager
+def _no_scanner() -> Iterator[None]:
+    """Within it, DuckDB reads streams in its own threads, which end with its connection.
+
+    Where it finds `pyarrow.dataset` it has that read them, in threads of Arrow's pool, which read
+    ahead and which nobody can wait for. (To load it takes longer than a small query, too.)
+    """
+    name = "pyarrow.dataset"
+    before = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]  # how Python notes what is not to be had
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+
+
 class _Table:
     """A table that can be asked for more than once."""
 
@@ -250,7 +291,7 @@ class _Table:
         self._schema, self._batches = schema, batches
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        reader = pa.RecordBatchReader.from_batches(self._schema, Stream(self._batches()))
         return reader.__arrow_c_stream__(requested_schema)
 
 

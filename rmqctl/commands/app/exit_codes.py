@@ -27,6 +27,8 @@ from rmqctl.output.core import say
 
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _LONGEST_MESSAGE = 500
+own_process = False
+"""Whether the process runs the program alone, and ends with it."""
 
 
 class Terminated(BaseException):

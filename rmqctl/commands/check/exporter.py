@@ -54,15 +54,19 @@ def command(
     registry = CollectorRegistry()
     registry.register(stores)
     try:
-        server, _ = start_http_server(listen.port, listen.host, registry)
+        server, thread = start_http_server(listen.port, listen.host, registry)
     except OSError as error:
         raise StoreIOError.from_oserror(error, str(listen), "listen on") from None
     address = str(replace(listen, port=server.server_port))
-    out.document({"ready": address}, lambda page: page.text(f"ready {address}"))
-    out.flush()
-    with suppress(Terminated):
-        threading.Event().wait()
-    server.shutdown()
+    try:
+        out.document({"ready": address}, lambda page: page.text(f"ready {address}"))
+        out.flush()
+        with suppress(Terminated):
+            threading.Event().wait()
+    finally:
+        server.shutdown()
+        thread.join()
+        stores.end()
 
 
 def _print(stores: _Stores, out: Output) -> None:
@@ -87,16 +91,24 @@ class _Stores:
     stores: list[StoreOptions]
     errors: list[RmqctlError] = field(default_factory=list)
     _asked: float = -math.inf
+    _ended: bool = False
     _last: list[Metric] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
 
     def collect(self) -> Iterator[Any]:
         """For the library, in one of its threads."""
         with self._lock:
+            if self._ended:
+                return
             if time.monotonic() - self._asked >= _FRESH_S:
                 self._last = self.metrics()
                 self._asked = time.monotonic()
             yield from families(self._last)
+
+    def end(self) -> None:
+        """Waits for the thread that is reading; no other one begins."""
+        with self._lock:
+            self._ended = True
 
     def metrics(self) -> list[Metric]:
         from rmqctl.checks.metrics import HELP, measured

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.app.without_pandas import leave_pandas_out
 from rmqctl.commands.shared.exporting import named_parts, report, warn_of
 from rmqctl.commands.shared.message_options import (
     Decode,
@@ -84,6 +85,7 @@ def command(
         rmqctl export '/backup/*/store' --out messages --partition-by topic,day
     """
     require("pyarrow")
+    leave_pandas_out()
     from rmqctl.pipeline.export.plan import check_place, plan
     from rmqctl.pipeline.export.spec import Export
     from rmqctl.store.projection import is_decoded

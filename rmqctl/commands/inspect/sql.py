@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.app.without_pandas import leave_pandas_out
 from rmqctl.commands.shared.message_options import Decode, decoding_of, tell_undecoded
 from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import (
@@ -47,6 +48,7 @@ def command(
         rmqctl sql STORE "SELECT properties['KEYS'] AS k, body FROM messages WHERE topic = 'orders'"
     """
     require("duckdb", "pyarrow")
+    leave_pandas_out()
     from rmqctl.commands.shared.exporting import warn_of_lost
     from rmqctl.pipeline.local_sql import Session
     from rmqctl.pipeline.source.schema import MESSAGES, says

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rmqctl.broker.settings import Settings
 from rmqctl.errors import InternalError, RefusedError, RmqctlError
+from rmqctl.scan import ending
 
 COMMIT_INTERVAL = 0.2
 """Seconds between commits of the pool's buffers."""
@@ -47,6 +48,7 @@ class _Service(ABC):
         self.syncs = 0
         """How often the log was forced."""
         self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
+        ending.note(self)
 
     @property
     def failure(self) -> RmqctlError | None:
@@ -58,6 +60,11 @@ class _Service(ABC):
         if self._failure is not None:
             # A new one each time: threads must not share a traceback.
             raise type(self._failure)(str(self._failure))
+
+    def end(self) -> None:
+        """Before the interpreter ends, where nobody stopped the service."""
+        if self._thread.is_alive():
+            self.stop()
 
     def stop(self) -> None:
         """Forces the rest and ends the thread. The error if that, or anything before, failed."""

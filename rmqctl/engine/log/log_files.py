@@ -25,6 +25,7 @@ from rmqctl.files.durable import (
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_BLANK, Blank
 from rmqctl.formats.local.names import build_offset
+from rmqctl.scan import ending
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 
@@ -373,6 +374,7 @@ class FileAllocator:
         self._made: dict[int, LogFile | RmqctlError] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False
+        ending.note(self)
 
     def ask(self, base: int) -> None:
         """Wants the file that starts at ``base``; does not wait."""
@@ -422,13 +424,17 @@ class FileAllocator:
                 self._made[base] = outcome
                 self._change.notify_all()
 
-    def close(self) -> list[LogFile]:
-        """Ends the thread; the files nobody took."""
+    def end(self) -> None:
+        """Ends the thread."""
         with self._change:
             self._stopping = True
             self._change.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def close(self) -> list[LogFile]:
+        """Ends the thread; the files nobody took."""
+        self.end()
         left = [outcome for outcome in self._made.values() if isinstance(outcome, LogFile)]
         self._made.clear()
         return left

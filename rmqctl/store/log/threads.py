@@ -14,7 +14,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from rmqctl.scan import stopping
+from rmqctl.scan import ending, stopping
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,10 +33,8 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     raised here in its turn. Whatever ends this, all threads have ended then; tasks that run end
     when they read next (`rmqctl.scan.stopping`).
     """
-    threads: list[threading.Thread] = []
-    todo: SimpleQueue[_Slot[T, R] | None] = SimpleQueue()
+    crew: _Crew[T, R] = _Crew(work)
     waiting: deque[_Slot[T, R]] = deque()
-    stop = stopping.Stop()
     most = min(jobs, MOST)
     rest = iter(tasks)
     more = True
@@ -48,23 +46,18 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
                     more = False
                     break
                 waiting.append(slot)
-                todo.put(slot)
-                if len(threads) < most and not _start(threads, work, todo, stop):
-                    most = len(threads)
+                crew.todo.put(slot)
+                if len(crew.threads) < most and not crew.start_one():
+                    most = len(crew.threads)
             if not waiting:
                 return
             slot = waiting.popleft()
-            if not threads:  # the system gives none
-                todo.get()
+            if not crew.threads:  # the system gives none
+                crew.todo.get()
                 slot.run(work)
             yield slot.task, slot.taken()
     finally:
-        stop.asked = True
-        for _ in threads:
-            todo.put(None)
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        crew.end()
 
 
 class _Slot(Generic[T, R]):
@@ -98,26 +91,47 @@ class _Slot(Generic[T, R]):
         return self._result  # type: ignore[return-value]
 
 
-def _start(threads: list[threading.Thread], work: Callable[[T], R],
-           todo: SimpleQueue[_Slot[T, R] | None], stop: stopping.Stop) -> bool:
-    """One thread more; False where the system gives none."""
-    def serve() -> None:
-        # Ctrl-C and SIGTERM are the main thread's.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        stopping.current.set(stop)
-        while (slot := todo.get()) is not None:
-            if stop.asked:
-                return
-            slot.run(work)
-            del slot  # its result is the taker's alone
+class _Crew(Generic[T, R]):
+    """The threads that work on the slots of ``todo``."""
 
-    # With the caller's context, so that what he notes by it (errors.refusals) hears of threads.
-    # A daemon, so that a run of which nobody closed the results can end.
-    thread = threading.Thread(target=copy_context().run, args=(serve,), daemon=True)
-    threads.append(thread)  # before it starts: interrupted here, it is told to end all the same
-    try:
-        thread.start()
-    except RuntimeError:
-        threads.remove(thread)
-        return False
-    return True
+    def __init__(self, work: Callable[[T], R]) -> None:
+        self.todo: SimpleQueue[_Slot[T, R] | None] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self._work, self._stop = work, stopping.Stop()
+        ending.note(self)
+
+    def start_one(self) -> bool:
+        """One thread more; False where the system gives none."""
+        # With the caller's context, so that what he notes by it (errors.refusals) hears of threads.
+        # A daemon, so that a run of which nobody closed the results comes to its end, and ends it.
+        thread = threading.Thread(target=copy_context().run, daemon=True,
+                                  args=(_serve, self._work, self.todo, self._stop))
+        self.threads.append(thread)  # before it starts: interrupted here, it is told to end
+        try:
+            thread.start()
+        except RuntimeError:
+            self.threads.remove(thread)
+            return False
+        return True
+
+    def end(self) -> None:
+        """Have all threads end, and wait until they have."""
+        self._stop.asked = True
+        for _ in self.threads:
+            self.todo.put(None)
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
+           stop: stopping.Stop) -> None:
+    """What a thread does; it does not know its crew, which goes when nobody wants it any more."""
+    # Ctrl-C and SIGTERM are the main thread's.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    stopping.current.set(stop)
+    while (slot := todo.get()) is not None:
+        if stop.asked:
+            return
+        slot.run(work)
+        del slot  # its result is the taker's alone

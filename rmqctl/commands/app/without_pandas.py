@@ -1,0 +1,32 @@
+"""pyarrow and DuckDB without pandas, in a process of rmqctl's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from rmqctl.commands.app import exit_codes
+
+_PANDAS = "pandas"
+
+
+class _NotFound:
+    """An importer that finds no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+                  ) -> None:
+        if name == _PANDAS:
+            raise ModuleNotFoundError("rmqctl does without pandas", name=name)
+
+
+def leave_pandas_out() -> None:
+    """Hide pandas from pyarrow and DuckDB in a process of the program.
+
+    Both import it when they meet their first value, wherever that is. To load it takes longer
+    than most queries, and an interrupt that arrives meanwhile is lost and leaves half of it behind.
+    """
+    is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
+    if exit_codes.own_process and not is_out:
+        sys.meta_path.insert(0, _NotFound())

@@ -1,0 +1,70 @@
+"""Threads end before the interpreter does.
+
+A thread that outlives it is stopped wherever it next wants Python, which aborts the process or
+blocks it for ever: whoever waits for that thread in a ``finally`` that runs late waits in vain. So
+what has threads, or is run by threads of others, is noted here, and ended when the process is
+about to end. That is a safety net: whoever starts threads ends them himself where he can.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+class Ending(Protocol):
+    """``end`` returns when no thread is left; it may be called more than once."""
+
+    def end(self) -> None: ...
+
+
+_noted: WeakSet[Ending] = WeakSet()
+
+
+def note(what: Ending) -> None:
+    """End this before the interpreter, as long as somebody has it until then."""
+    _noted.add(what)
+
+
+@atexit.register
+def end_all() -> None:
+    """End all that was noted. An interrupt does not keep anybody from it."""
+    while _noted:
+        what = _noted.pop()
+        while True:
+            with suppress(Exception):
+                try:
+                    what.end()
+                except KeyboardInterrupt:
+                    continue
+            break
+
+
+class Stream(Generic[T]):
+    """Items that threads of another library may ask for: none once the interpreter ends."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._lock = threading.Lock()
+        self._ended = False
+        note(self)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        with self._lock:
+            if self._ended:
+                raise StopIteration
+            return next(self._items)
+
+    def end(self) -> None:
+        """Wait for who is at it; whoever comes after finds the end."""
+        with self._lock:
+            self._ended = True

@@ -1,0 +1,183 @@
+"""No thread outlives the interpreter: who starts threads, and what ends them when nobody did."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.pipeline import local_sql
+from rmqctl.pipeline.local_sql import Session
+from rmqctl.scan.ending import Stream
+from tests.conftest import GoldenFolder
+from tests.support.source import PACKAGE, nodes, together, trees
+
+BASIC = "5.3.3/basic/store"
+TASKS = Path("/proc/self/task")
+STARTERS = {"Thread", "Timer", "InheritableThread", "ThreadPoolExecutor", "start_http_server",
+            "from_batches", "run_worker", "to_thread", "run_in_executor"}
+#: What starts threads, or has threads of others run Python, by module; and what ends them.
+ENDED = {
+    ("api.py", "from_batches"): "ending.Stream, and a table that is made at once",
+    ("browse/tree.py", "run_worker"): "textual ends its workers, asyncio.run its executor",
+    ("browse/widgets.py", "run_worker"): "the same",
+    ("browse/working.py", "run_worker"): "the same",
+    ("browse/app.py", "run_worker"): "the same",
+    ("commands/app/exit_codes.py", "Timer"): "10 ms, and only Python in it",
+    ("commands/check/exporter.py", "start_http_server"): "joined, and _Stores.end",
+    ("commands/shared/serve_shown.py", "to_thread"): "asyncio.run ends its executor",
+    ("engine/log/flush.py", "Thread"): "stop, else ending.note",
+    ("engine/log/log_files.py", "Thread"): "close, else ending.note",
+    ("output/screen.py", "ThreadPoolExecutor"): "shutdown when the screen is left",
+    ("pipeline/export/sink.py", "from_batches"): "a table that is made at once",
+    ("pipeline/local_sql.py", "from_batches"): "DuckDB's threads end with the session",
+    ("pipeline/pool.py", "InheritableThread"): "joined, once Spark has cancelled the job",
+    ("pipeline/pool.py", "Thread"): "joined",
+    ("pipeline/source/runs.py", "from_batches"): "a table that is made at once",
+    ("serve/producing/writing.py", "run_in_executor"): "asyncio.run ends its executor",
+    ("serve/server.py", "ThreadPoolExecutor"): "Python joins them",
+    ("serve/server.py", "run_in_executor"): "Python joins them",
+    ("store/log/threads.py", "Thread"): "joined by who asks for results, else ending.note",
+    ("testing.py", "Thread"): "only Python in it, and it ends with the process that it reads from",
+    ("testing.py", "Timer"): "cancelled",
+    ("tiered/dispatch/dispatch.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
+    ("tiered/files/writer.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
+}
+
+
+def called(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+@together
+def test_it_is_known_of_all_threads_what_ends_them() -> None:
+    found = {(str(path.relative_to(PACKAGE)), called(node))
+             for path, tree in trees().items() for node in nodes(tree)
+             if called(node) in STARTERS}
+    assert found == set(ENDED)
+
+
+def ended(script: str) -> list[str]:
+    """The lines that a script prints, up to the end of its interpreter."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_results_that_nobody_took_to_the_end() -> None:
+    """As where an exception, or a cycle of objects, keeps what asked for them."""
+    assert ended("""
+import threading
+from rmqctl.scan import stopping
+from rmqctl.store.log.threads import parallel
+begun = threading.Semaphore(0)
+def work(number):
+    if number:
+        begun.release()
+        try:
+            while True:
+                stopping.check()
+        finally:
+            print("ended", number)
+results = parallel(work, range(5), 3)
+next(results)
+for _ in range(2):
+    begun.acquire()
+print("over")
+""")[0] == "over"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_all_that_is_noted_is_ended(interrupted: bool) -> None:
+    lines = ended(f"""
+import threading
+from rmqctl.scan import ending
+class Worker:
+    def __init__(self):
+        self.over, self.first = threading.Event(), {interrupted}
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+        ending.note(self)
+    def work(self):
+        self.over.wait()
+        print("ended")
+    def end(self):
+        if self.first:
+            self.first = False
+            raise KeyboardInterrupt
+        self.over.set()
+        self.thread.join()
+workers = [Worker(), Worker()]
+""")
+    assert lines == ["ended", "ended"]
+
+
+def test_who_reads_a_stream_is_waited_for() -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        inside.set()
+        go.wait()
+        yield 2
+        yield 3
+
+    stream, taken = Stream(items()), list[int]()
+    reader = threading.Thread(target=lambda: taken.extend(stream))
+    reader.start()
+    inside.wait()
+    last = threading.Thread(target=stream.end)
+    last.start()
+    assert last.is_alive()
+    go.set()
+    last.join()
+    reader.join()
+    assert taken in ([1, 2], [1, 2, 3])  # who waits for a lock has no turn
+    assert list(stream) == []
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="the system does not show threads")
+@pytest.mark.parametrize(("text", "rows"), [
+    ("select count(*) from messages", None),
+    ("select topic from messages", 1),
+    ("select a.topic from messages a join messages b using (topic)", 1),
+    ("select count(*) from messages where keys = 'x'", None),
+    ("select cast(tags as int) from messages", None),
+    ("select nothing from messages", None),
+])
+def test_a_query_leaves_no_thread(golden: GoldenFolder, text: str, rows: int | None) -> None:
+    """However it ends: Arrow's pool, where it is used, would read on."""
+    before = set(TASKS.iterdir())
+    kept: list[Any] = []  # what a traceback keeps
+    try:
+        with Session([str(golden(BASIC))]) as session:
+            answer = session.ask(text)
+            kept.append(answer)
+            for number, _ in enumerate(answer.rows, 1):
+                if number == rows:
+                    break
+    except Exception as error:  # noqa: BLE001  # that and what it refers to is left
+        kept.append(error)
+    assert set(TASKS.iterdir()) <= before
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_within_a_table_is_no_error_of_the_query(
+        golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch, signal: type[BaseException]) -> None:
+    def interrupted(*_: object) -> Iterator[Any]:
+        raise signal
+        yield
+
+    monkeypatch.setattr(local_sql.Session, "_of_files", interrupted)
+    with pytest.raises(signal), Session([str(golden(BASIC))]) as session:
+        list(session.ask("select topic from messages").rows)
