@@ -19,6 +19,7 @@ from rmqctl.store import Sizes, Store
 from rmqctl.store.broker_conf import NO_CONF
 from tests.support.cli import run
 from tests.support.golden import GoldenSet, rocksdb_sets
+from tests.support.holder import held
 from tests.support.snapshot import assert_unchanged
 
 DAMAGED = [each for each in rocksdb_sets() if each.is_damaged]
@@ -133,6 +134,63 @@ def test_what_a_kill_left_out_comes_back_at_the_next_start(golden):
                    code=(0, 3))
     assert {one["category"] for one in killed} == {"cq-missing", "cq-database"}
     assert {one["severity"] for one in killed} == {"info"}
+
+
+KILLED = ["rocksdb-crash/before", "rocksdb-config-v1-kill/store"]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_broker_that_runs_has_entries_in_memory_only(golden_copy, name: str):
+    store = golden_copy(f"5.3.3/{name}")
+    with held(store):
+        findings = found(store, code=(0,))
+        doctor = run("doctor", store, "-o", "json").expect(0).json()
+    lacking = [one for one in findings if one["category"] in ("cq-missing", "cq-behind")]
+    assert lacking
+    assert all(one["severity"] == "info" and "not yet flushed" in one["detail"]
+               for one in lacking)
+    assert doctor["sound"] is True
+
+
+def test_entries_before_the_checkpoint_are_missing_beside_a_running_broker(golden_copy):
+    """What the data base says it has flushed is not in memory only."""
+    store = golden_copy("5.3.3/rocksdb-crash/before")
+    with Store.open(store) as opened:
+        gone = next(key for key, queue in opened.queues.items()
+                    if queue.topic == "SCHEDULE_TOPIC_XXXX" and queue.disk_end == 1)
+    with Changing(store) as (rows, offsets):
+        del rows[keys.row_key(gone[0].encode(), gone[1], 0)]
+        del rows[keys.row_key(b"TP_audit_Topic", 0, 4)]
+        del offsets[keys.offset_key(gone[0].encode(), gone[1], keys.MAX)]
+    with held(store):
+        errors = {(one["category"], one["topic"], one["queue_id"], one["queue_offset"])
+                  for one in found(store, code=(1,)) if one["severity"] == "error"}
+    assert errors == {("cq-missing", *gone, 0), ("cq-missing-entry", "TP_audit_Topic", 0, 4)}
+
+
+def test_a_data_base_deleted_under_a_running_broker_is_damage(golden_copy):
+    store = golden_copy("5.3.3/rocksdb-config-v1-kill/store")
+    shutil.rmtree(store / "consumequeue")
+    with held(store):
+        assert {one["severity"] for one in found(store, code=(1,))
+                if one["category"] == "cq-missing"} == {"error"}
+
+
+def test_entries_of_a_killed_broker_are_no_damage_beside_other_damage(golden_copy):
+    """A start that ends at a damaged record does not make all of them; `preflight` counts that."""
+    store = golden_copy("5.3.3/rocksdb-crash/before")
+    with Store.open(store) as opened:
+        at = next(int(offset) for batch in opened.log.walk(100_000, opened.log.end)
+                  for offset in batch.offset)
+        file = opened.log.file_of(at)
+    data = bytearray(Path(file.path).read_bytes())
+    data[at - file.base + 100] ^= 1
+    Path(file.path).write_bytes(data)
+    findings = found(store, code=(1,))
+    assert {one["category"] for one in findings if one["severity"] != "info"} == {"body-crc"}
+    assert all("never flushed" in one["detail"] for one in findings
+               if one["category"] == "cq-missing")
+    assert run("preflight", store, "-o", "json").expect(1).json()["messages_lost"]
 
 
 @pytest.mark.parametrize("lost", ["CURRENT", "*.sst"])

@@ -72,6 +72,10 @@ class AtStart:
 
         return self._judge(place, made)
 
+    def rely(self) -> None:
+        """Note that something counts as no trouble because a start is still to come."""
+        self.relied_on = True
+
     def keys(self, place: int | None) -> PutRight:
         """Whether a start makes all index entries that are missing, as `rows`."""
         if place is None:

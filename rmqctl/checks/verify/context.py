@@ -25,27 +25,31 @@ if TYPE_CHECKING:
     from rmqctl.checks.verify.log.entries import EntryTally
     from rmqctl.scan.profile import LogProfile
 
+_IN_MEMORY = "not yet flushed: entries are in the broker's memory"
+_WAS_IN_MEMORY = "never flushed: entries were in the killed broker's memory"
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class PutRight(NamedTuple):
     """Which releases put a finding right when they start, losing no message, and which do not;
-    ``entries_lost``: index entries that such a start discards for good.
+    ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
+    entries are not on the disk yet, where a broker keeps them in memory and the log has them all.
     """
 
     by: tuple[str, ...] = ()
     not_by: tuple[str, ...] = ()
     entries_lost: int = 0
+    unflushed: str = ""
 
     @property
     def severity(self) -> str:
-        """INFO where all of them do; else "", the category's own."""
-        return INFO if self.by and not self.not_by else ""
+        """INFO where all of them do, or nothing is wrong; else "", the category's own."""
+        return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, what: str) -> str:
         """``; a broker's start makes them (4.9.3, 5.3.3)``, behind a detail; "" for none."""
         if not self.by:
-            return ""
+            return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
             return f"; a broker's start {what} ({', '.join(self.by)})"
         return (f"; a start of {' or '.join(self.by)} {what}, one of {' or '.join(self.not_by)} "
@@ -67,6 +71,8 @@ class Starts(Protocol):
     def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight: ...
 
     def keys(self, place: int | None) -> PutRight: ...
+
+    def rely(self) -> None: ...
 
 
 @dataclass
@@ -99,10 +105,41 @@ class Context:
         """Of rows that a queue lacks, from the message at ``place`` on; ``end`` is the queue offset
         behind its last message, where it is no plain queue.
         """
+        unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
-            return PutRight()
-        return self.at_start.rows(key, place, self.result.queues[key].next_offset if end is None
-                                  else end)
+            return PutRight(unflushed=unflushed)
+        right = self.at_start.rows(key, place, self.result.queues[key].next_offset if end is None
+                                   else end)
+        if not unflushed or right.severity:
+            return right
+        self.at_start.rely()
+        return right._replace(unflushed=unflushed)
+
+    def is_unflushed(self, place: int) -> bool:
+        """Whether the entry of the message at ``place`` may rightly be in no file yet."""
+        return self._flushed_to is not None and place >= self._flushed_to
+
+    @property
+    def unflushed(self) -> str:
+        """Why entries are not on the disk yet, in words."""
+        return _IN_MEMORY if self.live else _WAS_IN_MEMORY
+
+    @cached_property
+    def _flushed_to(self) -> int | None:
+        """The physical offset up to which a broker has written all entries to RocksDB; None where
+        nothing is missing rightly: in files, and after a clean end.
+
+        Entries go into RocksDB without a write-ahead log and in the order of the log, and both
+        column families are flushed together. So the checkpoint on the disk says which entries
+        are there, and later ones are only in the memory of the broker (rocksdb.md §4).
+        """
+        store = self.store
+        if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
+            return None
+        database = store.rocksdb
+        if database is None or database.why_no_checkpoint:
+            return None
+        return database.checkpoint
 
     def keys_put_right(self, place: int | None) -> PutRight:
         """Of index entries that are missing, from the message at ``place`` on."""

@@ -320,7 +320,10 @@ class QueueReconciler(LeftOver):
         if unread:
             missing = [claim for claim in missing if not self.queue.is_unread(claim.queue_offset)]
             yield self._unread(sorted(unread))
-        yield from self._runs("cq-missing-entry", missing)
+        for unflushed in (False, True):  # no run of both
+            yield from self._runs("cq-missing-entry", [
+                claim for claim in missing
+                if self.context.is_unflushed(claim.physical_offset) is unflushed])
         if still or self.tally.unlisted:
             yield self._behind(still)
 
