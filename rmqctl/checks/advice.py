@@ -60,6 +60,7 @@ class Outlook:
     keeps what this one cannot bring back. ``refused``: why there is no plan. ``is_member``: the log
     is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
     log, where truncating the files that go on beyond it loses no message and helps.
+    ``form_unproven``: the user has to name the form in which consume queues are created.
     """
 
     changes: bool = False
@@ -69,6 +70,7 @@ class Outlook:
     refused: str | None = None
     is_member: bool = False
     truncate_to: int | None = None
+    form_unproven: bool = False
 
     @property
     def is_possible(self) -> bool:
@@ -83,6 +85,10 @@ _UNDO = Phrase("an earlier repair moved parts of the log aside; this restores th
 _PLAN = Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it")
 _KEEP = Phrase("treats undecided records as messages")
 _LEAVE_OUT = Phrase("discards undecided records, which may be part of a message body")
+_FORMS = {
+    " --consumequeue file": Phrase("creates the consume queues as files (storeType=default)"),
+    " --consumequeue rocksdb": Phrase(
+        "creates the consume queues in RocksDB (storeType=defaultRocksDB)")}
 _TRUNCATE = Phrase("removes entries for messages beyond the end of the log; loses no message")
 _BEYOND = Phrase("moves offsets beyond the end of a queue to its end; skips 0 unread messages")
 _BY_HAND: dict[str, Phrase] = {
@@ -169,10 +175,15 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
     elif outlook.lost or outlook.undecided or lost:
         yield Step(f"rmqctl recover {root} --from COPY", _COPY, "reversible")
     loses = {"messages": outlook.lost} if outlook.lost else {}
+    forms = _FORMS if outlook.form_unproven else ("",)
     if outlook.undecided:
-        yield Step(f"rmqctl recover {root} --ambiguous keep", _KEEP, "reversible", loses)
-        yield Step(f"rmqctl recover {root} --ambiguous leave-out", _LEAVE_OUT, "reversible",
-                   {**loses, "undecided": outlook.undecided})
+        for form in forms:
+            yield Step(f"rmqctl recover {root}{form} --ambiguous keep", _KEEP, "reversible", loses)
+            yield Step(f"rmqctl recover {root}{form} --ambiguous leave-out", _LEAVE_OUT,
+                       "reversible", {**loses, "undecided": outlook.undecided})
+    elif outlook.form_unproven:
+        for form, why in _FORMS.items():
+            yield Step(f"rmqctl recover {root}{form}", why, "reversible", loses)
     elif outlook.changes:
         yield Step(f"rmqctl recover {root}", _PLAN, "reversible", loses)
     elif outlook.truncate_to is not None:

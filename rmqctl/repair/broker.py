@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rmqctl.broker.queue_form import is_unproven
 from rmqctl.broker.recovery import DispatchRange, as_configured, dispatched
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion, version_of
@@ -35,6 +36,7 @@ from rmqctl.repair.plan import (
     Replace,
     Step,
     places_of,
+    touches,
 )
 from rmqctl.repair.rebuild.steps import compare
 from rmqctl.repair.scratch import Scratch
@@ -88,8 +90,10 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     more = predicted.messages_lost - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
+    unproven = touches(steps, "consumequeue") and is_unproven(store, version)
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
-                tuple(notes), consumers=predicted.consumers, dropped=_dropped(store, predicted))
+                tuple(notes), consumers=predicted.consumers, form_unproven=unproven,
+                dropped=_dropped(store, predicted))
 
 
 def _derived(target: str) -> bool:

@@ -6,6 +6,7 @@ applies any plan. Two plans are equal when their actions are.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -114,6 +115,11 @@ class Changes:
         self.act(MoveAside(target), "move aside", before, None, why, unit)
 
 
+def touches(steps: Iterable[Step], structure: str) -> bool:
+    """Return whether any of the steps is about a file below the folder of a structure."""
+    return any(step.target.split(os.sep, 1)[0] == structure for step in steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A message that cannot be brought back, with all that is known of it. None: not known.
@@ -194,6 +200,8 @@ class Plan:
     left_damaged: tuple[str, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
     """What was taken for granted of the broker that wrote the store, by its name."""
+    form_unproven: bool = False
+    """Whether consume queues are created in a form, files, that nothing proves."""
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
@@ -233,6 +241,8 @@ class Plan:
             values["kept_damaged"] = self.kept_damaged
         if self.consumers is not None:
             values |= self.consumers.as_fields()
+        if self.form_unproven:
+            values["consumequeue_unproven"] = True
         if self.conflicts:
             values["conflicts"] = self.conflicts
         if self.left_damaged:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rmqctl.broker.queue_form import QueueForm, is_likely_file, is_unproven, refuse_other
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.consumers import QueueKey
 from rmqctl.checks.offset_runs import OffsetRuns
@@ -31,7 +32,16 @@ from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import moved_log
-from rmqctl.repair.plan import Action, MoveAside, Patch, Plan, Planned, Step, Watch
+from rmqctl.repair.plan import (
+    Action,
+    MoveAside,
+    Patch,
+    Plan,
+    Planned,
+    Step,
+    Watch,
+    touches,
+)
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.rebuild.disputes import Disputes, disputes
@@ -79,7 +89,8 @@ class RecoverOptions:
     ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths of
     what `rmqctl.repair.sources.opening` takes; ``prefer`` is one of them or "ours",
     which decides where they differ. ``light_rows``: whether all rows of light queues are wanted,
-    whatever the broker was set to when their messages came (`--multi-dispatch` itself).
+    whatever the broker was set to when their messages came (`--multi-dispatch` itself). ``form``:
+    what `--consumequeue` says, as ``sizes`` does.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -98,6 +109,7 @@ class RecoverOptions:
     prefer: str | None = None
     readers: Readers = field(default_factory=Readers)
     light_rows: bool | None = None
+    form: QueueForm | None = None
 
     @property
     def whole(self) -> bool:
@@ -134,6 +146,7 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
             opened.before_unfinished() as store:
         if CONSUMEQUEUE in options.only:
             store.leave_damaged_out()
+        refuse_other(store, options.form)
         known = configured(store, options.given)
         planner = _Planner(root, store, known, scratch, options, watch, make)
         if store is not opened and store.snapshot is not None:
@@ -194,7 +207,10 @@ class _Planner:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation))
-        if self._options.whole and self._store.has_abort and not held and not self._untold_queues:
+        if self._store.has_abort and self._options.whole and not held and self._keep_abort():
+            pass
+        elif self._options.whole and self._store.has_abort and not held and (
+                not self._untold_queues):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
@@ -247,8 +263,31 @@ class _Planner:
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
-                    saved.conflicts, left, _assumed(saved), undo_first, saved.dropped,
-                    saved.wrong_corrections)
+                    saved.conflicts, left, _assumed(saved), self._form_unproven, undo_first,
+                    saved.dropped, saved.wrong_corrections)
+
+    def _keep_abort(self) -> bool:
+        """Whether the abort file stays although all is whole: a broker that keeps its queues in
+        RocksDB makes all of them after an unclean end, and else misses some.
+        """
+        if not self._is_form_open or self._form_unproven:
+            return False
+        self._notes.append(
+            "Only the checkpoint suggests that the broker keeps its consume queues in files. The "
+            "abort file stays, so that a broker with queues in RocksDB rebuilds them. Pass "
+            "--consumequeue file or rocksdb if you know it")
+        return True
+
+    @property
+    def _form_unproven(self) -> bool:
+        """Whether the plan creates consume queues, and nothing suggests that they are files."""
+        return self._is_form_open and not is_likely_file(self._store)
+
+    @property
+    def _is_form_open(self) -> bool:
+        """Whether the plan creates consume queues, and nothing proves that they are files."""
+        return touches(self._steps, CONSUMEQUEUE) and is_unproven(
+            self._store, self._options.given.get("version"))
 
     def _refuse_sources(self) -> None:
         only = self._options.only

@@ -215,9 +215,11 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     database, topics = is_database(folder), _has_folders(folder)
     # One of the two is not there: the other is what a broker reads.
     if not database:
-        if topics or (config != "rocksdb-v1" and store_type != "defaultRocksDB"):
+        left = any(DATABASE_FILE.fullmatch(name) for name in _names(folder))
+        if topics or not (left or config == "rocksdb-v1" or store_type == "defaultRocksDB"):
             return "file"
-        says = "config/topics" if config == "rocksdb-v1" else "the broker's configuration"
+        says = ("config/topics" if config == "rocksdb-v1" else "its folder" if left else
+                "the broker's configuration")
         notes.append(f"the consumequeues were a RocksDB data base, as {says} shows, and it is not "
                      "there (a broker makes it anew when it starts after an unclean end)")
         return "rocksdb"

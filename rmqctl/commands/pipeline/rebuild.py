@@ -11,7 +11,16 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
-from rmqctl.commands.shared.options import Jobs, LayoutOptions, Out, Queue, Topic, worker_count
+from rmqctl.commands.shared.options import (
+    Form,
+    Jobs,
+    LayoutOptions,
+    Out,
+    Queue,
+    Topic,
+    with_form,
+    worker_count,
+)
 from rmqctl.commands.shared.plan_page import Proposal
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import RmqctlError, UsageError
@@ -42,6 +51,7 @@ def command(
         "shown is made: a folder that all workers of a cluster see. With --apply it is made below "
         "each store.")] = None,
     jobs: Jobs = 0,
+    consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],
     layout: LayoutOptions,
     out: Out,
@@ -71,7 +81,8 @@ def command(
     count = worker_count(jobs)
     wishes = RecoverOptions(
         frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
-        sizes=layout.sizes, given=layout.over_conf(settings.given(REBUILD)))
+        sizes=with_form(layout.sizes, consumequeue),
+        given=layout.over_conf(settings.given(REBUILD)), form=consumequeue)
     roots = named_stores(stores)
     total = total_size(roots, lambda root: log_bytes(root, wishes))
     with spark.pool(out, total, count) as pool:
@@ -137,10 +148,12 @@ class _Run:
         return first
 
     def _propose(self, root: str, scratch: Scratch) -> Proposal:
+        from rmqctl.commands.shared import applying
         from rmqctl.pipeline.rebuild.rebuild import plan_rebuild
 
-        return Proposal(plan_rebuild(root, scratch, self._wishes, self._watch, self._pool,
-                                     partitions=self._partitions))
+        plan = plan_rebuild(root, scratch, self._wishes, self._watch, self._pool,
+                            partitions=self._partitions)
+        return applying.asking_for_form(Proposal(plan))
 
     @contextmanager
     def _watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:

@@ -15,6 +15,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions, Complete, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import (
+    Form,
     Jobs,
     Queue,
     SpokenOut,
@@ -22,6 +23,7 @@ from rmqctl.commands.shared.options import (
     Topic,
     Zone,
     complete_folders,
+    with_form,
     worker_count,
 )
 from rmqctl.errors import ExitCode, UsageError, require
@@ -84,6 +86,7 @@ def command(
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
         help="Show verdict, planned repair and evidence for one physical offset.")] = None,
+    consumequeue: Form = None,
     complete: Complete = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
@@ -127,9 +130,10 @@ def command(
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file,
                             ambiguous or "leave-out",
                             worker_count(jobs), store.folders,
-                            replace(store.sizes, largest_record=max_message_size), given, correct,
+                            replace(with_form(store.sizes, consumequeue),
+                                    largest_record=max_message_size), given, correct,
                             keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier),
-                            engine.multi_dispatch)
+                            engine.multi_dispatch, consumequeue)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 
@@ -149,12 +153,12 @@ def command(
         lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
-        refused = _open_question(plan, ambiguous)
-        return plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
-                                 instead=instead, refused=refused,
-                                 choice=(
-                                     ("--ambiguous", "keep"), ("--ambiguous", "leave-out"),
-                                 ) if refused else ())
+        proposal = plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
+                                      instead=instead)
+        if _is_undecided(plan, ambiguous):
+            proposal = replace(proposal, refused=_undecided(plan.ambiguous), choice=(
+                ("--ambiguous", "keep"), ("--ambiguous", "leave-out")))
+        return applying.asking_for_form(proposal)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
                  mends=True, folders=store.folders, writes=wishes.writes, complete=complete)
@@ -183,13 +187,15 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
     out.document(place.as_dict(), show)
 
 
-def _open_question(plan: Plan, ambiguous: str | None) -> str:
-    """Why a plan is not carried out before its user has decided; "" where nothing is open."""
-    if not plan.ambiguous or ambiguous is not None:
-        return ""
-    return (f"{plan.ambiguous:,} record{'s are' if plan.ambiguous > 1 else ' is'} undecided: "
-            "messages, or part of a damaged message's body. Nothing was changed. Pass --ambiguous "
-            "keep or --ambiguous leave-out")
+def _is_undecided(plan: Plan, ambiguous: str | None) -> bool:
+    """Whether a plan is not carried out before its user has decided about records."""
+    return bool(plan.ambiguous) and ambiguous is None
+
+
+def _undecided(count: int) -> str:
+    return (f"{count:,} record{'s are' if count > 1 else ' is'} undecided: messages, or part of a "
+            "damaged message's body. Nothing was changed. Pass --ambiguous keep or --ambiguous "
+            "leave-out")
 
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:
@@ -233,12 +239,15 @@ def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,
                apply: ApplyOptions, complete: str | None) -> None:
+    from rmqctl.broker.queue_form import refuse_other
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.broker import plan_broker
+    from rmqctl.store import Store
 
     def propose(scratch: Scratch) -> plan_page.Proposal:
-        with store.open() as opened:
+        with Store.open(store.root, store.folders, wishes.sizes) as opened:
+            refuse_other(opened, wishes.form)
             opened.layout.require_writable(store.root)
             with out.progress("reading the log", opened.log.size) as progress:
                 prediction = preflight(opened, version, progress=progress.advance)
@@ -249,12 +258,12 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             f"{undecided[0]}. Nothing was changed")
         ends_with = (ExitCode.FAILED if not prediction.starts else
                      ExitCode.OK if prediction.harmless else ExitCode.FINDINGS)
-        return plan_page.Proposal(plan, {
+        return applying.asking_for_form(plan_page.Proposal(plan, {
             "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
             "messages_lost_total": prediction.messages_lost}, ends_with=ends_with,
             impact=prediction.cut_impact, refused=refused,
-            instead=() if prediction.starts else ("recover", store.root))
+            instead=() if prediction.starts else ("recover", store.root)))
 
     applying.run(out, store.root, "recover", propose, apply, folders=store.folders,
                  complete=complete)

@@ -111,6 +111,26 @@ class Tiered:
     writes: Sequence[str] = ()
 
 
+_FORM_UNPROVEN = (
+    "no consume queues are left, and nothing proves whether the broker keeps them in files or in "
+    "RocksDB. Nothing was changed. Pass --consumequeue file (storeType=default), --consumequeue "
+    "rocksdb (storeType=defaultRocksDB), or --broker-conf")
+
+
+def asking_for_form(proposal: Proposal) -> Proposal:
+    """A proposal that is not carried out before the form of consume queues is known."""
+    if not proposal.plan.form_unproven:
+        return proposal
+    forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
+    choice = [(*form, *words) for form in forms for words in proposal.choice or ((),)]
+    note = Phrase("No consume queues are left, and nothing proves whether the broker keeps them in "
+                  "files or in RocksDB: this plan assumes files, and --apply rejects it.")
+    return replace(
+        proposal, refused=_FORM_UNPROVEN, choice=choice, ends_with=ExitCode.FINDINGS,
+        why_choose=Phrase("names where the broker keeps its consume queues"),
+        plan=replace(proposal.plan, notes=(*proposal.plan.notes, note)))
+
+
 Propose = Callable[["Scratch"], Proposal]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -243,6 +243,21 @@ Topic = Annotated[str | None, _TOPIC]
 RequiredTopic = Annotated[str, _TOPIC]
 Queue = Annotated[int | None, _QUEUE]
 RequiredQueue = Annotated[int, _QUEUE]
+
+Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
+    "--consumequeue", rich_help_panel=_STORE, show_default=False,
+    help="Where the broker keeps its consume queues: in files (storeType=default) or in RocksDB "
+    "(defaultRocksDB). Required with --apply if none are left and nothing proves it.")]
+
+
+def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
+    """The sizes, with the form of consume queues that an option names."""
+    if form is None:
+        return sizes
+    from rmqctl.broker.queue_form import STORE_TYPES
+
+    return replace(sizes, conf=replace(sizes.conf, store_type=STORE_TYPES[form]))
+
 
 SINCE: dict[str, Any] = {
     "metavar": "TIME",

@@ -37,8 +37,9 @@ class Proposal:
     ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
     the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
     with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
-    ``choice`` the words of which one has to be added to it. ``unfinished``: what people read of
-    a repair that was interrupted. ``moved``: every file that is moved aside.
+    ``choice`` the words of which one has to be added to it, ``why_choose`` what they decide.
+    ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
+    is moved aside.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class Proposal:
     instead: Sequence[str] = ()
     refused: str = ""
     choice: Sequence[Sequence[str]] = ()
+    why_choose: Phrase = field(default_factory=lambda: Phrase("decides about undecided records"))
     unfinished: Mapping[str, str] = field(default_factory=dict)
     moved: Sequence[str] = ()
 
@@ -83,8 +85,8 @@ def _steps(proposal: Proposal, following: str | None, *, is_done: bool) -> list[
     if proposal.instead or not proposal.choice:
         return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
                      loses).as_dict()]
-    return [Step(typed.again(*words, without=("--dry-run",)),
-                 Phrase("decides about undecided records"), "reversible", loses).as_dict()
+    return [Step(typed.again(*words, without=("--dry-run",)), proposal.why_choose, "reversible",
+                 loses).as_dict()
             for words in proposal.choice]
 
 

@@ -1,0 +1,66 @@
+"""Whether the form of consume queues is known, for a store that has none of them left.
+
+A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue the
+files show the form only through the configuration that was stored in the same form. A broker that
+finds the other form sees no queue at all, and after a clean end it dispatches less than all.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from rmqctl.broker.release import judged
+from rmqctl.broker.settings import ext_files
+from rmqctl.broker.versions import version_of
+from rmqctl.errors import UsageError
+from rmqctl.store.layout import SUPERSEDED
+from rmqctl.store.store import Sizes, Store
+
+QueueForm = Literal["file", "rocksdb"]
+STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocksDB"}
+"""storeType of each form."""
+
+
+def is_unproven(store: Store, version: str | None = None) -> bool:
+    """Return whether consume queues would have to be created in a form that nothing proves.
+
+    ``version``: the release that was asked for.
+    """
+    if store.layout.consumequeue != "file" or _is_told(store.sizes):
+        return False
+    # Queues of any kind, and a configuration in files, are those of a broker with files.
+    if store.plain_queues or store.batch_queues or any(ext_files(store)) or store.remembered:
+        return False
+    files = [f"{name}{end}" for name in SUPERSEDED for end in ("", ".bak")]
+    if store.layout.config == "json" and any(
+            os.path.lexists(store.path("config", name)) for name in files):
+        return False
+    return any(version_of(release).rocksdb_queues
+               for release in judged(store, version).candidates)
+
+
+def is_likely_file(store: Store) -> bool:
+    """Return whether the checkpoint speaks for files where nothing else does.
+
+    It notes the store time up to which queues are flushed. 5.3.3 leaves that at 0 for queues in
+    RocksDB; 5.2.0 to 5.3.2 note it too, so this is no proof.
+    """
+    return store.checkpoint is not None and store.checkpoint.logics_msg_timestamp > 0
+
+
+def _is_told(sizes: Sizes) -> bool:
+    """Whether an option or the configuration file says it. Only files have a size."""
+    return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
+        sizes.consumequeue_file is not None)
+
+
+def refuse_other(store: Store, form: QueueForm | None) -> None:
+    """UsageError where the queues of a store are in another form than the one given."""
+    if form is None:
+        return
+    has = store.layout.consumequeue
+    if (has == "rocksdb") != (form == "rocksdb"):
+        kept = {"file": "in files", "rocksdb": "in RocksDB", "double": "in files and in RocksDB"}
+        raise UsageError(f"--consumequeue {form}: the consume queues are {kept[has]}; "
+                         f"`rmqctl convert {store.root} --consumequeue {form}` converts them")
