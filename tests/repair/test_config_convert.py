@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rmqctl.formats.config import config_json
+from rmqctl.formats.rocksdb import config as layout
+from rmqctl.store.rocksdb.database import Database
 from tests.conftest import GoldenFolder
 from tests.support.cli import run
 from tests.support.share import sample
@@ -72,6 +74,39 @@ def test_from_files_and_back(golden_copy: GoldenFolder) -> None:
     assert {name: json_of(config / name) for name in files} == {
         name: parsed(data) for name, data in files.items()}
     assert not any(path.is_dir() for path in config.iterdir())
+
+
+@pytest.mark.parametrize("form", ["rocksdb-v1", "rocksdb-v2"])
+def test_offsets_of_broadcasting_consumers(golden_copy: GoldenFolder, form: str) -> None:
+    """5.3.3 commits them for the group ``GROUP@broadcast``, in each form."""
+    store = golden_copy("5.3.3/rocksdb-config-v2/store")
+    convert(store, "json", "--apply", "--yes")
+    path = store / "config/consumerOffset.json"
+    value = json_of(path)
+    value["offsetTable"]["TP_cart@G_TP_mail@broadcast"] = {"0": 7, "3": 9}
+    path.write_text(json.dumps(value))
+    before = content(store)
+    convert(store, form, "--apply", "--yes")
+    assert content(store) == before
+    if form == "rocksdb-v2":
+        with Database.open(str(store / "config/rdb")) as database:
+            keys = dict(database.items(layout.DEFAULT))
+        # [1][table 1][data 2][length][GROUP@broadcast][1][length][topic][1][queue]
+        group, topic = b"G_TP_mail@broadcast", b"TP_cart"
+        assert keys[b"\1\0\1\2" + struct.pack(">H", len(group)) + group + b"\1" + struct.pack(
+            ">H", len(topic)) + topic + b"\1" + struct.pack(">i", 3)] == struct.pack(">q", 9)
+    convert(store, "json", "--apply", "--yes")
+    assert json_of(path)["offsetTable"] == value["offsetTable"]
+
+
+@pytest.mark.parametrize("key", ["TP_cart", "TP_cart@G@other", "TP_cart@G@broadcast@broadcast"])
+def test_a_key_that_names_no_group_is_refused(golden_copy: GoldenFolder, key: str) -> None:
+    store = golden_copy("5.3.3/rocksdb-config-v2/store")
+    convert(store, "json", "--apply", "--yes")
+    path = store / "config/consumerOffset.json"
+    path.write_text(json.dumps({"offsetTable": {key: {"0": 1}}}))
+    said = run("config", "convert", store, "--to", "rocksdb-v2").expect(6)
+    assert "is no topic@group" in said.err
 
 
 def parsed(data: bytes) -> Any:

@@ -36,6 +36,8 @@ _SETTINGS = {
     "json": "storeType=default and without configManagerVersion=v2",
     "rocksdb-v1": "storeType=defaultRocksDB and without configManagerVersion=v2",
     "rocksdb-v2": "configManagerVersion=v2 (5.3.2 or later)"}
+_BROADCAST = "@broadcast"
+"""Ends the group under which a 5.x broker keeps the least offset of broadcasting consumers."""
 _LMQ = "lmqConsumerOffset.json"
 Entries = Iterator[tuple[bytes, bytes]]
 
@@ -160,6 +162,16 @@ def replaced(store: Store, name: str, value: dict[str, Any],
     return [MoveAside(folder), MakeFolder(folder), *new_database(form, folder, values, scratch)]
 
 
+def _topic_and_group(key: str) -> tuple[str, str]:
+    """Topic and group of a key of the offset table, as 5.3.3 has them in the new form: the group of
+    ``topic@group@broadcast`` is ``group@broadcast`` (`BroadcastOffsetManager`). RefusedError.
+    """
+    topic, separator, group = key.partition("@")
+    if not separator or "@" in group.removesuffix(_BROADCAST):
+        raise RefusedError(f"{key!r} is no topic@group, and has no place in the new form")
+    return topic, group
+
+
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
@@ -201,10 +213,7 @@ def _second(values: Mapping[str, dict[str, Any]]) -> dict[str, Entries]:
                 if number != layout.OFFSETS:
                     add(layout.Key(table, layout.DATA, key), _json(entry))
                     continue
-                topic, separator, group = key.partition("@")
-                if not separator or "@" in group:
-                    raise RefusedError(f"{key!r} is no topic@group, and has no place in the new "
-                                       "form")
+                topic, group = _topic_and_group(key)
                 for queue, offset in entry.items():
                     add(layout.Key(table, layout.DATA, None, group, topic, int(queue)), offset)
     return {layout.DEFAULT: iter(sorted(entries.items()))}
