@@ -17,6 +17,7 @@ from typing import Any
 from rmqctl.broker.queue_form import QueueForm, is_likely_file, is_unproven, refuse_other
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.consumers import QueueKey
+from rmqctl.checks.findings import Finding
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
@@ -44,7 +45,7 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
-from rmqctl.repair.rebuild.disputes import Disputes, disputes
+from rmqctl.repair.rebuild.disputes import Changed, Disputes, disputes
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -55,7 +56,8 @@ from rmqctl.repair.rebuild.foreign_files import (
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Kept, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.rebuild import wants as wants_queue
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
-from rmqctl.repair.rebuild.timer import timer_steps
+from rmqctl.repair.rebuild.timed_disputes import TimedDisputes, timed_disputes
+from rmqctl.repair.rebuild.timer import timer_steps, timer_troubles
 from rmqctl.repair.salvage.correct import Correct
 from rmqctl.repair.salvage.log_files import laid_over, over
 from rmqctl.repair.salvage.salvage import (
@@ -201,8 +203,11 @@ class _Planner:
         if not saved.restored:
             self._refuse_without_log()
         undo_first = self._undo_first() if cut is not None or saved.lost else None
+        held = self._store.snapshot is not None  # then the broker keeps checkpoint and abort file
+        troubles = [] if held else self._timer_troubles(saved)
+        timed = timed_disputes(self._store, saved.parts, troubles)
+        saved = self._settle_timed(saved, timed)
         rebuilt = self._derived(saved)
-        held = self._store.snapshot is not None  # then the broker keeps both of these
         if CHECKPOINT in self._options.only and not held:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))
@@ -225,7 +230,8 @@ class _Planner:
                 "later would cut rows off again that lead into it")]))
         table = self._table(rebuilt)
         if TIMER in self._options.only and self._options.topic is None and not held:
-            timer = timer_steps(self._store, saved.log_end, table.get(f"{TIMER_TOPIC}-0"))
+            timer = timer_steps(self._store, saved.log_end, table.get(f"{TIMER_TOPIC}-0"),
+                                troubles, timed)
             self._take((timer.steps, timer.actions))
             self._notes += timer.notes
         if CONFIG in self._store.layout.unwritten and CONFIG in self._options.only:
@@ -440,10 +446,29 @@ class _Planner:
                 "`rmqctl verify` still reports it")
         return found
 
-    def _corrected(self, saved: Salvage, settled: Disputes) -> Salvage:
+    def _timer_troubles(self, saved: Salvage) -> list[Finding]:
+        if TIMER not in self._options.only or self._options.topic is not None:
+            return []
+        return timer_troubles(self._store, saved.log_end)
+
+    def _settle_timed(self, saved: Salvage, timed: TimedDisputes) -> Salvage:
+        """The log with the REAL_TOPIC that units of the timer log have proven."""
+        if COMMITLOG not in self._options.only:
+            timed.open |= timed.topics.keys()
+            timed.topics.clear()
+            timed.corrected.clear()
+        if timed.open:
+            self._disputed.add(TIMER)
+            self._notes.append(
+                f"REAL_TOPIC of {plural(len(timed.open), 'timed message')} (the first at "
+                f"{min(timed.open)}) does not match the unit in the timer log. Either may be "
+                "damaged, so neither is changed; `rmqctl verify` still reports it")
+        return self._corrected(saved, timed.corrected) if timed.corrected else saved
+
+    def _corrected(self, saved: Salvage, corrected: Iterable[Changed]) -> Salvage:
         """The log with the properties that entries have proven."""
         pieces: dict[int, list[Piece]] = {}
-        for change in {change.place: change for change in settled.corrected}.values():
+        for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
                           if part.base <= change.place < part.end)
             part = saved.parts[number]
@@ -499,7 +524,7 @@ class _Planner:
         if steps and saved.parts and settled is None and self._make is rebuild:
             settled = self._settle(saved, rebuilt, steps)
             if settled.tags or settled.keys:
-                return self._derived(self._corrected(saved, settled), settled)
+                return self._derived(self._corrected(saved, settled.corrected), settled)
         if whole and self._store.snapshot is not None:
             # They are of now and the log is that of its fixed end: what differs may be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not _troubled(self._store, part)]

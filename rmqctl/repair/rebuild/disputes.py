@@ -84,7 +84,7 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
     messages that are in ``parts`` as they are in the store. StoreIOError.
     """
     found = Disputes()
-    records = _Records(store, parts)
+    records = IntactRecords(store, parts)
     if CONSUMEQUEUE in rebuilt.only:
         for code, record, common in _tags(rebuilt, queues, records):
             _judge_tags(found, code, record, common=common)
@@ -94,7 +94,7 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
     return found
 
 
-class _Records:
+class IntactRecords:
     """Intact messages by place; none that a repair has made, and none with a CRC of its properties:
     that tells what is right.
     """
@@ -117,7 +117,7 @@ class _Records:
 # -- tags -----------------------------------------------------------------------------------------
 
 
-def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: _Records) -> Iterator[
+def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
     """(the hash in its entry, the message, whether other entries have it) where that is another
     one's.
@@ -158,7 +158,7 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
                         record.store_timestamp)
     except ValueError:  # a level of delay that is no number
         return
-    changes = list(_changes(record, (props.TAGS,), fits))
+    changes = list(single_changes(record, (props.TAGS,), fits))
     if not changes:
         return  # the entry's own bit, or another message's entry
     found.tags[record.physical_offset] = code
@@ -239,7 +239,7 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tupl
     def fits(changed: Record) -> bool:
         return key_hashes(changed) == set(hashes)
 
-    changes = list(_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
+    changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
     if not changes and not (is_proven and own & set(hashes)):
         return
     found.keys[place] = hashes
@@ -252,14 +252,14 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tupl
 # -- one byte -------------------------------------------------------------------------------------
 
 
-def _changes(record: Record, names: Sequence[str],
+def single_changes(record: Record, names: Sequence[str],
              fits: Callable[[Record], bool]) -> Iterator[Changed]:
     """Single bytes in the values of some properties whose change makes a message fit; those that
     turn one bit alone, if there are any.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)
-    places = [at for name in names for at in _value(raw, name)]
+    places = [at for name in names for at in value_range(raw, name)]
     for values in (lambda byte: (byte ^ 1 << bit for bit in range(8)), lambda _: range(33, 127)):
         changes = [Changed(record.physical_offset, start + at, raw[at], value, "") for at in places
                    for value in values(raw[at]) if value >= _SPACE and value != raw[at] and fits(
@@ -269,7 +269,7 @@ def _changes(record: Record, names: Sequence[str],
             return
 
 
-def _value(raw: bytes, name: str) -> range:
+def value_range(raw: bytes, name: str) -> range:
     """Where the value of a property stands."""
     head = (name + props.NAME_VALUE_SEPARATOR).encode()
     mark = props.PROPERTY_SEPARATOR.encode()

@@ -9,6 +9,7 @@ messages that wait for their time (spec: timer-and-others-5x.md §1.2, §1.3).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from rmqctl.broker.timer import LOG, WHEEL, TimerFiles, rebuilt_wheel, wheel_of
 from rmqctl.broker.timer_messages import built_log, restored_progress, timed_messages
@@ -21,6 +22,7 @@ from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import FILE_SIZE, SLOT, SLOT_SIZE
 from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Patch, Replace
+from rmqctl.repair.rebuild.timed_disputes import TimedDisputes, disputed_unit
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.timer import cut_timer
 from rmqctl.scan.overlay import Piece
@@ -31,21 +33,33 @@ from rmqctl.store.store import Store
 _PROGRESS = f"config/{TIMERCHECK}"
 
 
-def timer_steps(store: Store, log_end: int, next_row: int | None) -> Changes:
+def timer_troubles(store: Store, log_end: int) -> list[Finding]:
+    """What `verify` finds wrong with the timer's files, for a log that ends at ``log_end``."""
+    if not TimerFiles.of(store).in_use:
+        return []
+    return [finding for finding in check(store, log_end, live=False) if finding.is_trouble]
+
+
+def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list[Finding],
+                settled: TimedDisputes | None = None) -> Changes:
     """What sets the timer's files right for a log that ends at ``log_end``.
 
     ``next_row``: the next queue offset of the timer topic, None where it has no queue.
-    StoreIOError.
+    ``findings``: those of `timer_troubles`; ``settled``: messages that are corrected, or in
+    dispute, so that their units stay. StoreIOError.
     """
     files = TimerFiles.of(store)
     if not files.in_use:
         return Changes()
-    findings = [finding for finding in check(store, log_end, live=False) if finding.is_trouble]
+    settled = settled or TimedDisputes()
+    places = settled.places
+    findings = [finding for finding in findings if (unit := disputed_unit(finding)) is None
+                or unit.physical_offset not in places]
     restored = _progress_is_damaged(findings)
     if restored:
         files.checked = restored_progress(files, log_end)
     if _log_is_wrong(files, findings, log_end):
-        return _new_log(store, files, log_end, restored=restored)
+        return _new_log(store, files, log_end, restored=restored, topics=settled.topics)
     changes = cut_timer(store, log_end, next_row)
     cut = any(action.target == LOG for action in changes.actions)
     if files.files and _wheel_is_wrong(store, files, log_end):
@@ -80,12 +94,14 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
         or finding.detail.startswith("last_timer_log_flush_pos: says ") for finding in findings)
 
 
-def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool) -> Changes:
+def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
+             topics: Mapping[int, str]) -> Changes:
     """A timer log and a wheel with the messages that wait for their time; the old files go."""
     changes = Changes()
     last_read = files.checked.last_read_time_ms
     start = files.start(last_read, store.log.min_offset, log_end)
-    messages = timed_messages(files, start.next_row, log_end)
+    messages = [message._replace(topic=topics.get(message.physical, message.topic))
+                for message in timed_messages(files, start.next_row, log_end)]
     if not messages:
         changes.notes.append("the timer log is damaged, and stays so: the messages of "
                              f"{TIMER_TOPIC} that it would be rebuilt from are gone")
@@ -132,7 +148,7 @@ def _wheel_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
         return True
     return any(finding.is_trouble and finding.file == wheel
                for finding in check(store, log_end, live=False)
-               if finding.category == "timer-wheel" and "beyond the end" not in finding.detail)
+               if finding.category == "timer-wheel")
 
 
 def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:

@@ -1,0 +1,129 @@
+"""Timed messages whose REAL_TOPIC does not match the hash in their unit of the timer log.
+
+No CRC covers properties, and a broker delivers a timed message to its REAL_TOPIC. The unit was
+written when the message was intact, so a timer log that is rebuilt from a damaged REAL_TOPIC
+destroys the only proof of what it was. Where place and size of the unit are the message's:
+
+* One changed byte of the message gives it a topic that exists and has the hash of the unit, and
+  its own REAL_TOPIC names no topic: the message is corrected.
+* The message names a topic that exists, and no such change of it does: the unit is rebuilt.
+* Anything else is undecided, and neither is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rmqctl.checks.findings import Finding
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import javahash
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.timer.timer_log import UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.repair.rebuild.disputes import Changed, IntactRecords, single_changes
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import load_one
+from rmqctl.store.store import Store
+
+_FIELD = UNIT.field("topic_hash").offset
+_REASON = "its unit in the timer log has the hash of this topic"
+
+
+@dataclass(slots=True)
+class TimedDisputes:
+    """``corrected``: bytes that make messages agree with their units, ``topics`` what these name
+    then, by their places; ``open``: places of messages that stay in dispute.
+    """
+
+    corrected: list[Changed] = field(default_factory=list)
+    topics: dict[int, str] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+
+    @property
+    def places(self) -> set[int]:
+        """Messages whose units are right, or may be."""
+        return {*self.topics, *self.open}
+
+
+def timed_disputes(store: Store, parts: Sequence[LogPart],
+                   findings: Iterable[Finding]) -> TimedDisputes:
+    """Judge the findings of ``verify`` about hashes of units. ``parts``: the log as it will be."""
+    found = TimedDisputes()
+    known: set[str] | None = None
+    records = IntactRecords(store, parts)
+    for finding in findings:
+        unit = disputed_unit(finding)
+        record = None if unit is None else records.at(unit.physical_offset, unit.message_size)
+        if unit is None or record is None:
+            continue
+        known = _topics(store) if known is None else known
+        _judge(found, record, unit.topic_hash, known)
+    return found
+
+
+def disputed_unit(finding: Finding) -> UnitRecord | None:
+    """The unit of a finding about the hash of its topic; None for any other finding."""
+    if finding.category != "timer-log" or finding.file is None or finding.offset is None or (
+            not finding.detail.startswith("topic_hash ")):
+        return None
+    try:
+        with FileSource(finding.file) as source:
+            return UNIT.decode(source.read(finding.offset - _FIELD, UNIT_SIZE))
+    except StoreIOError:
+        return None
+
+
+def _judge(found: TimedDisputes, record: Record, wanted: int, known: set[str]) -> None:
+    def fits(changed: Record) -> bool:
+        topic = real_topic(changed)
+        return topic in known and javahash.string_hash(topic) == wanted
+
+    own = real_topic(record)
+    changes = [*single_changes(record, (props.REAL_TOPIC,), fits), *_renamed(record, fits)]
+    if own in known and not changes:
+        return
+    place = record.physical_offset
+    if own not in known and len(changes) == 1:
+        change = replace(changes[0], reason=_REASON)
+        found.corrected.append(change)
+        found.topics[place] = real_topic(_with(record, change))
+    else:
+        found.open.add(place)
+
+
+def _renamed(record: Record, fits: Callable[[Record], bool]) -> Iterator[Changed]:
+    """The one byte that makes a property of another name REAL_TOPIC, where that fits."""
+    raw, name = record.properties, props.REAL_TOPIC.encode()
+    start = record.physical_offset + record.total_size - len(raw)
+    at = 0
+    for part in raw.split(props.PROPERTY_SEPARATOR.encode()):
+        title = part[:len(name)]
+        odd = [number for number, pair in enumerate(zip(title, name, strict=False))
+               if pair[0] != pair[1]]
+        if len(title) == len(name) and len(odd) == 1:
+            place = at + odd[0]
+            change = Changed(record.physical_offset, start + place, raw[place], name[odd[0]], "")
+            if fits(_with(record, change)):
+                yield change
+        at += len(part) + 1
+
+
+def _with(record: Record, change: Changed) -> Record:
+    raw = record.properties
+    at = change.place - (record.physical_offset + record.total_size - len(raw))
+    return replace(record, properties=raw[:at] + bytes([change.after]) + raw[at + 1:])
+
+
+def real_topic(record: Record) -> str:
+    """The topic to which a timed message is delivered; "" where it names none."""
+    return props.parse(record.properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
+
+
+def _topics(store: Store) -> set[str]:
+    """Topics that exist: configured ones, and those with consume queues."""
+    value = load_one(store, "topics.json").value
+    table = value.get("topicConfigTable") if isinstance(value, dict) else None
+    return {topic for topic, _ in store.known_queues} | (
+        set(table) if isinstance(table, dict) else set())
