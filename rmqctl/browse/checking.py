@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rmqctl.browse.listing import Row
 from rmqctl.browse.opened import Place, Reader
 from rmqctl.checks.findings import Finding
+from rmqctl.checks.preflight.losses import losses
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import UnsupportedError
 from rmqctl.store.log.end import used_size
@@ -85,6 +86,8 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
             answer.total += 1
             if len(answer.findings) < _MOST:
                 answer.findings.append(finding)
+    if task.only is None and task.part is None and reader.store.layout.reads("commitlog"):
+        answer.notes += map(str, losses(reader.store).in_words())
     answer.notes += [f"{name} was not judged: {reason}"
                      for name, reason in checks.not_judged.items()]
     return answer

@@ -126,7 +126,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     outlook = outlook or Outlook(changes=start.mendable and (is_damaged or start.recovers))
     yield from of_the_machine(start, root)
     if judged and not is_held:
-        repairs = [*_repairs(root, outlook, lost=start.messages_already_lost)]
+        repairs = [*_repairs(root, outlook, lost=start.account.known)]
         known = {step.command for step in repairs}
         yield from repairs
         yield from (step for step in of_metadata(start, root) if step.command not in known)

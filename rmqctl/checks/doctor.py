@@ -7,7 +7,6 @@ this says what both come to, who is concerned, and what to do next, the safest f
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqctl.checks import advice
 from rmqctl.checks.advice import Outlook, Remaining, Step
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
+from rmqctl.checks.losses import Losses
 from rmqctl.checks.preflight.around import Around, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
@@ -83,15 +83,14 @@ class Diagnosis:
         return sorted(rows, key=lambda row: (_ORDER.index(row.severity), -row.count, row.category))
 
     @property
-    def would_lose(self) -> int:
-        """Intact messages that a start cuts off the log or leaves without a row."""
-        return self.start.messages_lost + (self.start.unreachable or 0)
+    def losses(self) -> Losses:
+        """The account of what is lost; what verification alone has counted is in it."""
+        return self.start.account.verified(self.findings.coverage)
 
     @property
     def verdict(self) -> Phrase:
         """The sentence."""
-        start = self.start
-        undecided = self.findings.coverage.messages_undecided
+        start, lost = self.start, self.losses
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
@@ -107,25 +106,24 @@ class Diagnosis:
                 return Phrase("sound, as far as can be judged: {what}", what=Joined("; ", parts))
             return Phrase("sound: {what}", what=Joined("; ", parts))
         parts = []
-        if start.messages_already_lost:
+        if lost.known:
             parts.append(Phrase("{count} message is lost already",
-                                "{count} messages are lost already",
-                                count=start.messages_already_lost))
+                                "{count} messages are lost already", count=lost.known))
         if start.misled:
             parts.append(Phrase("broker.conf does not fit this store ({settings})",
                                 settings=Joined(", ", dict.fromkeys(
                                     told.setting for told in start.misled))))
         if not start.starts:
             parts.append(Phrase("a broker would not start"))
-        elif self.would_lose:
+        elif lost.would_lose:
             parts.append(Phrase("a start would lose {count} intact message",
                                 "a start would lose {count} intact messages",
-                                count=self.would_lose))
+                                count=lost.would_lose))
         elif start.rows_lost:
             parts.append(Phrase("a start would destroy all consumequeues"))
         elif start.is_so_alone and not start.start_is_harmless:
             parts += start.undecided
-        elif start.rows_cut and start.messages_already_lost:
+        elif start.rows_cut and lost.known:
             parts.append(Phrase("a start would take away what tells of the loss"))
         causes = [loss.cause for loss in start.beside_messages if loss.already]
         if causes:
@@ -145,9 +143,9 @@ class Diagnosis:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",
                                 count=start.messages_damaged))
-        if undecided:
+        if lost.in_log:
             parts.append(Phrase("{count:,} record is undecided",
-                                "{count:,} records are undecided", count=undecided))
+                                "{count:,} records are undecided", count=lost.in_log))
         if (repaired := all_in_words(start.repairs)) is not None:
             parts.append(repaired)
         elif not parts:
@@ -160,7 +158,7 @@ class Diagnosis:
     @property
     def _replaced(self) -> Phrase | None:
         """What a repair could not bring back; None where nothing is known of one."""
-        count = self.findings.coverage.messages_replaced
+        count = self.losses.replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
                       count=count) if count else None
@@ -203,7 +201,7 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``doctor``."""
-        start, impact = self.start, self.start.impact
+        start, impact, lost = self.start, self.start.impact, self.losses
         fields = ({"groups_affected": None, "consumers": None} if start.consumers is None
                   else start.consumers.as_fields())
         return {
@@ -211,15 +209,12 @@ class Diagnosis:
             "sound": None if self.sound and self.untold is not None else self.sound,
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
-            "messages_undecided": self.findings.coverage.messages_undecided,
-            "messages_replaced": self.findings.coverage.messages_replaced,
+            **lost.as_dict(),
             "messages_damaged": start.messages_damaged,
-            "already_lost": start.messages_already_lost + start.repairs.total,
-            "lost_in_repairs": start.repairs.as_list(),
-            "already_lost_by_topic": start.already_lost_by_topic,
-            "would_lose": self.would_lose,
-            "would_lose_by_topic": dict(Counter(start.lost_by_topic)
-                                        + Counter(start.unreachable_by_topic)),
+            "already_lost": lost.already,
+            "already_lost_by_topic": dict(lost.already_by_topic),
+            "would_lose": lost.would_lose,
+            "would_lose_by_topic": lost.would_lose_by_topic,
             "starts": None if self.untold is not None else start.starts,
             "broker_version": start.broker_version,
             "version": start.version,

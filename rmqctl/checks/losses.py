@@ -1,12 +1,21 @@
-"""The list of losses that `preflight`, `doctor`, `impact` and `report` share (JSON: ``losses``)."""
+"""What a store has lost and would lose: one account, and its list (JSON: ``losses``).
+
+Every command takes its counts of lost, undecided and replaced messages from `Losses`; no other
+module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds them, and
+`rmqctl.checks.preflight.losses` gives the account of a store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqctl.phrases import Joined, Phrase
+
+if TYPE_CHECKING:
+    from rmqctl.store.repair_losses import RepairLosses
 
 MESSAGES, OFFSETS, TOPICS, GROUPS = "messages", "offsets", "topics", "groups"
 TIMERS, INDEX = "timers", "index"
@@ -59,3 +68,172 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
         known = sums.get(loss.what, 0)
         sums[loss.what] = None if loss.count is None or known is None else known + loss.count
     return Joined(", ", [counted(what, count) for what, count in sums.items()]) if sums else None
+
+
+# -- the account ----------------------------------------------------------------------------------
+
+
+class Verified(Protocol):
+    """What a verification counts: `rmqctl.checks.verify.verify.Coverage`."""
+
+    messages_undecided: int
+    messages_replaced: int
+
+
+class PlannedLosses(Protocol):
+    """What a planned repair does to the account: `rmqctl.repair.plan.Plan`."""
+
+    @property
+    def fills(self) -> int:
+        """Messages that it replaces by fillers, or keeps damaged."""
+
+    @property
+    def drops(self) -> tuple[int, int]:
+        """Messages that it loses without a filler, and undecided records that it discards."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoss:
+    """Messages of one queue: gone from the log already; truncated by the next startup; left by it
+    without a consume queue entry; intact, but clients cannot decode them.
+    """
+
+    lost: int = 0
+    cut: int = 0
+    without_entry: int = 0
+    undecodable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLoss:
+    """Messages that a group has not read: lost already, and at risk by the next startup."""
+
+    unread_lost: int = 0
+    at_risk: int = 0
+
+
+def _no_repairs() -> RepairLosses:
+    from rmqctl.store.repair_losses import RepairLosses  # a command's help needs no log
+
+    return RepairLosses()
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """All that a store has lost or would lose: the one account that every command shows.
+
+    ``known``: messages that the log no longer has, and of which the log itself, consume queues,
+    index or committed offsets tell. ``in_repairs``: what repairs dropped without a filler.
+    ``by_offsets``: how many of the known nothing but committed offsets tells of. ``cut``: messages
+    that the next startup truncates, ``cut_undecided`` undecided records among them;
+    ``without_entry``: those that it leaves in the log without a consume queue entry (None: not
+    looked for). ``in_log``: undecided records of the log; a record that a repair discarded stays
+    undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
+    ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
+    timers, index entries, with the file that loses them.
+
+    An index entry, a consume queue entry or a committed offset of a lost message is a witness of
+    that loss, and no loss of its own.
+    """
+
+    known: int = 0
+    in_repairs: RepairLosses = field(default_factory=_no_repairs)
+    by_offsets: int = 0
+    cut: int = 0
+    cut_undecided: int = 0
+    without_entry: int | None = 0
+    in_log: int = 0
+    replaced: int | None = None
+    already_by_topic: Mapping[str, int] = field(default_factory=dict)
+    cut_by_topic: Mapping[str, int] = field(default_factory=dict)
+    without_entry_by_topic: Mapping[str, int] = field(default_factory=dict)
+    queues: Mapping[tuple[str, int], QueueLoss] | None = None
+    groups: Mapping[str, GroupLoss] | None = None
+    beside: tuple[Loss, ...] = ()
+
+    @property
+    def already(self) -> int:
+        """Messages that are lost already."""
+        return self.known + self.in_repairs.messages
+
+    @property
+    def undecided(self) -> int:
+        """Records that may have been messages: in the log, or discarded by a repair."""
+        return self.in_log + self.in_repairs.undecided
+
+    @property
+    def cut_for_sure(self) -> int:
+        """Messages that the next startup truncates, without undecided records."""
+        return self.cut - self.cut_undecided
+
+    @property
+    def would_lose(self) -> int:
+        """Intact messages that the next startup truncates or leaves without an entry."""
+        return self.cut + (self.without_entry or 0)
+
+    @property
+    def would_lose_by_topic(self) -> dict[str, int]:
+        """The same by topic."""
+        return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
+
+    @property
+    def unread_and_affected(self) -> int | None:
+        """Deliveries that groups miss or would miss; None where that cannot be judged."""
+        return None if self.groups is None else sum(
+            group.unread_lost + group.at_risk for group in self.groups.values())
+
+    @property
+    def total(self) -> int:
+        """Messages that are not there as they were sent; no step may lower it but by what it
+        brings back.
+        """
+        return self.already + self.undecided + (self.replaced or 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is known to be missing."""
+        return not (self.total or self.in_repairs.losses)
+
+    def verified(self, cover: Verified) -> Losses:
+        """With what a verification of all of the store has counted besides."""
+        return replace(self, in_log=max(self.in_log, cover.messages_undecided),
+                       replaced=cover.messages_replaced if self.replaced is None
+                       else self.replaced)
+
+    def in_words(self) -> list[Phrase]:
+        """A sentence for each kind of loss; none where nothing is lost."""
+        said = []
+        if self.already:
+            said.append(Phrase("{count:,} message is lost already",
+                               "{count:,} messages are lost already", count=self.already))
+        if self.would_lose:
+            said.append(Phrase("a start would lose {count} intact message",
+                               "a start would lose {count} intact messages",
+                               count=self.would_lose))
+        if self.undecided:
+            said.append(Phrase("{count:,} record is undecided",
+                               "{count:,} records are undecided", count=self.undecided))
+        if self.replaced:
+            said.append(Phrase(
+                "{count:,} message was lost before: a filler of `recover` stands for it",
+                "{count:,} messages were lost before: fillers of `recover` stand for them",
+                count=self.replaced))
+        return said
+
+    def after(self, plan: PlannedLosses) -> Losses:
+        """The account once a plan for the store is carried out, as far as it is about messages
+        that are gone; whatever the plan brings back is no longer lost.
+        """
+        from rmqctl.store.repair_losses import RepairLoss
+
+        messages, undecided = plan.drops
+        new = RepairLoss("", None, "", messages, undecided)
+        return Losses(0, self.in_repairs._replace(losses=(*self.in_repairs.losses, new)),
+                      replaced=None if self.replaced is None else self.replaced + plan.fills,
+                      queues=None, groups=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that documents share."""
+        return {"messages_already_lost": self.already, "messages_undecided": self.undecided,
+                "messages_replaced": self.replaced,
+                "lost_in_repairs": self.in_repairs.as_list()}

@@ -87,7 +87,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     if store.has_abort:
         steps.append(MoveAside("abort"))
     steps += _note(store, predicted)
-    more = predicted.messages_lost - len(predicted.lost_first)
+    more = predicted.account.cut - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
     unproven = touches(steps, "consumequeue") and is_unproven(store, version)
@@ -112,9 +112,10 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
     """What the start cuts off, and what only the entries tell that it cuts off."""
     places = places_of(((one.physical_offset, one.size) for one in predicted.lost_first),
                        store.log.raw_at)
-    undecided = min(predicted.messages_undecided, predicted.messages_lost)
-    gone = predicted.messages_already_lost if not predicted.start_is_harmless else 0
-    return Dropped(predicted.messages_lost - undecided + gone, undecided, places)
+    lost = predicted.account
+    # A start that cuts nothing keeps the entries, but committed offsets prove nothing behind it.
+    gone = lost.by_offsets if predicted.start_is_harmless else lost.known
+    return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places, lost.by_offsets)
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:

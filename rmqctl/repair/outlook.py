@@ -37,10 +37,9 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch,
             return Outlook(refused=str(error), is_member=is_member)
         except OSError:
             return None
-    lost = max(len(plan.messages_lost), plan.messages_lost_total or 0)
     end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
-    return Outlook(not plan.empty, lost, plan.ambiguous, plan.undo_first, is_member=is_member,
-                   truncate_to=end, form_unproven=plan.form_unproven)
+    return Outlook(not plan.empty, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
+                   is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven)
 
 
 def _truncates(store: Store) -> int | None:

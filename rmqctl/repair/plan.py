@@ -152,11 +152,13 @@ class Lost:
 class Dropped:
     """What a plan loses that no filler in the log will show: ``messages``, and ``undecided``
     records that nobody wants kept. ``places`` are the first of them that are intact now.
+    ``by_offsets``: how many of the messages nothing but committed offsets tells of.
     """
 
     messages: int = 0
     undecided: int = 0
     places: tuple[Place, ...] = ()
+    by_offsets: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.undecided)
@@ -207,12 +209,33 @@ class Plan:
     dropped: Dropped = field(default_factory=Dropped, compare=False)
     wrong_corrections: float = 0.0
     """The expected number of corrections by CRC that are wrong."""
+    fillers: int = 0
+    """How many messages it puts in the place of lost ones."""
+
+    @property
+    def lost(self) -> int:
+        """Messages that are lost once it is carried out, named or not."""
+        return max(len(self.messages_lost), self.messages_lost_total or 0)
+
+    @property
+    def lost_for_sure(self) -> int:
+        """Those of them that are lost whatever is decided about undecided records."""
+        return max(0, self.lost - max(0, self.ambiguous - self.dropped.undecided))
+
+    @property
+    def fills(self) -> int:
+        """Messages that are replaced by it, or kept damaged."""
+        return self.fillers + self.kept_damaged
+
+    @property
+    def drops(self) -> tuple[int, int]:
+        """Messages that it loses without a filler, and undecided records that it discards."""
+        return self.dropped.messages, self.dropped.undecided
 
     @property
     def impact(self) -> Impact | None:
         """What the loss is to messages; None where none is lost."""
-        lost = self.messages_lost
-        total = max(len(lost), self.messages_lost_total or 0)
+        lost, total = self.messages_lost, self.lost
         if not total:
             return None
         topics = Counter(message.topic for message in lost if message.topic is not None)

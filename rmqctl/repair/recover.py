@@ -249,7 +249,7 @@ class _Planner:
             self._notes += mended.notes
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
-        lost, lost_total = saved.lost, saved.lost_total
+        lost, lost_total, dropped = saved.lost, saved.lost_total, saved.dropped
         reached: Mapping[QueueKey, OffsetRuns] = {}
         if (self._options.whole and not held and lost_total == len(lost)
                 and self._store.layout.reads("config")):
@@ -257,6 +257,8 @@ class _Planner:
             self._notes += told.notes
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
+            dropped = replace(dropped, messages=dropped.messages + told.more,
+                              by_offsets=told.more)
         total = lost_total if lost_total > len(lost) else None
         if lost_total and not self._logs and self._options.whole:
             self._notes.append(
@@ -270,7 +272,7 @@ class _Planner:
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
                     saved.conflicts, left, _assumed(saved), self._form_unproven, undo_first,
-                    saved.dropped, saved.wrong_corrections)
+                    dropped, saved.wrong_corrections, saved.fillers)
 
     def _keep_abort(self) -> bool:
         """Whether the abort file stays although all is whole: a broker that keeps its queues in

@@ -135,7 +135,7 @@ class Facts:
     @property
     def topic_names(self) -> Iterator[str]:
         """All topics that anything here may name."""
-        start = self.diagnosis.start
+        lost = self.diagnosis.losses
         for row in self.topics:
             yield row.topic
         for group in self.groups:
@@ -143,7 +143,7 @@ class Facts:
         for finding in self.diagnosis.findings.findings:
             if finding.topic is not None:
                 yield finding.topic
-        for names in (start.already_lost_by_topic, start.lost_by_topic, start.unreachable_by_topic):
+        for names in (lost.already_by_topic, lost.would_lose_by_topic):
             yield from names
         for neighbours in self.neighbours:
             yield from (message["topic"] for message in neighbours[2:] if message)
@@ -220,12 +220,12 @@ def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | No
 def _topics(store: Store, diagnosis: Diagnosis, lags: Iterable[dict[str, Any]],
             jobs: int) -> list[TopicRow]:
     """The topic with the most messages first."""
-    start, sums = diagnosis.start, _sums(store, diagnosis.profile, jobs)
+    lost, sums = diagnosis.losses, _sums(store, diagnosis.profile, jobs)
     counted = {} if sums is None else {
         _key(key): values for key, values in sums.groups().items()}
     bounds = {(row["topic"], row["queue_id"]): (row["min_offset"], row["max_offset"])
               for row in lags}
-    losses = start.queue_losses or {}
+    losses = lost.queues or {}
     by_topic: dict[str, list[QueueRow]] = {}
     for topic, queue_id in sorted({*counted, *bounds, *(
             key for key, loss in losses.items() if loss.lost or loss.cut)}):
@@ -235,12 +235,12 @@ def _topics(store: Store, diagnosis: Diagnosis, lags: Iterable[dict[str, Any]],
             0 if values is None else values.bytes, None if values is None else values.first,
             None if values is None else values.last,
             *bounds.get((topic, queue_id), (None, None)),
-            0 if loss is None else loss.lost.count(), 0 if loss is None else loss.cut.count()))
+            0 if loss is None else loss.lost, 0 if loss is None else loss.cut))
     rows = [TopicRow(
         topic, sum(queue.messages for queue in queues), sum(queue.size for queue in queues),
         min((queue.first for queue in queues if queue.first is not None), default=None),
         max((queue.last for queue in queues if queue.last is not None), default=None),
-        start.already_lost_by_topic.get(topic, 0), start.lost_by_topic.get(topic, 0),
+        lost.already_by_topic.get(topic, 0), lost.cut_by_topic.get(topic, 0),
         tuple(queues)) for topic, queues in by_topic.items()]
     return sorted(rows, key=lambda row: (-row.messages, row.topic))
 

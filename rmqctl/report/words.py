@@ -36,19 +36,19 @@ class Part(NamedTuple):
 
 def headline(found: Diagnosis, say: Say) -> Headline:
     """The one line that has to be read."""
-    start = found.start
+    start, lost = found.start, found.losses
     if found.sound:
         return Headline(GOOD, say("Sound as far as can be judged") if found.not_judged
                         else say("Sound: nothing is damaged, nothing is lost"))
-    if start.messages_already_lost and found.would_lose:
+    if lost.known and lost.would_lose:
         return Headline(BAD, say("Messages are lost, and a start would lose more"))
-    if start.messages_already_lost:
+    if lost.known:
         return Headline(BAD, say("Messages are lost"))
     if not start.starts:
         return Headline(BAD, say("A broker would not start on this store"))
     if not start.start_is_harmless:
         return Headline(BAD, say("Nothing is lost yet, but a start would lose messages")
-                        if found.would_lose else
+                        if lost.would_lose else
                         say("Nothing is lost yet, but a start would lose topics, groups or "
                             "committed offsets") if start.metadata.losses else
                         say("Nothing is lost yet, but a start would do harm"))
@@ -124,20 +124,19 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
 
 
 def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
-    start = found.start
-    count = start.messages_already_lost
-    replaced = found.findings.coverage.messages_replaced
+    start, account = found.start, found.losses
+    count, replaced = account.known, account.replaced
     before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
                   "{count:,} messages were lost before, and a repair put fillers in their place.",
                   count=replaced)] if replaced else []
     before += [say("Lost beside messages: {cause}.", cause=str(loss.cause))
-               for loss in start.beside_messages[:_NAMED] if loss.already]
-    lost = [loss for loss in start.repairs.losses if loss.total]
+               for loss in account.beside[:_NAMED] if loss.already]
+    lost = [loss for loss in account.in_repairs.losses if loss.total]
     if lost:
         before.append(say(
             "Repair {ids} dropped {count:,} message or undecided record.",
             "Repairs of the store ({ids}) dropped {count:,} messages or undecided records.",
-            count=start.repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
+            count=account.in_repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]
@@ -145,9 +144,8 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
         "{count:,} message is gone from the log: other files of the store still know of it.",
         "{count:,} messages are gone from the log: other files of the store still know of them.",
         count=count)]
-    if start.already_lost_by_topic:
-        sentences.append(say("By topic: {topics}.", topics=_ranked(start.already_lost_by_topic,
-                                                                    say)))
+    if account.already_by_topic:
+        sentences.append(say("By topic: {topics}.", topics=_ranked(account.already_by_topic, say)))
     if start.already_lost_from is not None and start.already_lost_to is not None:
         sentences.append(say("They were stored between {first} and {last}.",
                              first=moment(start.already_lost_from),
@@ -156,24 +154,24 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
 
 
 def _start(found: Diagnosis, say: Say) -> list[str]:
-    start = found.start
+    start, lost = found.start, found.losses
     if not start.starts:
         return [say("A {version} broker would refuse to start.", version=start.broker_version)]
     sentences = []
-    if start.messages_lost:
+    if lost.cut:
         sentences.append(say(
             "A {version} broker would cut the log off, and with it {count:,} message that is "
             "intact today.",
             "A {version} broker would cut the log off, and with it {count:,} messages that are "
-            "intact today.", count=start.messages_lost, version=start.broker_version))
-    if start.unreachable:
+            "intact today.", count=lost.cut, version=start.broker_version))
+    if lost.without_entry:
         sentences.append(say(
             "{count:,} intact message would stay where no consumer finds it.",
             "{count:,} intact messages would stay where no consumer finds them.",
-            count=start.unreachable))
-    if start.lost_by_topic and start.messages_lost:
-        sentences.append(say("By topic: {topics}.", topics=_ranked(start.lost_by_topic, say)))
-    if start.rows_cut and start.messages_already_lost and not found.would_lose:
+            count=lost.without_entry))
+    if lost.cut_by_topic and lost.cut:
+        sentences.append(say("By topic: {topics}.", topics=_ranked(lost.cut_by_topic, say)))
+    if start.rows_cut and lost.known and not lost.would_lose:
         sentences.append(say(
             "A {version} broker would start and lose no intact message, but take away what still "
             "tells of the loss.", version=start.broker_version))

@@ -1,9 +1,11 @@
 """What is lost before any broker starts: messages that consumequeues, index or group offsets know,
-and that the log no longer has.
+and that the log no longer has; and those of which the log itself tells
+(`rmqctl.checks.preflight.gaps`).
 
 A row proves a message where its queue's other rows agree with it; an index entry the same way. The
 offset of a group proves that there were messages before it, but not where they lay. So a message
-counts once: by its place, and what only offsets tell beyond what is known by rows.
+counts once: by its place, and what only offsets tell beyond what is known by rows. A record that
+may be a message is undecided, and not lost.
 
 No proof is what leads before the log's beginning (expired), a row whose message is there all the
 same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
@@ -23,10 +25,12 @@ import numpy as np
 
 from rmqctl.broker.consume_queue import QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.checks.preflight.gaps import Gap, LogGaps
 from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.preflight.undecided import Undecided
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.index.keys import Entries, turned_place, written
 from rmqctl.errors import StoreIOError
@@ -88,14 +92,18 @@ class AlreadyLost:
         """Queue offsets of all that is gone and that rows or groups' offsets know, by number of the
         queue."""
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
+        self._gaps = LogGaps()
+        self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
 
     # -- along the walks ------------------------------------------------------------------------
 
-    def look(self, batch: Batch, *, spans: bool = True) -> None:
-        """A batch of a walk; ``spans`` False where a broker accepts it and what lies between."""
-        if not spans:
+    def look(self, batch: Batch, *, spans: bool = True, accepted: bool = True) -> None:
+        """A batch of a walk; ``spans`` False where a broker accepts it and what lies between
+        (``accepted``: as recovery does, which ends the log).
+        """
+        if not spans and accepted:
             when = batch.column("store_timestamp")
             self._accepted = [*self._accepted, *zip(
                 batch.offset[-2:].tolist(), when[-2:].tolist(), strict=True)][-2:]
@@ -112,11 +120,14 @@ class AlreadyLost:
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
             for claim in self._queues.expected(batch):
                 numbered = good[claim.record]
+                self._gaps.look(self._queues.states, claim, numbered)
                 for queue in _distinct(claim.number[numbered]).tolist():
                     offsets = claim.offset[numbered & (claim.number == queue)]
                     self._seen[queue] = max(self._seen.get(queue, 0), int(offsets.max()) + 1)
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
+        if spans:
+            self._undecided.look(batch)
         if spans and len(self._spans) < _MOST_SPANS:
             self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
 
@@ -145,7 +156,8 @@ class AlreadyLost:
                 Phrase(
                     "rows of consumequeues lead to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?"))
-        self._note_earlier_life(predicted, log)
+        unclear = self._note_earlier_life(predicted, log)
+        predicted.messages_undecided = self._undecided.count + unclear
         # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
         if confirmed:
@@ -170,18 +182,22 @@ class AlreadyLost:
                     offset[good], None if count is None else count[good])
         places, topics = self._by_topic(witnessed)
         only_index, times = self._by_index(predicted, places)
+        gaps, in_gaps = self._by_gaps(log)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.
-        predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more
+        unplaced = len(only_index) - _matched(only_index, gaps)
+        predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more + in_gaps
                                                        + by_offsets).items()))
         predicted.messages_already_lost = (topics.total() + witnessed.more.total()
-                                           + max(only_index, by_offsets.total()))
+                                           + in_gaps.total() + max(unplaced, by_offsets.total()))
+        predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
         if predicted.messages_already_lost:
             self._times(predicted, log, places, times)
             if log.files:
                 self._elsewhere(predicted, log, places)
 
-    def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> None:
+    def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:
+        """Says which records may be of an earlier life of their file, and how many they are."""
         found = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
         if found:
@@ -194,6 +210,7 @@ class AlreadyLost:
                     "life of the file: they are counted as messages, but were stored before what "
                     "is around them, and neither consumequeue nor index tells",
                     count=len(found), first=found[0].physical_offset))
+        return len(found)
 
     def _is_confirmed(self) -> bool:
         """Whether a broker stopped cleanly with the very end that this start would find.
@@ -305,10 +322,32 @@ class AlreadyLost:
             by_topic[topics[int(number)]] += int(count)
         return places[first], by_topic
 
+    # -- the log itself -------------------------------------------------------------------------
+
+    def _by_gaps(self, log: CommitLog) -> tuple[list[Gap], Counter[str]]:
+        """Lost messages that only the queue offsets of others, or damaged records, tell of."""
+        found: list[Gap] = []
+        topics: Counter[str] = Counter()
+        begins = bool(log.files) and log.min_offset == 0
+        for number, state in enumerate(list(self._queues.states)):
+            known = self.lost_offsets.get(number) or OffsetRuns()
+            undecided = self._undecided.offsets.get(state.key)
+            if undecided is not None:
+                known = known.join(undecided)
+            for gap in self._gaps.gaps(number, known, (self._starts, self._ends),
+                                       from_zero=begins):
+                found.append(gap)
+                topics[state.key[0]] += gap.offsets.count()
+                self.lost_offsets[number] = (self.lost_offsets.get(number)
+                                             or OffsetRuns()).join(gap.offsets)
+        return found, topics
+
     # -- the index ------------------------------------------------------------------------------
 
-    def _by_index(self, predicted: Prediction, places: Array) -> tuple[int, tuple[int, int] | None]:
-        """(messages which only the index knows, the times of its entries for all that is lost).
+    def _by_index(self, predicted: Prediction,
+                  places: Array) -> tuple[Array, tuple[int, int] | None]:
+        """(places of messages which only the index knows, the times of its entries for all that is
+        lost).
 
         A place of a row in which one bit was turned is set right in ``places``.
         """
@@ -349,7 +388,7 @@ class AlreadyLost:
                     "were lost; they are not counted as lost",
                     messages=plural(len(beyond), 'message'), end=self._end))
             unknown, times = unknown[unknown < self._end], times if len(places) else []
-        return len(unknown), (min(times), max(times) + _SECOND - 1) if times else None
+        return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
         """Whether there are consumequeues, and none of them leads beyond the end of the log."""
@@ -359,12 +398,20 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Lost messages by topic that no row knows, but a group had reached."""
+        """Lost messages by topic that no row knows, but a group had reached; those that a repair
+        has noted already are not counted again.
+        """
         inside = self._ends < _ENDLESS
         positions = Positions(self._store, self._queues, LogFacts(
             log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
             self._accepted[-1][1] if self._accepted else None))
         lost = positions.judge(predicted)
+        noted = self._store.repair_losses.by_offsets
+        if lost.total() <= noted:
+            return Counter()
+        for topic in sorted(lost):
+            taken = min(lost[topic], noted)
+            lost[topic], noted = lost[topic] - taken, noted - taken
         for number, (known, offset) in positions.lost.items():
             self.lost_offsets.setdefault(number, OffsetRuns()).add_run(known, offset)
         return lost
@@ -413,6 +460,15 @@ class AlreadyLost:
                     "{messages} would lie in files which the log does not have: are these in "
                     "another folder (--commitlog-dir), or were the consumequeues copied later than "
                     "the log?", messages=plural(int((~inside).sum()), 'lost message')))
+
+
+def _matched(places: Array, gaps: list[Gap]) -> int:
+    """How many of the places (ascending) may be those of messages that only gaps tell of."""
+    free: Array = np.ones(len(places), bool)
+    for gap in sorted(gaps, key=lambda gap: gap.high):
+        start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()
+        free[start + np.flatnonzero(free[start:end])[:gap.offsets.count()]] = False
+    return int((~free).sum())
 
 
 def _distinct(values: Array) -> Array:

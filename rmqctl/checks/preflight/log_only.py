@@ -71,6 +71,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
     count, places, first = Counted(), 0, None
     for batch in log.walk():
         bad = [span.offset for span in batch.spans if span.kind == DAMAGED]
+        predicted.messages_undecided += sum(len(span.doubtful) for span in batch.spans)
         if len(batch):
             good = intact(batch)
             count.add(batch)
@@ -99,7 +100,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     ends = possible_ends(log, starts, version)
     costs = [Cut(log, end.offset) for end in ends]
     sure = costs[-1]
-    predicted.messages_lost, predicted.messages_undecided = sure.total, sure.undecided
+    predicted.messages_lost, predicted.cut_undecided = sure.total, sure.undecided
     predicted.lost_by_topic = dict(sorted(sure.by_topic.items()))
     predicted.lost_first = sure.first
     if sure.times:

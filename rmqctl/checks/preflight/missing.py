@@ -20,15 +20,26 @@ from rmqctl.store.store import Store
 
 class Missing(NamedTuple):
     """What a store has lost. ``known``: what entries, index or consumer offsets know and the log
-    does not have, None where that cannot be judged; ``in_repairs``: what repairs dropped.
+    does not have, None where that cannot be judged; ``in_repairs``: messages that repairs dropped,
+    and ``discarded`` the undecided records among what they left out.
     """
 
     known: int | None = None
     in_repairs: int = 0
+    discarded: int = 0
+
+    @property
+    def already(self) -> int:
+        return (self.known or 0) + self.in_repairs
+
+    @property
+    def counted(self) -> int | None:
+        """The same; None where it cannot be judged."""
+        return None if self.known is None else self.already
 
     @property
     def total(self) -> int:
-        return (self.known or 0) + self.in_repairs
+        return self.already + self.discarded
 
 
 def missing(store: Store, *, damaged: bool) -> Missing:
@@ -39,15 +50,16 @@ def missing(store: Store, *, damaged: bool) -> Missing:
     """
     if not store.layout.reads(LOG):
         return Missing()
-    in_repairs = store.repair_losses.total
+    noted = store.repair_losses
+    found = Missing(None, noted.messages, noted.undecided)
     if not all(map(store.layout.reads, (QUEUES, CONFIG))):
-        return Missing(None, in_repairs)
+        return found
     try:
         if not damaged and not _after_the_end(store):
-            return Missing(0, in_repairs)
-        return Missing(preflight(store, full=True).messages_already_lost, in_repairs)
+            return found._replace(known=0)
+        return found._replace(known=preflight(store, full=True).account.known)
     except (StoreIOError, UsageError):
-        return Missing(None, in_repairs)
+        return found
 
 
 def _after_the_end(store: Store) -> bool:

@@ -172,6 +172,8 @@ class _Start:
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
+        self.skipped: list[int] = []
+        """Where the run-time dispatcher leaves files that recovery did not read, for the next."""
         self.count = Counted()
         self.ledger: Ledger | None = None
         """What DLedger leaves of its data; None for a plain log."""
@@ -328,6 +330,8 @@ class _Start:
                     continue
                 if self.ledger is not None and self.clean:
                     self.already.look(batch, spans=False)
+                elif self.clean and int(batch.offset[0]) < self.start:
+                    self.already.look(batch, spans=False, accepted=False)
                 if start < self.start and (self.clean or self.ledger is None):
                     self._add(batch, before=self.start)
                 if self.clean:
@@ -342,6 +346,7 @@ class _Start:
             self.made.notes += [Phrase(
                 "what lies from {offset} to the end of its file cannot be read and gets no rows",
                 offset=position) for position in walk.skipped]
+            self.skipped = walk.skipped if self.clean and self.ledger is None else []
         self.reput_start = min(start, end)
 
     def _older(self) -> None:
@@ -349,12 +354,18 @@ class _Start:
         end = self.start
         if self.clean and (self.version.reput_from_queues or self.ledger is not None):
             end = min(self.reput_start, self.made.truncate_to or 0)
-        for batch in self.log.walk(self.log.min_offset, end):
-            self.already.look(batch)
-            self._add(batch, before=self.start)
-            if len(batch):
-                self.unreachable.add(batch, np.zeros(len(batch), bool))
-                self._read(batch)
+        unread = [(self.log.min_offset, end)]
+        for position in self.skipped:
+            file = self.log.file_of(position)
+            if file is not None and position < self.start:
+                unread.append((position, file.end))
+        for first, last in unread:
+            for batch in self.log.walk(first, last):
+                self.already.look(batch)
+                self._add(batch, before=self.start)
+                if len(batch):
+                    self.unreachable.add(batch, np.zeros(len(batch), bool))
+                    self._read(batch)
 
     def _dispatch(self, batch: Batch, which: Array, odd: bool) -> Array:
         if not which.any():
@@ -379,7 +390,7 @@ class _Start:
         else:
             self.lost = lost
             predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
-            predicted.messages_undecided = lost.undecided
+            predicted.cut_undecided = lost.undecided
             predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
             predicted.lost_first = lost.first
             if lost.times:

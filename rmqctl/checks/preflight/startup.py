@@ -82,7 +82,7 @@ def _count_unopened(store: Store, made: Prediction) -> None:
     with suppress(RmqctlError):  # which of several logs it is may not be known
         cut = Cut(store.log, 0)
         made.messages = made.messages_lost = cut.total
-        made.messages_undecided = cut.undecided
+        made.messages_undecided = made.cut_undecided = cut.undecided
         made.lost_by_topic = dict(sorted(cut.by_topic.items()))
         made.lost_first = cut.first
         if cut.times:

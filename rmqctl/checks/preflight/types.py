@@ -13,7 +13,16 @@ from rmqctl.broker.conf.follow import FATAL, Told
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
-from rmqctl.checks.losses import INDEX, MESSAGES, OFFSETS, Loss, summed
+from rmqctl.checks.losses import (
+    INDEX,
+    MESSAGES,
+    OFFSETS,
+    GroupLoss,
+    Loss,
+    Losses,
+    QueueLoss,
+    summed,
+)
 from rmqctl.checks.metadata.judge import Metadata
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
@@ -118,6 +127,9 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
+    """Records that may be messages or lie in the body of a damaged one, in all that was read."""
+    cut_undecided: int = 0
+    """How many of them are among ``messages_lost``."""
     """Of them, those that may be messages or lie in the body of a damaged one."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
@@ -140,6 +152,8 @@ class Prediction:
     """Messages of the log in one of several files of the same name, of which a broker reads
     only the first: found or not by luck."""
     messages_already_lost: int = 0
+    lost_by_offsets: int = 0
+    """How many of them nothing but committed offsets tells of."""
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
     already_lost_to: int | None = None
@@ -251,6 +265,28 @@ class Prediction:
     def look_at_configuration(self, root: str) -> str:
         """The command that says what is wrong with the broker's configuration file."""
         return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
+
+    @property
+    def account(self) -> Losses:
+        """What commands show of lost, undecided and replaced messages."""
+        queues = None if self.queue_losses is None else {
+            key: QueueLoss(runs.lost.count(), runs.cut.count(), runs.without_row.count(),
+                           runs.undecodable.count())
+            for key, runs in self.queue_losses.items()
+            if runs.lost or runs.cut or runs.without_row or runs.undecodable}
+        groups: dict[str, GroupLoss] | None = None
+        if self.consumers is not None:
+            groups = {}
+            for queue in self.consumers.affected:
+                before = groups.get(queue.group, GroupLoss())
+                groups[queue.group] = GroupLoss(before.unread_lost + queue.lost_after,
+                                                before.at_risk + queue.at_risk)
+        return Losses(
+            self.messages_already_lost, self.repairs, self.lost_by_offsets, self.messages_lost,
+            min(self.cut_undecided, self.messages_lost), self.unreachable,
+            self.messages_undecided, self.messages_replaced, self.already_lost_by_topic,
+            self.lost_by_topic, self.unreachable_by_topic, queues, groups,
+            tuple(self.beside_messages))
 
     @property
     def losses(self) -> list[Loss]:
@@ -367,6 +403,7 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
+        lost = self.account
         return {
             "broker_version": self.broker_version, "version": self.version,
             "profile": self.profile,
@@ -378,13 +415,10 @@ class Prediction:
             "dispatch_to": None if first is None else max(s.end for s in self.dispatch),
             "actions": [action.as_dict() for action in self.actions],
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
-            "messages_undecided": self.messages_undecided,
-            "messages_replaced": self.messages_replaced,
+            **lost.as_dict(),
             "messages_damaged": self.messages_damaged,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
-            "messages_already_lost": self.messages_already_lost + self.repairs.total,
-            "lost_in_repairs": self.repairs.as_list(),
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [offset._asdict() for offset in self.offsets_beyond_end],

@@ -97,7 +97,7 @@ class AtStart:
         name = relative(self.store, finding.file)
         telling = finding.category == "index-ahead"
         right = self._judge(None, lambda start: name in start.doomed and not (
-            telling and start.messages_already_lost))
+            telling and start.account.known))
         of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
         if not right.severity or (of_end_time and right.entries_lost):
             return finding
@@ -115,7 +115,7 @@ class AtStart:
         by: list[str] = []
         not_by: list[str] = []
         for start in self._starts:
-            does = (start.starts and not start.messages_lost and made(start)
+            does = (start.starts and not start.account.cut and made(start)
                     and (place is None or _reads(start, place)))
             name = start.broker_version
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))

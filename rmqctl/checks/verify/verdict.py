@@ -54,7 +54,8 @@ class Verdict(Generic[C]):
     looked at of a tier that lies in the store, by name; None where none was checked.
     ``not_judged``: structures that were asked for and lie in a form that is not read, with the
     reason. ``damaged_from``, ``damaged_to``: store times (ms) of the messages before and after all
-    damage in the log; None where there is none.
+    damage in the log; None where there is none. ``already_lost``: messages that the store has lost
+    (`rmqctl.checks.losses`), None where only a part of it was looked at.
     """
 
     root: str
@@ -68,6 +69,7 @@ class Verdict(Generic[C]):
     not_judged: Mapping[str, str] = field(default_factory=dict)
     damaged_from: int | None = None
     damaged_to: int | None = None
+    already_lost: int | None = None
 
     @property
     def total(self) -> int:
@@ -200,6 +202,8 @@ class Verdict(Generic[C]):
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``verify``."""
         coverage = dict(self.coverage.as_dict())
+        if self.already_lost is not None:
+            coverage["messages_already_lost"] = self.already_lost
         if self.tier is not None:
             coverage["tiered"] = self.tier
         return {

@@ -84,7 +84,8 @@ class Coverage:
 
     ``messages_undecided``: whole records that may be messages or lie in a body, stale ones too.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
-    ``messages_lost_in_repairs``: messages and undecided records that repairs dropped.
+    ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
+    ``discarded``: how many of them were undecided, and still are.
     """
 
     bytes_total: int = 0
@@ -99,9 +100,13 @@ class Coverage:
     bytes_unverifiable: int = 0
     consumequeue_rows: int = 0
     index_entries: int = 0
+    discarded: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        """The JSON object: what a repair discarded is among ``messages_undecided``."""
+        values: dict[str, int] = {name: getattr(self, name) for name in self.__slots__}
+        values["messages_undecided"] += values.pop("discarded")
+        return values
 
 
 @dataclass(slots=True)
@@ -155,6 +160,7 @@ class Verification:
                 self.coverage.messages_replaced += finding.count
             if finding.category == "lost-in-repair":
                 self.coverage.messages_lost_in_repairs = self.store.repair_losses.total
+                self.coverage.discarded = self.store.repair_losses.undecided
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
@@ -106,31 +107,30 @@ def _facts(found: Diagnosis) -> dict[str, str]:
 def _of_messages(found: Diagnosis) -> dict[str, str]:
     from rmqctl.checks.repaired import all_in_words
 
-    start, covered = found.start, found.findings.coverage
+    start, covered, lost = found.start, found.findings.coverage, found.losses
     facts: dict[str, str] = {"messages": Phrase(
         "{some:,} intact, in {size} of log", some=covered.messages,
         size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
         facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
-    if covered.messages_replaced:
+    if lost.replaced:
         facts["replaced"] = Phrase(
             "{count:,} message was lost before: a filler of `recover` stands for it",
             "{count:,} messages were lost before: fillers of `recover` stand for them",
-            count=covered.messages_replaced)
-    if covered.messages_undecided:
+            count=lost.replaced)
+    if lost.in_log:
         facts["undecided"] = Phrase(
             "{count:,} record: a message, or part of a damaged message's body",
             "{count:,} records: messages, or part of a damaged message's body",
-            count=covered.messages_undecided)
+            count=lost.in_log)
     repaired = all_in_words(start.repairs)
     if repaired is not None:
         facts["lost in repairs"] = repaired
-    facts["lost already"] = _counted(start.messages_already_lost, start.already_lost_by_topic)
+    facts["lost already"] = _counted(lost.already, lost.already_by_topic)
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)
-    lost = found.as_dict()["would_lose_by_topic"]
-    loses = Phrase("loses {what}", what=_counted(found.would_lose, lost))
-    said = {"loses": loses if found.would_lose else start.loses, "version": start.broker_version}
+    loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
+    said = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
     why = [told.said for told in start.misled if told.effect == "refuses"] or start.refusals
     facts["a start"] = (
         Phrase("does not succeed: {why}", why=Joined("; ", why)) if not start.starts else
@@ -143,7 +143,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     return facts
 
 
-def _counted(count: int, topics: dict[str, int]) -> Phrase:
+def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
     """``14 messages (orders 10, audit 4)``."""
     if not count:
         return Phrase("nothing")

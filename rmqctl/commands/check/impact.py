@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.checks.losses import MESSAGES
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -88,6 +87,7 @@ def command(
 def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
     """A document, rows of all queues, or a page with those that are affected."""
     from rmqctl.checks.consumers import COLUMNS
+    from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words
 
     if out.is_value:

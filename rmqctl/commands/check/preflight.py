@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,7 +111,7 @@ def _next(prediction: Prediction, root: str) -> Step | None:
             for loss in prediction.losses):
         return replace(cure, command=typed.completed(cure.command) or "")
     if prediction.start_is_harmless and not (
-            prediction.messages_already_lost or prediction.undecodable):
+            prediction.account.known or prediction.undecodable):
         # Nothing but offsets beyond the end of a queue, which `recover` does not change.
         group = next((ahead.group for ahead in prediction.offsets_beyond_end if ahead.group), None)
         if group is not None:
@@ -163,11 +163,11 @@ def _headline(prediction: Prediction) -> Phrase:
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
         broker = Phrase("as far as can be judged, {broker}", broker=broker)
-    gone = []
-    if prediction.messages_already_lost:
+    gone, account = [], prediction.account
+    if account.known:
         lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already",
-                      count=prediction.messages_already_lost)
-        topics = _of_topics(prediction.already_lost_by_topic)
+                      count=account.known)
+        topics = _of_topics(account.already_by_topic)
         gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
     causes = [loss.cause for loss in prediction.beside_messages if loss.already]
     if causes:
@@ -178,17 +178,17 @@ def _headline(prediction: Prediction) -> Phrase:
     if prediction.misled:
         costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
             ", ", dict.fromkeys(told.setting for told in prediction.misled))))
-    if prediction.messages_lost and prediction.log_unopened:
+    if account.cut and prediction.log_unopened:
         costs.append(Phrase("not read {count:,} intact message",
-                            "not read {count:,} intact messages", count=prediction.messages_lost))
-    elif prediction.messages_lost:
+                            "not read {count:,} intact messages", count=account.cut))
+    elif account.cut:
         costs.append(Phrase("cut {count:,} intact message off the log",
                             "cut {count:,} intact messages off the log",
-                            count=prediction.messages_lost))
-    if prediction.unreachable:
+                            count=account.cut))
+    if account.without_entry:
         costs.append(Phrase("leave {count:,} message in the log without a row in the queue",
                             "leave {count:,} messages in the log without a row in the queue",
-                            count=prediction.unreachable))
+                            count=account.without_entry))
     if prediction.shadowed:
         costs.append(Phrase("maybe not find {count:,} message in log files that are there twice",
                             "maybe not find {count:,} messages in log files that are there twice",
@@ -220,7 +220,7 @@ def _headline(prediction: Prediction) -> Phrase:
                                        what=Joined(" and ", costs or [costless])), *beyond])
 
 
-def _of_topics(counts: dict[str, int]) -> Phrase:
+def _of_topics(counts: Mapping[str, int]) -> Phrase:
     """The topics with the most of them, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown: list[str] = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
@@ -251,17 +251,18 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
             rows=counted(prediction.rows_added, "row"), entries=prediction.index_entries)
     if prediction.rows_cut:
         facts["rows cut off"] = prediction.rows_cut
-    if prediction.messages_already_lost:
-        facts["lost already"] = prediction.messages_already_lost
+    account = prediction.account
+    if account.already:
+        facts["lost already"] = account.already
         times = (prediction.already_lost_from, prediction.already_lost_to)
         for name, time in zip(("stored from", "stored to"), times, strict=True):
             if time is not None:
                 facts[name] = time_text(time)
-    by_topic: list[tuple[dict[str, int], Callable[[str], Phrase]]] = [
-        (prediction.already_lost_by_topic,
+    by_topic: list[tuple[Mapping[str, int], Callable[[str], Phrase]]] = [
+        (account.already_by_topic,
          lambda topic: Phrase("already lost of {topic}", topic=topic)),
-        (prediction.lost_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
-        (prediction.unreachable_by_topic,
+        (account.cut_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
+        (account.without_entry_by_topic,
          lambda topic: Phrase("without a row of {topic}", topic=topic))]
     for counts, of in by_topic:
         for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:

@@ -157,6 +157,7 @@ class _Check:
 
     def of(self, store: StoreOptions) -> Verdict[Coverage]:
         """The verdict on a store. NotAStoreError, StoreIOError, UsageError."""
+        from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify import state as states
         from rmqctl.checks.verify.verdict import verdict
         from rmqctl.checks.verify.verify import Verification
@@ -193,6 +194,8 @@ class _Check:
                 if not isinstance(pool, Threads):
                     run.pool, run.progress = pool, None
                 result = verdict(run, self.max_findings, known)
+            if self._is_whole:
+                result = replace(result, already_lost=missing(opened, damaged=not run.ok).counted)
             # The tier beside the store, and what the next run may leave out.
             if self.tiered and (self.tier_asked or not (self.options.sample is not None
                                                         or self.since_last)):
@@ -205,6 +208,13 @@ class _Check:
         if baseline is not None:
             self.baselines.append(baseline)
         return replace(result, root=store.root) if self.named else result
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all of a store is read, as fast as it can be: then its losses are counted."""
+        options = self.options
+        return (options.only is None and options.sample is None and not self.since_last
+                and self.cron.limit_rate is None)
 
     def keep_places(self) -> None:
         """Writes where the next run with --since-last goes on."""

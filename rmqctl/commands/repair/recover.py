@@ -150,7 +150,7 @@ def command(
         from rmqctl.repair.recover import plan_recover
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
-        lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous
+        lost = bool(plan.lost or plan.ambiguous
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         proposal = plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
@@ -261,7 +261,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
         return applying.asking_for_form(plan_page.Proposal(plan, {
             "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
-            "messages_lost_total": prediction.messages_lost}, ends_with=ends_with,
+            "messages_lost_total": prediction.account.cut}, ends_with=ends_with,
             impact=prediction.cut_impact, refused=refused,
             instead=() if prediction.starts else ("recover", store.root)))
 

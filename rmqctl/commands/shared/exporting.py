@@ -31,7 +31,7 @@ def lost_texts(lost: Missing) -> Iterator[str]:
         yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost: consume "
                f"queues, index or consumer offsets know {'it' if count == 1 else 'them'}; `rmqctl "
                "doctor` says more")
-    if count := lost.in_repairs:
+    if count := lost.in_repairs + lost.discarded:
         yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
                f"record{'' if count == 1 else 's'}; `rmqctl doctor` names the repairs")
 

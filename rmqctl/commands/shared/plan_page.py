@@ -80,7 +80,7 @@ def _steps(proposal: Proposal, following: str | None, *, is_done: bool) -> list[
         return []
     if is_done or proposal.plan.empty:
         return [Step(following, Phrase("checks the store again")).as_dict()]
-    lost = max(len(proposal.plan.messages_lost), proposal.plan.messages_lost_total or 0)
+    lost = proposal.plan.lost_for_sure if proposal.choice else proposal.plan.lost
     loses = {"messages": lost} if lost else {}
     if proposal.instead or not proposal.choice:
         return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
@@ -170,7 +170,12 @@ def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lost(page: Human, plan: Plan, count: int) -> None:
-    page.heading(Phrase("{count:,} message lost", "{count:,} messages lost", count=count))
+    open_still = count - min(count, plan.lost_for_sure)
+    page.heading(Phrase("{count:,} message lost", "{count:,} messages lost", count=count)
+                 if not open_still else
+                 Phrase("{count:,} message lost, of these {undecided:,} undecided",
+                        "{count:,} messages lost, of these {undecided:,} undecided", count=count,
+                        undecided=open_still))
     rows = []
     for message in plan.messages_lost[:_LOST_SHOWN]:
         time = None if message.time_from is None else time_text(message.time_from)

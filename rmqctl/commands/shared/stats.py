@@ -206,12 +206,13 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
         "complete": not (counts["bytes_damaged"] or replaced
                          or any(aggregate.unread for aggregate in sums)
                          or any(each.lost.total or each.holes for each in lacking)),
-        "messages_already_lost": sum(each.lost.total for each in lacking)}
+        "messages_already_lost": sum(each.lost.already for each in lacking)}
     return {
         **known,
         "damaged_bytes": counts["bytes_damaged"],
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
-        "messages_undecided": sum(aggregate.undecided for aggregate in sums),
+        "messages_undecided": sum(aggregate.undecided for aggregate in sums) + sum(
+            each.lost.discarded for each in lacking),
         "messages_replaced": replaced,
         "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
@@ -420,7 +421,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
             unused(source.files) for source in group))
         damaged = holes or bool(aggregate.bytes_damaged)
         each = [missing(source.opened, damaged=damaged) for source in group]
-        lost = Missing(sum(one.known or 0 for one in each), sum(one.in_repairs for one in each))
+        lost = Missing(sum(one.known or 0 for one in each), sum(one.in_repairs for one in each),
+                       sum(one.discarded for one in each))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:
             out.warn(f"{where}the log has a hole with zeros or without a file between messages; "

@@ -119,15 +119,18 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
 
 def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a store, for people."""
-    cover = verdict.coverage
+    from rmqctl.checks.losses import Losses
+
+    cover, lost = verdict.coverage, Losses().verified(verdict.coverage)
     pairs = {
         "messages": count_text(cover.messages),
         **({"undecided": Phrase("{count} (messages, or part of a damaged message's body)",
-                                count=count_text(cover.messages_undecided))}
-           if cover.messages_undecided else {}),
+                                count=count_text(lost.in_log))} if lost.in_log else {}),
         **({"lost in repairs": Phrase("{count} (messages, and undecided records)",
                                       count=count_text(cover.messages_lost_in_repairs))}
            if cover.messages_lost_in_repairs else {}),
+        **({"lost already": counted(verdict.already_lost, "message")}
+           if verdict.already_lost else {}),
         "commitlog": Phrase(
             "{total} = {messages} messages + {blank} blank + {unused} unused + {damaged} damaged",
             total=size_text(cover.bytes_total), messages=size_text(cover.bytes_in_messages),

@@ -29,6 +29,11 @@ class StoreResult(Tally):
                     or self.lost.total)
 
     @property
+    def undecided(self) -> int:
+        """Records that may be messages: in the log, or left out by a repair."""
+        return self.damage.undecided + self.lost.discarded
+
+    @property
     def nothing_read(self) -> bool:
         """Whether the system gave nothing of a log that has files, or of its folder."""
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(

@@ -57,6 +57,11 @@ class KnownLosses:
     notes: list[str] = field(default_factory=list)
     bulks: dict[int, Bulk] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """How many get a filler, if there is room."""
+        return len(self.filled) + sum(map(len, self.bulks.values()))
+
 
 class Collector:
     """Builds `KnownLosses` from what a survey and the consumequeues tell."""
@@ -348,7 +353,7 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: Kno
     filler stands for. ``homeless`` messages found no room; ``unnamed`` fillers stand for no message
     that is known, so each stands for one of these.
     """
-    filled = len(known.filled) + sum(map(len, known.bulks.values())) - homeless
+    filled = known.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in known.filled
             for row in message.filler.rows}
     count, places = 0, list[Place]()

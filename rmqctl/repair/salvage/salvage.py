@@ -69,7 +69,7 @@ class Salvage:
     ``void_from``: from where on a preferred source's log stands for all of ours. ``unmarked``:
     messages with damaged properties that stay as they are. ``dropped``: what is lost that no
     filler stands for. ``wrong_corrections``: how many are expected
-    (`rmqctl.repair.salvage.correct.Chances`).
+    (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: how many of them are written.
     """
 
     parts: tuple[LogPart, ...]
@@ -90,6 +90,7 @@ class Salvage:
     unmarked: int = 0
     dropped: Dropped = field(default_factory=Dropped)
     wrong_corrections: float = 0.0
+    fillers: int = 0
 
     @property
     def empty(self) -> bool:
@@ -510,6 +511,7 @@ class _Job:
                 "those that only gaps in the queue offsets tell of: they count once")
         steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
+        unnamed = sum(filling.unnamed for _, filling in fillings)
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
                        frozenset(survey.inner_batch_topics), len(self.left_out), survey.messages,
@@ -517,9 +519,8 @@ class _Job:
                        self.copied.void_from if self.copied.parts else None,
                        len(self.unmarked) + (len(survey.lacking_crc) + len(survey.glued)
                                              if self._crcs_forced else 0),
-                       dropped(self.store, self.left_out, known, lost.total, homeless,
-                               sum(filling.unnamed for _, filling in fillings)),
-                       self.chances.expected)
+                       dropped(self.store, self.left_out, known, lost.total, homeless, unnamed),
+                       self.chances.expected, known.count - homeless + unnamed)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

@@ -1,0 +1,296 @@
+"""One model of losses, one set of numbers: every command takes them from `rmqctl.checks.losses`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.browse import checking
+from rmqctl.browse.opened import Reader
+from rmqctl.checks.losses import Losses
+from rmqctl.checks.preflight.losses import losses
+from rmqctl.repair.recover import RecoverOptions, plan_recover
+from rmqctl.repair.scratch import Scratch
+from rmqctl.report.facts import gather
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
+from tests.support import tiny as tiny_stores
+from tests.support.cli import run
+from tests.support.config_tables import group_table, put, topic_table
+from tests.support.source import PACKAGE, nodes, trees
+
+JSON = ("-o", "json")
+Damage = Callable[[Path], None]
+
+
+# -- the stores -----------------------------------------------------------------------------------
+
+
+def log(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def zero(file: Path, start: int, length: int) -> None:
+    data = bytearray(file.read_bytes())
+    length = min(length, len(data) - start)
+    data[start:start + length] = bytes(length)
+    file.write_bytes(data)
+
+
+def cut_tail(root: Path) -> None:
+    """The last file is gone and the one before is torn: entries point beyond the end."""
+    log(root)[-1].unlink()
+    zero(log(root)[-1], 20_000, 1 << 20)
+
+
+def zeroed_page(root: Path) -> None:
+    zero(log(root)[2], 8192, 4096)
+
+
+def missing_middle_file(root: Path) -> None:
+    log(root)[2].unlink()
+
+
+def deleted_queue_folder(root: Path) -> None:
+    shutil.rmtree(next((root / "consumequeue").glob("*/0")))
+
+
+def flipped_bit(root: Path) -> None:
+    """Corrected by `recover`: what comes back is lost no more."""
+    data = bytearray(log(root)[1].read_bytes())
+    data[5000] ^= 4
+    log(root)[1].write_bytes(data)
+
+
+def log_alone(root: Path) -> None:
+    """No entry of a queue and of the index is left: only queue offsets tell, and some records are
+    undecided.
+    """
+    zeroed_page(root)
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+
+
+def without_queues(root: Path) -> None:
+    """Only the index tells of messages that are gone."""
+    zeroed_page(root)
+    shutil.rmtree(root / "consumequeue")
+
+
+def offset_beyond_the_end(root: Path) -> None:
+    file = root / "config/consumerOffset.json"
+    table = json.loads(file.read_text())
+    next(iter(table["offsetTable"].values()))["0"] = 5000
+    file.write_text(json.dumps(table))
+
+
+def whole(_root: Path) -> None:
+    """A group of `made` is beyond the end of some queues all the same."""
+
+
+DAMAGES: tuple[Damage, ...] = (
+    whole, cut_tail, zeroed_page, missing_middle_file, deleted_queue_folder, flipped_bit, log_alone,
+    without_queues, offset_beyond_the_end)
+STORES = [(version, end, each) for version, end in (("5.3.3", "abort"), ("4.9.3", "clean"))
+          for each in DAMAGES]
+CASES = pytest.mark.parametrize(
+    ("version", "end", "hurt"), STORES,
+    ids=["-".join((version, end, hurt.__name__)) for version, end, hurt in STORES])
+
+
+def made(root: Path, end: str, hurt: Damage) -> Path:
+    """With a group that has read 10 messages of each queue, which is beyond the end of some."""
+    queues = {(path.parent.name, path.name) for path in (root / "consumequeue").glob("*/*")}
+    names = sorted({topic for topic, _ in queues})
+    put(root, "topics.json", topic_table(dict.fromkeys(names, 8), five=True))
+    put(root, "subscriptionGroup.json", group_table(["billing"], five=True))
+    put(root, "consumerOffset.json", {"offsetTable": {
+        f"{name}@billing": {queue: 10 for topic, queue in sorted(queues) if topic == name}
+        for name in names}})
+    for name in ("abort", "abort.bak"):
+        (root / name).unlink(missing_ok=True)
+    if end == "abort":
+        (root / "abort").touch()
+    hurt(root)
+    return root
+
+
+# -- what the commands say ------------------------------------------------------------------------
+
+
+@contextmanager
+def unwatched(_label: str, _size: int) -> Iterator[Callable[[int], None]]:
+    yield lambda _done: None
+
+
+def account(root: Path) -> Losses:
+    with Store.open(str(root)) as store:
+        return losses(store)
+
+
+def compared(root: Path, tmp_path: Path) -> Losses:
+    """The account, which all commands show; the plan's list of lost messages is not compared."""
+    found = account(root)
+    said: dict[str, dict[str, Any]] = {
+        name: run(name, root, *more, *JSON).expect(0, 1).json() for name, *more in (
+            ("info",), ("doctor",), ("preflight",), ("impact",), ("verify",), ("stats",))}
+    said["verify"].update(said["verify"].pop("coverage"))
+    assert {said["doctor"]["already_lost"], *(
+        said[name]["messages_already_lost"] for name in said if name != "info")} == {found.already}
+    for name, number in (("messages_undecided", found.undecided),
+                         ("messages_replaced", found.replaced)):
+        assert {one: said[one][name] for one in said if one != "info"} == dict.fromkeys(
+            set(said) - {"info"}, number), name
+    assert said["doctor"]["would_lose"] == found.would_lose
+    assert said["doctor"]["would_lose_by_topic"] == found.would_lose_by_topic
+    for name in ("preflight", "impact"):
+        assert said[name]["messages_lost"] == found.cut, name
+    for name in ("info", "doctor", "preflight", "impact"):
+        assert said[name]["lost_in_repairs"] == found.in_repairs.as_list(), name
+    assert said["info"]["messages_already_lost"] is None  # it does not read the log
+    # By topic, queue and group it is the same loss.
+    named = sum(found.already_by_topic.values())
+    assert named <= found.known
+    if found.queues is not None:
+        assert sum(queue.lost for queue in found.queues.values()) == named
+        assert sum(queue.cut for queue in found.queues.values()) == found.cut_for_sure
+        assert sum(queue.without_entry for queue in found.queues.values()) == (
+            found.without_entry or 0)
+    rows = said["impact"]["queues"]
+    assert found.unread_and_affected == sum(row["lost_after"] + row["at_risk"] for row in rows)
+    assert said["doctor"]["groups_affected"] == said["impact"]["groups_affected"] == len(
+        found.groups or ())
+    # A report, and the screen of `browse`.
+    with Store.open(str(root)) as store:
+        facts = gather(store, None, 1, unwatched, hashes=False)
+    assert facts.diagnosis.losses == found
+    assert sum(row.lost for row in facts.topics) == named
+    out = tmp_path / "report.html"
+    run("report", root, "--out", out).expect(0, 1)
+    tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
+    assert re.search(rf"(^|\s){found.already:,} +messages lost already", tiles)
+    out.unlink()
+    with Store.open(str(root)) as store:
+        reader = Reader(store, lambda _problem: None)
+        notes = checking.run(checking.Task("", None), reader, lambda _done: None).notes
+    assert set(map(str, found.in_words())) <= set(notes)
+    # Verdicts contradict none of these.
+    verdict = said["doctor"]["verdict"]
+    assert ("nothing is lost" in verdict) <= found.is_complete, verdict
+    page = run("doctor", root).expect(0, 1).out
+    shown = re.search(r"lost already +(.*)", page)
+    assert shown is not None
+    assert shown.group(1).startswith(f"{found.already:,} message" if found.already else "nothing")
+    return found
+
+
+@pytest.mark.long
+@CASES
+def test_all_commands_show_the_same_numbers(version: str, end: str, hurt: Damage, tmp_path: Path,
+                                            golden_copy: GoldenFolder) -> None:
+    root = made(golden_copy(f"{version}/crash-base/store"), end, hurt)
+    before = compared(root, tmp_path)
+    # A plan says what is lost for good, and what stays undecided.
+    choice = ("--ambiguous", "leave-out") if before.in_log else ()
+    plan = run("recover", root, *choice, *JSON).expect(0, 1).json()
+    lost = plan.get("messages_lost_total", len(plan["messages_lost"]))
+    assert plan["messages_undecided"] == before.in_log
+    came_back = before.known + before.in_log - lost
+    assert came_back == (1 if hurt is flipped_bit else 0)
+    with Scratch() as scratch:
+        planned = plan_recover(str(root), scratch, RecoverOptions(), unwatched)
+    expected = before.after(planned)
+    if not plan["actions"]:
+        return
+    done = run("recover", root, *choice, "--apply", "--yes", *JSON).expect(0, 1).json()
+    assert done["applied"]
+    # Afterwards it is what the plan said, and nothing else was lost on the way.
+    after = compared(root, tmp_path)
+    assert after.total == before.total - came_back == expected.total
+    assert (after.already, after.undecided, after.replaced) == (
+        expected.already, expected.undecided, expected.replaced)
+    assert after.would_lose == 0
+    run("undo", root, "--yes").expect(0)
+    undone = account(root)
+    assert (undone.already, undone.undecided, undone.replaced) == (
+        before.already, before.undecided, before.replaced)
+
+
+@pytest.mark.long
+@CASES
+def test_a_broker_s_recovery_hides_no_loss(version: str, end: str, hurt: Damage,
+                                           golden_copy: GoldenFolder) -> None:
+    root = made(golden_copy(f"{version}/crash-base/store"), end, hurt)
+    before = account(root)
+    run("recover", root, "--strategy", "broker", "--broker-version", version, "--apply", "--yes",
+        *JSON).expect(0, 1, 6)
+    after = account(root)
+    assert after.total >= before.total
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["entries", "log alone"])
+def test_a_damaged_record_counts_whoever_tells_of_it(tmp_path: Path, *, rows: bool) -> None:
+    root = tmp_path / "store"
+    store = tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128)
+    message = store.messages[len(store.messages) // 2]
+    base = max(int(file.name) for file in log(root)
+               if int(file.name) <= message.record.physical_offset)
+    file = next(file for file in log(root) if int(file.name) == base)
+    zero(file, message.record.physical_offset - base, message.record.total_size)
+    if not rows:
+        shutil.rmtree(root / "consumequeue")
+        shutil.rmtree(root / "index")
+    found = account(root)
+    assert (found.known, found.in_log) == (1, 0)
+    assert found.already_by_topic == {message.record.topic.decode(): 1}
+
+
+# -- no other module counts -----------------------------------------------------------------------
+
+_COUNTS = {"messages_already_lost", "already_lost_by_topic", "unreachable_by_topic",
+           "lost_by_offsets", "cut_undecided", "messages_undecided", "messages_replaced"}
+_OF_REPAIRS = {"total", "messages", "undecided"}
+_FINDERS = {"already", "lost", "gaps", "undecided", "positions"}
+_MAY = ("checks/losses.py", "checks/preflight/", "checks/verify/verify.py", "tiered/",
+        "commands/tiered/")
+"""The model, who finds the losses for it, who counts the findings of one pass, and tiers, which are
+no stores.
+"""
+
+
+def _names_losses(tree: ast.AST) -> Iterator[str]:
+    for node in nodes(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr in _COUNTS:
+                yield f"line {node.lineno}: .{node.attr}"
+            of = node.value
+            if node.attr in _OF_REPAIRS and isinstance(of, ast.Attribute) and of.attr in (
+                    "repairs", "repair_losses"):
+                yield f"line {node.lineno}: .{of.attr}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            package, _, name = node.module.rpartition(".")
+            if package == "rmqctl.checks.preflight" and name in _FINDERS:
+                yield f"line {node.lineno}: {node.module}"
+
+
+def test_no_other_module_counts_lost_messages() -> None:
+    found = [f"{path.relative_to(PACKAGE)} {what}" for path, tree in trees().items()
+             if not path.relative_to(PACKAGE).as_posix().startswith(_MAY)
+             for what in _names_losses(tree)]
+    assert found == []
+
+
+def test_the_search_finds_who_counts() -> None:
+    for source in ("start.messages_already_lost + 1", "store.repair_losses.total",
+                   "cover.messages_replaced", "prediction.repairs.messages",
+                   "from rmqctl.checks.preflight.lost import Cut"):
+        assert len(list(_names_losses(ast.parse(source)))) == 1
+    assert not list(_names_losses(ast.parse("found.losses.known + found.losses.undecided")))
