@@ -25,6 +25,8 @@ NOTE = "lost.json"
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MOST_PLACES = 100
 """Records that a note names by place; the rest is only counted."""
+OF_A_TIER = "tiered "
+"""What the commands begin with that repair a tier."""
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MOST_NAMES, _MOST_NOTES = 100_000, 1000
@@ -103,15 +105,17 @@ class RepairLosses(NamedTuple):
         return [loss.as_dict() for loss in self.losses]
 
 
-def repair_losses(root: str, log: CommitLog, end: int | None = None) -> RepairLosses:
+def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
     """What the repairs of the store at ``root`` lost that nobody has brought back. ``end``: where
-    a repair has ended the log. Reads only.
+    a repair has ended the log. Without a ``log``: the same of the tier there. Reads only.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = os.path.realpath(root)
     found = []
     for repair_id, path in notes[-_MOST_NOTES:]:
         loss = _read(repair_id, path)
+        if loss.command and (loss.command.startswith(OF_A_TIER) != (log is None)):
+            continue  # a tier may lie in the root of the store
         if loss.root == now:
             loss = replace(loss, root=None)
         loss = _still_lost(loss, log, end)
@@ -196,8 +200,10 @@ def _text(value: Any) -> str:
     return value
 
 
-def _still_lost(loss: RepairLoss, log: CommitLog, end: int | None) -> RepairLoss:
+def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
     """Without the records that are in their places again, as they were."""
+    if log is None:
+        return loss
     back = sum(_is_back(place, log, end) for place in loss.places)
     if not back:
         return loss

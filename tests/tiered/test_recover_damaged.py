@@ -278,3 +278,20 @@ def test_any_damage(copy, seed):
             change(copy, before[number], at, lambda _: chosen.randrange(256))
     lose_units(copy, chosen.choice([None, (), (0,), (1,), (2,)]))
     assert set(range(COUNT)) - set(numbers) <= set(recovered(copy))
+
+
+def test_what_a_repair_lost_is_said_until_it_is_undone(copy: Path) -> None:
+    """The last segment of the log is gone: its units told of the messages, and go too."""
+    files(copy, "COMMIT_LOG")[-1].unlink()
+    lost = run(copy, "recover").json()["messages_lost_total"]
+    assert lost > 0
+    assert run(copy, "verify").json()["coverage"]["messages_lost_in_repairs"] == 0
+    done = run(copy, "recover", "--apply").expect(0, 1).json()
+    found = run(copy, "verify").expect(0, 1).json()  # index items may still tell of them
+    assert found["coverage"]["messages_lost_in_repairs"] == lost
+    assert [(one["category"], one["count"]) for one in found["findings"]
+            if one["category"] == "lost-in-repair"] == [("lost-in-repair", lost)]
+    assert f"in repair {done['id']}" in str(found["findings"])
+    cli.run("undo", copy / "tier", done["id"], "--yes", "--write-outside",
+            (copy / "store" / METADATA).parent).expect(0)
+    assert run(copy, "verify").json()["coverage"]["messages_lost_in_repairs"] == 0

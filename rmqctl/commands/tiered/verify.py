@@ -96,6 +96,8 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
                          "message's body)"} if cover.messages_undecided else {}),
         **({"replaced": f"{count_text(cover.messages_replaced)} (a repair put them in place of "
                         "lost ones, or kept a damaged body)"} if cover.messages_replaced else {}),
+        **({"lost in repairs": count_text(cover.messages_lost_in_repairs)}
+           if cover.messages_lost_in_repairs else {}),
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "
                        f"{size_text(cover.bytes_coda)} codas + "

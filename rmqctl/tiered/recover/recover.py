@@ -21,7 +21,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.parse_values import now_ms
-from rmqctl.repair.plan import Create, Plan, Replace, Step
+from rmqctl.repair.plan import Create, Dropped, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.files.settings import recall
@@ -113,11 +113,14 @@ class _Recovery:
                                      index.segments, changes, self._now)
             self._metadata_step(new, changes, steps, actions)
         lost = [message for queue in queues for message in queue.lost]
+        total = sum(queue.lost_total for queue in queues)
         return Plan("tiered recover", self._tier.name, tuple(actions), tuple(steps),
                     messages_lost=tuple(lost[:_MOST_LOST]),
                     notes=tuple(dict.fromkeys(self._notes)),
-                    messages_lost_total=sum(queue.lost_total for queue in queues),
-                    ambiguous=sum(queue.ambiguous for queue in queues))
+                    messages_lost_total=total,
+                    ambiguous=sum(queue.ambiguous for queue in queues),
+                    # No filler stands for them, and the units that told of them go.
+                    dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
         """Notes what does not belong into the tier. StoreIOError for what cannot be read."""

@@ -25,6 +25,7 @@ class Coverage:
     ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
     that units lead to. ``messages_undecided``: whole records that may be messages or lie in a body.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
+    ``messages_lost_in_repairs``: messages that repairs of the tier dropped.
     ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
     offset they had in the local store, which is gone.
     """
@@ -35,6 +36,7 @@ class Coverage:
     messages: int = 0
     messages_undecided: int = 0
     messages_replaced: int = 0
+    messages_lost_in_repairs: int = 0
     bytes_in_messages: int = 0
     orphans: int = 0
     bytes_orphaned: int = 0

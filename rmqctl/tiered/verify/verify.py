@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.verify.common import bounded
 from rmqctl.checks.verify.verdict import Known, Verdict, first_findings, nothing_new
@@ -20,6 +21,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.parse_values import time_text
+from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
@@ -86,6 +88,10 @@ class Verification:
         options = self.options
         if options.wants(TIER):
             yield from files.structure(self.tier, options.broker)
+        if options.wants(LOG):
+            lost = repair_losses(self.tier.name, None)
+            self.coverage.messages_lost_in_repairs = lost.total
+            yield from repaired.findings(lost)
         if options.wants(METADATA):
             yield from files.metadata(self.tier, options.broker)
         for broker in self._brokers():
