@@ -17,6 +17,9 @@ from rmqctl.browse import checking
 from rmqctl.browse.opened import Reader
 from rmqctl.checks.losses import Losses
 from rmqctl.checks.preflight.losses import losses
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.formats.local.message import decode
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
 from rmqctl.report.facts import gather
@@ -25,7 +28,7 @@ from tests.conftest import GoldenFolder
 from tests.support import tiny as tiny_stores
 from tests.support.cli import run
 from tests.support.config_tables import group_table, put, topic_table
-from tests.support.source import PACKAGE, nodes, trees
+from tests.support.source import PACKAGE, nodes, together, trees
 
 JSON = ("-o", "json")
 Damage = Callable[[Path], None]
@@ -236,6 +239,40 @@ def test_a_broker_s_recovery_hides_no_loss(version: str, end: str, hurt: Damage,
     assert after.total >= before.total
 
 
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.3"])
+def test_index_entries_of_lost_messages_are_witnesses(version: str,
+                                                      golden_copy: GoldenFolder) -> None:
+    """A start that trusts no index file loses only the entries whose messages are still there."""
+    root = made(golden_copy(f"{version}/crash-base/store"), "abort", whole)
+    with (root / "checkpoint").open("r+b") as file:
+        file.seek(16)
+        file.write((1).to_bytes(8, "big"))  # the index's time
+    before = predicted(root)
+    places = entry_places(root)
+    zeroed_page(root)
+    with Store.open(str(root)) as store:
+        there = {record.physical_offset for batch in store.log.walk()
+                 for record in map(decode, map(batch.bytes_at, range(len(batch))))
+                 if record.crc_ok}
+    after = predicted(root)
+    gone = sum(place not in there for place in places)
+    assert gone > 0
+    assert after.account.known > before.account.known
+    assert after.index_lost == before.index_lost - gone
+
+
+def predicted(root: Path) -> Prediction:
+    with Store.open(str(root)) as store:
+        return preflight(store)
+
+
+def entry_places(root: Path) -> list[int]:
+    with Store.open(str(root)) as store:
+        return [entry.physical_offset for index in store.indexes_newest_first()
+                for number in range(1, index.count)
+                if (entry := index.entry(number)) is not None]
+
+
 @pytest.mark.parametrize("rows", [True, False], ids=["entries", "log alone"])
 def test_a_damaged_record_counts_whoever_tells_of_it(tmp_path: Path, *, rows: bool) -> None:
     root = tmp_path / "store"
@@ -281,6 +318,7 @@ def _names_losses(tree: ast.AST) -> Iterator[str]:
                 yield f"line {node.lineno}: {node.module}"
 
 
+@together
 def test_no_other_module_counts_lost_messages() -> None:
     found = [f"{path.relative_to(PACKAGE)} {what}" for path, tree in trees().items()
              if not path.relative_to(PACKAGE).as_posix().startswith(_MAY)
@@ -288,6 +326,7 @@ def test_no_other_module_counts_lost_messages() -> None:
     assert found == []
 
 
+@together
 def test_the_search_finds_who_counts() -> None:
     for source in ("start.messages_already_lost + 1", "store.repair_losses.total",
                    "cover.messages_replaced", "prediction.repairs.messages",

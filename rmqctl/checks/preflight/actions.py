@@ -5,6 +5,7 @@ the log, the queues, the index, the checkpoint; and what other versions would do
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import LAST_FILES, PLAIN, QueueState
@@ -17,6 +18,7 @@ from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord, differing
 from rmqctl.phrases import Joined, Phrase, counted
+from rmqctl.scan.frames import Array
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
@@ -25,8 +27,10 @@ from rmqctl.store.store import Store
 
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: Queues, index: Index, walk: RecoveryWalk | None,
-         saved: CheckpointRecord) -> None:
-    """Adds all actions, and the figures that go with them, to the prediction."""
+         saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
+    """Adds all actions, and the figures that go with them, to the prediction. ``gone``: which
+    places of the log are those of lost messages.
+    """
     emptied(predicted, store, loading)
     if not log.files:
         _destroyed(predicted, store, queues)
@@ -36,7 +40,7 @@ def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVer
             _queue(predicted, store, state)
             if state.kind == PLAIN:
                 predicted.table[f"{state.key[0]}-{state.key[1]}"] = state.end
-    _index(predicted, store, index)
+    _index(predicted, store, index, gone)
     predicted.leaves |= bool(predicted.rows_cut) or index.end_phy > (predicted.truncate_to or 0)
     _checkpoint(predicted, store, log, version, queues, index, walk, saved)
     if store.has_abort and predicted.starts:
@@ -145,9 +149,10 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
     predicted.index_discarded = len(index.discarded)
 
 
-def _index(predicted: Prediction, store: Store, index: Index) -> None:
+def _index(predicted: Prediction, store: Store, index: Index,
+           gone: Callable[[Array], Array]) -> None:
     discarded(predicted, store, index)
-    predicted.index_lost = index.lost(store, predicted.truncate_to or 0)
+    predicted.index_lost = index.lost(store, predicted.truncate_to or 0, gone)
     predicted.index_from = index.trusted_end
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:

@@ -259,7 +259,7 @@ class AlreadyLost:
         self._starts = np.array([span[0] for span in joined], np.int64)
         self._ends = np.array([span[1] for span in joined], np.int64)
 
-    def _gone(self, place: Array) -> Array:
+    def gone(self, place: Array) -> Array:
         """Which places (int64) lie where nothing is intact (bool)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
@@ -299,7 +299,7 @@ class AlreadyLost:
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
         """Which of neighbouring rows, by the places they lead to, lead to nothing (bool)."""
-        gone = self._gone(place) & (place >= low)
+        gone = self.gone(place) & (place >= low)
         if not gone.any():
             return gone
         # A row that its neighbours contradict is damaged itself, and proves nothing.
@@ -362,7 +362,7 @@ class AlreadyLost:
                     break
                 place = block["physical_offset"].astype(np.int64)
                 later = np.minimum.accumulate(place[::-1])[::-1]
-                lost = self._gone(place) & (place <= later) & (place <= most) & written(block)
+                lost = self.gone(place) & (place <= later) & (place <= most) & written(block)
                 rows = np.flatnonzero(lost)
                 for row in rows[[0, -1]].tolist() if len(rows) else ():
                     file = entries.files[entries.place(position + row).file]

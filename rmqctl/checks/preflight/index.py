@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,7 @@ class Index:
         self._end_time = last.end_timestamp if last else 0
         self._entries_at_end = self._last_entries(store)
         self._first: int | None = None
+        self._gone: Callable[[Array], Array] = lambda place: np.zeros(len(place), bool)
         self._discarded_end = max((loaded.header.end_phy_offset for loaded in self.discarded
                                    if loaded.header), default=-1)
         self._trusted_end, self._returned = self._end_phy, 0
@@ -130,12 +132,15 @@ class Index:
         finally:
             index.close()
 
-    def lost(self, store: Store, end: int) -> int:
+    def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
         """Entries of the discarded files that lead before the physical offset ``end`` and do not
         come back: their messages are not dispatched again, or have fewer keys than entries.
+
+        An entry of a message that is lost itself (``gone``, of places) is no loss, but a witness.
         """
         if not self.discarded:
             return 0
+        self._gone = gone
         again = min(end, max(end if self._first is None else self._first, self._trusted_end))
         before = self._discarded_before(store, again)
         between = self._discarded_before(store, end) - before
@@ -161,7 +166,8 @@ class Index:
                         break
                     place = entries["physical_offset"]
                     used = (place > 0) | (entries["key_hash"] != 0)
-                    lost += int((used & (place >= 0) & (place < end)).sum())
+                    here = used & (place >= 0) & (place < end)
+                    lost += int((here & ~self._gone(place.astype(np.int64))).sum())
                     number += len(entries)
             finally:
                 index.close()

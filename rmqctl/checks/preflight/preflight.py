@@ -206,8 +206,7 @@ class _Start:
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
-                     self.index,
-                     self.walk, self.saved)
+                     self.index, self.walk, self.saved, self.already.gone)
 
     def _recover(self, predicted: Prediction) -> None:
         predicted, log, version = self.made, self.log, self.version
