@@ -23,6 +23,7 @@ FILES = sorted(
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "examples/store"
 TRACK_RECORD = "track-record/"
+INCIDENT = "incident-"
 PAGES = sorted(
     p
     for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
@@ -194,6 +195,15 @@ def run_helper(directive: Directive) -> None:
 
 def place_store(directive: Directive, fixture) -> None:
     part = directive.text.strip()
+    if part.startswith(INCIDENT):
+        from tests.test_cases import FOLDER as CASES
+        from tests.test_cases import built
+
+        folder = built(CASES / part, Path("built").absolute())
+        for each in sorted(folder.iterdir()):
+            each.rename(each.name)
+        folder.rmdir()
+        return
     if part.startswith(TRACK_RECORD):
         from tests.track_record import build, stores
 

@@ -8,7 +8,7 @@ store alone, then consumer offsets, then commands that only look.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,6 +108,11 @@ _BY_HAND: dict[str, Phrase] = {
         "index entry and message contradict each other and nothing proves which one is damaged: "
         "compare with a replica"),
 }
+_OFFSETS_GONE = Phrase(
+    "nothing in this store says how far groups had read: restore config/consumerOffset.json from a "
+    "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
+_FROM_COPY = " --from COPY"
+"""How a step ends that needs another copy, which comes first."""
 _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
 
 
@@ -128,12 +133,11 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if judged and not is_held:
         repairs = [*_repairs(root, outlook, lost=start.account.known)]
         known = {step.command for step in repairs}
+        further = [step for step in of_metadata(start, root) if step.command not in known]
+        yield from (step for step in further if step.command.endswith(_FROM_COPY))
         yield from repairs
-        yield from (step for step in of_metadata(start, root) if step.command not in known)
-        if any(offset.group for offset in start.offsets_beyond_end):
-            for group in sorted({offset.group for offset in start.offsets_beyond_end}):
-                yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
-                           _BEYOND, "reversible")
+        yield from (step for step in further if not step.command.endswith(_FROM_COPY))
+        yield from to_the_end(root, {offset.group for offset in start.offsets_beyond_end})
     if is_damaged:
         yield Step(f"rmqctl verify {root}", Phrase("lists every finding with its place"))
     if start.consumers is not None and start.consumers.groups_affected:
@@ -141,6 +145,13 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
                    Phrase("shows what a broker's startup would do, file by file"))
+
+
+def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
+    """Moves the offsets of these groups that are beyond the end of a queue to its end."""
+    for group in sorted(group for group in groups if group):
+        yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
+                   _BEYOND, "reversible")
 
 
 def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
@@ -161,7 +172,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
                    "reversible")
     if any(defect.command is None and defect.loss.what == OFFSETS
            for defect in start.metadata.defects):
-        yield Step(f"rmqctl recover {root} --from COPY", Phrase(
+        yield Step(f"rmqctl recover {root}{_FROM_COPY}", Phrase(
             "a copy of the store or of its config folder has the committed offsets"), "reversible")
 
 
@@ -173,7 +184,7 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
     if outlook.is_member and (outlook.refused or outlook.lost):
         yield Step(f"rmqctl recover {root} --from MEMBER", _MEMBER, "reversible")
     elif outlook.lost or outlook.undecided or lost:
-        yield Step(f"rmqctl recover {root} --from COPY", _COPY, "reversible")
+        yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
     loses = {"messages": outlook.lost} if outlook.lost else {}
     forms = _FORMS if outlook.form_unproven else ("",)
     if outlook.undecided:
@@ -191,15 +202,38 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
                    "reversible")
 
 
-def remains(damaged: Sequence[tuple[str, int]], outlook: Outlook | None) -> list[Remaining]:
-    """What no command of this program repairs; nothing where a repair is possible, or where none
-    was planned. ``damaged``: categories of findings and their counts.
+def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
+            outlook: Outlook | None) -> list[Remaining]:
+    """What no command of this program repairs. ``damaged``: categories of findings and their
+    counts, of which nothing is said where a repair is possible, or where none was planned.
     """
+    return [*_on_the_disk(start), *_beside(damaged, start, outlook)]
+
+
+def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
+    """What makes room on the disk is never a part of the store that the broker would keep."""
+    disk = start.disk
+    if start.runs_well or disk is None or disk.used_ratio is None:
+        return
+    limit = min(disk.clean_ratio, disk.refuse_ratio)
+    yield Remaining("disk", 1, Phrase(
+        "free at least {share:.0%} of the disk before a broker starts, or move the store to a "
+        "larger one: over {clean:.0%} the broker deletes the oldest log files, over {refuse:.0%} "
+        "it rejects messages", share=disk.used_ratio - limit, clean=disk.clean_ratio,
+        refuse=disk.refuse_ratio))
+
+
+def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
+            outlook: Outlook | None) -> list[Remaining]:
     if outlook is None or outlook.is_possible:
         return []
     if outlook.is_member:
         return [Remaining(category, count, _OF_A_MEMBER) for category, count in damaged]
-    found = [Remaining(category, count, _BY_HAND.get(
+    offsets_gone = any(defect.command is None and defect.loss.what == OFFSETS
+                       for defect in start.metadata.defects)
+    by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}
+                              if offsets_gone else {})}
+    found = [Remaining(category, count, by_hand.get(
         category, Phrase("no command repairs this; `rmqctl explain {category}` says what it "
                          "means", category=category))) for category, count in damaged]
     if outlook.refused is not None:

@@ -197,7 +197,7 @@ class Diagnosis:
                     if defect.command is not None}
         return [] if self.sound else advice.remains(
             [(row.category, row.count) for row in self.damaged if row.category not in repaired],
-            self.outlook)
+            self.start, self.outlook)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``doctor``."""

@@ -22,7 +22,7 @@ from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.source import FileSource
-from rmqctl.store.config.config import FOLDER, MISSING, ConfigFile, load_one
+from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import named
 from rmqctl.store.log.bounds import View
@@ -144,7 +144,8 @@ def _file_of(store: Store, group: str) -> ConfigFile:
 
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
     used = file.used
-    if used is None and file.damaged:
+    if used is None and file.damaged and not {
+            file.main.state, file.backup.state} <= {EMPTY, MISSING}:  # of which nothing is left
         raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read, so "
                            "other groups' offsets would be lost: repair it first (`rmqctl "
                            "recover`)")

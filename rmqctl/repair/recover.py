@@ -388,7 +388,7 @@ class _Planner:
                             fillers=self._options.fillers,
                             sources=sources, keep_ours=self._options.prefer == OURS), entries)
             config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
-            self._notes += newer_offsets_of(self._store, sources)
+            self._notes += newer_offsets_of(self._store, sources, config)
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._take(entries)

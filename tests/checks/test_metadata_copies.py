@@ -45,3 +45,11 @@ def test_a_group_that_is_ahead_on_the_slave(pair: Pair) -> None:
     assert f"{GROUP} (by 15)" in note
     assert not any("greater" in one for one in run(
         "recover", slave, "--from", master, "-o", "json").expect(0).json()["notes"])
+
+
+def test_offsets_that_come_from_a_copy_are_not_older_than_it(pair: Pair) -> None:
+    master, slave = pair
+    put(master, OFFSETS, b"")
+    said = run("recover", master, "--from", slave, "-o", "json").expect(0).json()
+    assert "config/consumerOffset.json" in {one["target"] for one in said["actions"]}
+    assert not any("greater" in one for one in said["notes"])

@@ -195,6 +195,18 @@ def test_a_group_that_committed_nothing_yet(tmp_path: Path) -> None:
     assert table(store)["offsetTable"] == {"pays@billing": {"2": 10}}
 
 
+def test_an_empty_file_has_no_offsets_that_could_be_lost(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    file = store / "config" / "consumerOffset.json"
+    file.write_bytes(b"")
+    reset(store, "--topic", "orders", "--to", "earliest", "--apply").expect(0)
+    assert table(store)["offsetTable"] == {"orders@billing": {str(queue): 0 for queue in range(4)}}
+    file.write_bytes(b"")
+    file.with_name(f"{file.name}.bak").write_bytes(b"\x00" * 9)  # of which something may be left
+    assert "no copy of it can be read" in reset(
+        store, "--topic", "orders", "--to", "latest").expect(6).err
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     reset(store).expect(2)

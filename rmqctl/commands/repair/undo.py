@@ -14,6 +14,7 @@ from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
 from rmqctl.errors import NotAStoreError, RmqctlError, UsageError
 from rmqctl.output.units import size_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration, show_times_in
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -121,8 +122,8 @@ def command(
         out.note("dry run: nothing was changed")
         _show(out, store.root, document)
         return
-    tier = ("tiered",) if seen.entry.command.startswith("tiered ") else ()
-    look = typed.other(*tier, "verify", store.root)
+    look = (typed.other("tiered", "verify", store.root)
+            if seen.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
     # The answer of whoever runs it, then the work.
     verb = "Give up" if abandon else "Take back"
     ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
@@ -134,13 +135,20 @@ def command(
     ):
         if abandon:
             repair.abandon(seen.entry.id)
-            document |= {"state": "abandoned", "next": look}
+            document |= {"state": "abandoned", "next": look, "steps": _then(look)}
         else:
             done = repair.undo(seen.entry.id, force=force, moved=moved or ())
-            document |= {"state": "undone", "undone": True, "next": look}
+            document |= {"state": "undone", "undone": True, "next": look, "steps": _then(look)}
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
     _show(out, store.root, document)
+
+
+def _then(look: str) -> list[dict[str, Any]]:
+    """The one step after an undo, as JSON has it."""
+    from rmqctl.checks.advice import Step
+
+    return [Step(look, Phrase("checks the store again")).as_dict()]
 
 
 def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:

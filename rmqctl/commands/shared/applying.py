@@ -19,7 +19,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.plan_page import Proposal, show_plan, what_next
+from rmqctl.commands.shared.plan_page import Proposal, show_plan, steps_after, what_next
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
@@ -245,6 +245,11 @@ def _look(store_root: str, tier: Tiered | None) -> str:
     return typed.other(*(("tiered", "verify") if tier else ("verify",)), store_root)
 
 
+def _check_again(store_root: str, tier: Tiered | None) -> str:
+    """The command that says whether a repair left anything to do."""
+    return _look(store_root, tier) if tier else typed.other("doctor", store_root)
+
+
 def _end(proposal: Proposal) -> None:
     if proposal.ends_with is not ExitCode.OK:
         raise typer.Exit(int(proposal.ends_with))
@@ -319,7 +324,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                     raise RefusedError(f"{store_root}: {proposal.refused}")
                 try:
                     _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
-                               _look(store_root, tier), yes=yes,
+                               _check_again(store_root, tier), yes=yes,
                                around=tier.writes if tier else ())
                 except typer.Exit:  # the answer was no
                     scratch.remove()
@@ -361,12 +366,11 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
                       [folder for folder in done.outside if not found.contain(folder)])
     if yes:
         show_plan(out, proposal, last, following, {
-            "applied": True, "id": done.id, "steps": done.steps, "kept": done.backup,
-            "kept_bytes": backup_bytes})
+            "applied": True, "id": done.id, "kept": done.backup, "kept_bytes": backup_bytes})
     else:
         page = out.human()
         page.text(last)
-        what_next(page, following)
+        what_next(page, steps_after(proposal.plan, following)[0].command)
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app import typed
@@ -15,6 +16,7 @@ from rmqctl.output.units import time_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
+    from rmqctl.checks.advice import Step
     from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
@@ -58,13 +60,16 @@ class Proposal:
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
     """The plan: as a document, or as a page for people; with ``done`` also what came of it.
-    ``following``: the one command to go on with.
+    ``following``: the one command to go on with; of what is done, the one that looks at it.
     """
     plan = proposal.plan
     impact = _impact(proposal)
+    steps = (_steps(proposal, following) if not done or following is None
+             else steps_after(plan, following))
     document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
-                "impact": None if impact is None else impact.as_dict(), "next": following,
-                "steps": _steps(proposal, following, is_done=bool(done)),
+                "impact": None if impact is None else impact.as_dict(),
+                "next": steps[0].command if done and steps else following,
+                "steps": [step.as_dict() for step in steps],
                 "applied": False, "id": None, **(done or {})}
     if out.is_data or not (done and out.quiet):
         out.document(document, lambda page: _page(page, proposal, document, last))
@@ -72,22 +77,35 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
         out.warn(text)
 
 
-def _steps(proposal: Proposal, following: str | None, *, is_done: bool) -> list[dict[str, Any]]:
-    """The command to go on with, and each of those among which the user has to choose."""
+def _steps(proposal: Proposal, following: str | None) -> list[Step]:
+    """The command to go on with, or each of those among which the user has to choose."""
     from rmqctl.checks.advice import Step
 
     if following is None:
         return []
-    if is_done or proposal.plan.empty:
-        return [Step(following, Phrase("checks the store again")).as_dict()]
+    if proposal.plan.empty:
+        return [Step(following, Phrase("checks the store again"))]
     lost = proposal.plan.lost_for_sure if proposal.choice else proposal.plan.lost
     loses = {"messages": lost} if lost else {}
     if proposal.instead or not proposal.choice:
         return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
-                     loses).as_dict()]
+                     loses)]
     return [Step(typed.again(*words, without=("--dry-run",)), proposal.why_choose, "reversible",
-                 loses).as_dict()
+                 loses)
             for words in proposal.choice]
+
+
+def steps_after(plan: Plan, look: str) -> list[Step]:
+    """What to do once a plan is carried out: consumer offsets that it leaves beyond the end of a
+    queue move to that end, then ``look`` checks the store again.
+    """
+    from rmqctl.checks.advice import Step, to_the_end
+
+    beyond = () if plan.consumers is None else {
+        queue.group for queue in plan.consumers.affected if queue.beyond_end}
+    return [*(replace(step, command=typed.completed(step.command) or "")
+              for step in to_the_end(shlex.quote(plan.root), beyond)),
+            Step(look, Phrase("checks the store again"))]
 
 
 def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:

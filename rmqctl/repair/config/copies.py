@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rmqctl.checks.metadata.copies import newer_offsets
+from rmqctl.checks.metadata.tables import OFFSETS
 from rmqctl.errors import StoreIOError
 from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
 from rmqctl.repair.sources.opening import Source
@@ -49,10 +50,16 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
     return steps, actions
 
 
-def newer_offsets_of(store: Store, sources: Iterable[Source]) -> list[str]:
-    """What to say of sources with greater committed offsets: which are right, nothing proves."""
-    said = (newer_offsets(store, source.store, source.name)
-            for source in sources if source.store is not None)
+def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) -> list[str]:
+    """What to say of sources with greater committed offsets: which are right, nothing proves.
+    ``taken``: lost files that come from sources, whose offsets are the store's then.
+    """
+    origins = {action.proof["source"] for action in taken[1]
+               if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}
+    known = [source for source in sources if source.store is not None]
+    ours = next((source.store for source in known if source.name in origins), store)
+    said = (newer_offsets(ours or store, source.store, source.name)
+            for source in known if source.store is not None)
     return [note for note in said if note is not None]
 
 
