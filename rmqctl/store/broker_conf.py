@@ -287,6 +287,7 @@ _RUNTIME: dict[str, _Read] = {
     "cleanFileForciblyEnable": _Reading._flag,
     "deleteFileBatchMax": _Reading._count,
     "timerWheelEnable": _Reading._flag,
+    "enableControllerMode": _Reading._flag,
     "mappedFileSizeTimerLog": _Reading._count,
 }
 """Names in the file -> how Java reads the value."""

@@ -53,3 +53,17 @@ def test_only_an_exception_of_the_right_kind_leads_to_the_backup(
     shutil.copy(root / "epochFileCheckpoint", root / "epochFileCheckpoint.bak")
     (root / "epochFileCheckpoint").write_bytes(data)
     assert start(root, "5.3.3", 0 if starts else 1) == starts
+
+
+@pytest.mark.parametrize("mode", ["true", "false", None])
+def test_only_the_controller_mode_opens_the_epoch_file(
+        mode: str | None, golden_copy: GoldenFolder, tmp_path: Path) -> None:
+    root = golden_copy("5.3.3/controller/store")
+    (root / "epochFileCheckpoint").write_bytes(b"")
+    conf = tmp_path / "broker.conf"
+    conf.write_text("mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=380\n"
+                    "maxHashSlotNum=100\nmaxIndexNum=400\n"
+                    + (f"enableControllerMode={mode}\n" if mode else ""))
+    said = run("preflight", root, "--broker-version", "5.3.3", "--broker-conf", conf, "-o",
+               "json").json()
+    assert said["starts"] == (mode != "true")

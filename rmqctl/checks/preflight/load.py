@@ -126,8 +126,12 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
-    """Controller mode: an epoch file that a broker can read in no way ends its startup."""
-    if version.generation < _FIVE or not store.layout.controller:
+    """Controller mode: an epoch file that a broker can read in no way ends its startup. Without a
+    configuration file the store shows the mode.
+    """
+    conf = store.sizes.conf
+    if version.generation < _FIVE or not store.layout.controller or (
+            conf.path and not conf.runtime.get("enableControllerMode")):
         return
     for copy in read_epochs(store).copies:
         if copy.epochs:
