@@ -130,6 +130,8 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
         judged = False  # the files are intact
     outlook = outlook or Outlook(changes=start.mendable and (is_damaged or start.recovers))
     yield from of_the_machine(start, root)
+    if judged and not is_held and not is_damaged:
+        yield from of_the_queues(start, root)
     if judged and not is_held:
         repairs = [*_repairs(root, outlook, lost=start.account.known)]
         known = {step.command for step in repairs}
@@ -152,6 +154,18 @@ def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
     for group in sorted(group for group in groups if group):
         yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
                    _BEYOND, "reversible")
+
+
+def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
+    """Converts consume queues to the form that broker.conf asks for, where the broker would not
+    build all of them again.
+    """
+    for told in start.configuration:
+        if told.setting == "storeType" and told.effect == "differs" and start.unreachable:
+            form = "rocksdb" if (told.value or "").casefold() == "defaultrocksdb" else "file"
+            yield Step(f"rmqctl convert {root} --consumequeue {form}", Phrase(
+                "converts the consume queues to the form that broker.conf asks for, all of them"),
+                "reversible")
 
 
 def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:

@@ -340,3 +340,17 @@ def test_the_store_type_is_followed(case: Callable[..., Case], name: str, conf: 
     effects = {told["effect"] for told in made["configuration"]}
     assert effects == ({"loses", "differs"} if code else {"differs"} if conf == "default"
                        else set())
+
+
+def test_a_new_data_base_never_gets_the_first_message(case: Callable[..., Case]) -> None:
+    """An empty data base is dispatched up to 0, and only later records get an entry."""
+    pytest.importorskip("rocksdict")
+    one = case(NEW)
+    one.settings["storeType"] = "defaultRocksDB"
+    made = one.preflight(1)
+    assert (made["messages_lost"], made["unreachable"]) == (0, 1)
+    said = one.run("doctor").expect(1).json()
+    assert said["would_lose"] == 1
+    assert "--consumequeue rocksdb" in said["next"][0]
+    (one.root / "abort").touch()  # after an unclean end everything is dispatched
+    assert one.preflight(0)["unreachable"] == 0

@@ -115,6 +115,8 @@ class _Follower:
         if store.sizes.folders_given:
             folders = store.log_folders
         seen = Store(store.root, folders, self._sizes())
+        if self._makes_rocksdb:
+            seen.layout = replace(seen.layout, consumequeue="rocksdb")
         made = Followed(seen, version, self._told, elsewhere=where.elsewhere)
         if where.moved:
             made.assumed[ROOT] = store.root
@@ -170,10 +172,16 @@ class _Follower:
         return (is_from(self._release, _ROCKSDB_SINCE)
                 and self._settings.get(_STORE_TYPE).casefold() == _ROCKSDB)
 
+    @property
+    def _makes_rocksdb(self) -> bool:
+        """Whether the broker makes a new data base, though there are consume queues in files."""
+        return (self._in_rocksdb and self._store.layout.consumequeue == "file"
+                and any(self._store.plain_queues))
+
     def _layouts(self) -> BrokerVersion:
         """The rules with which consumequeues are read; tells what the layouts cost."""
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
-        if self._in_rocksdb and layout.consumequeue == "file" and any(self._store.plain_queues):
+        if self._makes_rocksdb:
             self._tell(_STORE_TYPE, "differs", Phrase(
                 "{setting}: the broker builds the consume queues again, in RocksDB",
                 setting=origin))
