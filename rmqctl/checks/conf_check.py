@@ -10,7 +10,7 @@ from typing import Any
 from rmqctl.broker.conf import java
 from rmqctl.broker.conf.effective import DEFAULTS, DERIVES_SINCE, Effective, shown
 from rmqctl.broker.conf.follow import FATAL, follow
-from rmqctl.broker.conf.names import is_read, meant, table
+from rmqctl.broker.conf.names import is_read, meant, table, unread
 from rmqctl.broker.conf.places import DLEDGER_DATA, LOG, ROOT
 from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.findings import ERROR, INFO, Finding
@@ -71,21 +71,8 @@ class _Check:
     # -- names and values -------------------------------------------------------------------------
 
     def _unread(self, name: str) -> ConfFinding:
-        other, known = meant(name, self._release), table().get(name)
-        values = {"name": name, "release": self._release}
-        if other is not None:
-            return self._found("conf-name", name, Phrase(
-                "{release} does not read {name} (did you mean {other}?)", other=other, **values))
-        if known is None:
-            return self._found("conf-name", name, Phrase(
-                "no release reads {name}", name=name), INFO)
-        if known.until is not None and is_from(self._release, known.since):
-            return self._found("conf-name", name, Phrase(
-                "{release} does not read {name}; {last} was the last that did", last=known.until,
-                **values))
-        return self._found("conf-name", name, Phrase(
-            "{release} does not read {name}; {first} is the first that does", first=known.since,
-            **values))
+        return self._found("conf-name", name, unread(name, self._release), "" if (
+            meant(name, self._release) or name in table()) else INFO)
 
     def _value(self, name: str, text: str) -> Iterator[ConfFinding]:
         kind, values = table()[name].kind, {"name": name, "value": shown(text)}

@@ -223,6 +223,14 @@ class _Reading:
                            "with nothing after it): a broker takes its default")
         return None
 
+    def _integer(self, key: str) -> int | None:
+        """As `Integer.parseInt`, with what is below 1 as well."""
+        value = self._texts.get(key, "")
+        number = int(value[:20]) if re.fullmatch("[+-]?[0-9]+", value) else None
+        if number is not None and -_INT_MAX <= number <= _INT_MAX:
+            return number
+        return self._count(key)  # which says why there is none
+
     def _queue_size(self, key: str) -> int | None:
         """Of whole units: a broker rounds it up."""
         size = self._count(key)
@@ -279,11 +287,11 @@ _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
 """The same for tiers, by the names of their options."""
 
 _RUNTIME: dict[str, _Read] = {
-    "fileReservedTime": _Reading._count,
+    "fileReservedTime": _Reading._integer,
     "deleteWhen": _Reading._text,
-    "diskMaxUsedSpaceRatio": _Reading._count,
-    "diskSpaceWarningLevelRatio": _Reading._count,
-    "diskSpaceCleanForciblyRatio": _Reading._count,
+    "diskMaxUsedSpaceRatio": _Reading._integer,
+    "diskSpaceWarningLevelRatio": _Reading._integer,
+    "diskSpaceCleanForciblyRatio": _Reading._integer,
     "cleanFileForciblyEnable": _Reading._flag,
     "deleteFileBatchMax": _Reading._count,
     "timerWheelEnable": _Reading._flag,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -354,3 +355,25 @@ def test_a_new_data_base_never_gets_the_first_message(case: Callable[..., Case])
     assert "--consumequeue rocksdb" in said["next"][0]
     (one.root / "abort").touch()  # after an unclean end everything is dispatched
     assert one.preflight(0)["unreachable"] == 0
+
+
+@pytest.mark.parametrize(("release", "name", "said"), [
+    (OLD, "timerWheelEnable", "5.0.0 is the first that does"),
+    (NEW, "somethingElse", "no release reads somethingElse")])
+def test_a_name_that_is_not_read_is_told(case: Callable[..., Case], release: str, name: str,
+                                         said: str) -> None:
+    one = case(release)
+    one.settings[name] = "7"
+    (told,) = one.preflight(0)["configuration"]
+    assert (told["setting"], told["effect"]) == (name, "ignored")
+    assert said in told["detail"]
+
+
+@pytest.mark.parametrize("hours", [0, -5])
+def test_no_time_at_all_is_a_reserved_time(case: Callable[..., Case], hours: int) -> None:
+    one = case(OLD)
+    one.settings["fileReservedTime"] = hours
+    for file in (one.root / "commitlog").iterdir():
+        os.utime(file, (1, 1))
+    disk = one.preflight(0)["disk"]
+    assert (disk["reserved_hours"], disk["expires_files"]) == (hours, 4)

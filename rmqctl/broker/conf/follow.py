@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from rmqctl.broker.conf.effective import Effective
-from rmqctl.broker.conf.names import is_read, meant
+from rmqctl.broker.conf.names import is_read, unread
 from rmqctl.broker.conf.places import (
     LOG,
     ROOT,
@@ -157,13 +157,10 @@ class _Follower:
                     name=name, value=Phrase("not set") if value is None else repr(value)))
 
     def _names(self) -> None:
-        """Names that this release does not read, and that were probably meant to be others."""
-        for name in self._settings.conf.texts:
-            other = None if is_read(name, self._release) else meant(name, self._release)
-            if other is not None:
-                self._told.append(Told(name, self._settings.conf.texts[name], "ignored", Phrase(
-                    "{release} does not read {name} (did you mean {other}?)",
-                    release=self._release, name=name, other=other)))
+        """Names that this release does not read: what they ask for does not happen."""
+        for name, text in self._settings.conf.texts.items():
+            if not is_read(name, self._release):
+                self._told.append(Told(name, text, "ignored", unread(name, self._release)))
 
     # -- layouts ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from rmqctl.broker.versions import is_from
+from rmqctl.phrases import Phrase
 
 _CLOSE = 0.8
 """How alike a name must be to count as a slip of the pen (`difflib` ratio)."""
@@ -64,3 +65,19 @@ def meant(name: str, release: str) -> str | None:
     by_case = {known.casefold(): known for known in read}
     close = get_close_matches(name.casefold(), by_case, 1, _CLOSE)
     return by_case[close[0]] if close else None
+
+
+def unread(name: str, release: str) -> Phrase:
+    """Says of a name that ``release`` does not read what may have been meant, or who reads it."""
+    other, known = meant(name, release), table().get(name)
+    values = {"name": name, "release": release}
+    if other is not None:
+        return Phrase("{release} does not read {name} (did you mean {other}?)", other=other,
+                      **values)
+    if known is None:
+        return Phrase("no release reads {name}", name=name)
+    if known.until is not None and is_from(release, known.since):
+        return Phrase("{release} does not read {name}; {last} was the last that did",
+                      last=known.until, **values)
+    return Phrase("{release} does not read {name}; {first} is the first that does",
+                  first=known.since, **values)
