@@ -177,7 +177,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], in
     of no key of theirs. Each hangs in the chain of its slot, and stands in the messages' order.
     """
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
-    known = set(zip(made["physical_offset"].tolist(), made["key_hash"].tolist(), strict=True))
+    known = _Known(made["physical_offset"], made["key_hash"])
     found: dict[int, tuple[int, ...]] = {}
     slots = 1
     for file in store.index_listing.files:
@@ -193,17 +193,43 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], in
             ordered: Array = np.ones(len(rows), bool)
             ordered[1:] &= place[1:] >= place[:-1]
             ordered[:-1] &= place[:-1] <= place[1:]
-            odd = {at for at, key in zip(place.tolist(), rows["key_hash"].tolist(), strict=True)
-                   if (at, key) not in known}
+            odd = np.unique(place[~known.hold(place, rows["key_hash"])])
             if len(odd) > _MOST:
                 continue
-            for number in np.flatnonzero(ordered & np.isin(place, sorted(odd))).tolist():
+            for number in np.flatnonzero(ordered & np.isin(place, odd)).tolist():
                 key = int(rows["key_hash"][number])
                 if _hangs(index, number + 1, key):
                     at = int(place[number])
                     found[at] = (*found.get(at, ()), key)
     return {at: (keys, slots) for at, keys in found.items()
-            if any((at, key) not in known for key in keys)}
+            if not known.hold(np.full(len(keys), at), np.array(keys)).all()}
+
+
+class _Known:
+    """Pairs of a place and a key's hash: all that a rebuilt index has."""
+
+    def __init__(self, made: Array, hashes: Array) -> None:
+        # An index is in the order of the log: what is almost sorted, a stable sort leaves soon.
+        places = np.sort(made.astype(np.int64), kind="stable")
+        self._places: Array = places[np.append(True, places[1:] != places[:-1])[:len(places)]]
+        self._codes: Array = np.sort(self._coded(made, hashes), kind="stable")
+
+    def hold(self, places: Array, hashes: Array) -> Array:
+        """Which pairs are among them."""
+        codes = self._coded(places, hashes)
+        if not len(self._codes):
+            return np.zeros(len(codes), bool)
+        at = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        return np.asarray(self._codes[at] == codes)
+
+    def _coded(self, places: Array, hashes: Array) -> Array:
+        """A pair as one number: that of its place, and the hash; -1 for an unknown place."""
+        places = places.astype(np.int64)
+        if not len(self._places):
+            return np.full(len(places), -1, np.int64)
+        number = np.minimum(np.searchsorted(self._places, places), len(self._places) - 1)
+        code = (number << 32) | (hashes.astype(np.int64) & 0xFFFFFFFF)
+        return np.where(self._places[number] == places, code, -1)
 
 
 def _hangs(index: IndexFile, number: int, key: int) -> bool:
