@@ -5,6 +5,7 @@ Nothing heavy is imported here, and no command: see ``rmqctl.commands``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from rmqctl.commands.app.typed import words
 from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
+_COMPLETING = "_RMQCTL_COMPLETE"
+"""Set by the completion script of a shell."""
 _EPILOG = (
     "Exit codes: 0 done, 1 findings, 2 usage, 3 not a store, 4 held by another process, 5 I/O, "
     "6 failed, 70 a defect in rmqctl. 'rmqctl COMMAND --help' says what a command does to STORE."
@@ -83,6 +86,8 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     ``own_process``: the process ends with this run.
     """
     exit_codes.own_process |= own_process
+    if os.environ.get(_COMPLETING):
+        return _complete()
     args = _spelled(list(sys.argv[1:] if argv is None else argv))
     words.set(tuple(args))
     settle_streams()
@@ -99,6 +104,13 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         return code
 
 
+def _complete() -> int:
+    """What a shell offers for a line. It is never told why there is nothing."""
+    with contextlib.suppress(SystemExit, Exception):
+        build().main(args=[], prog_name=_PROGRAM)
+    return 0
+
+
 def _spelled(args: list[str]) -> list[str]:
     """``help COMMAND`` and ``version`` as the options that they stand for."""
     if args[:1] == ["help"]:
@@ -108,8 +120,6 @@ def _spelled(args: list[str]) -> list[str]:
 
 def _run(args: list[str]) -> int:
     root = build()
-    if os.environ.get("_RMQCTL_COMPLETE"):  # set by the completion script of a shell
-        root.main(args=args, prog_name=_PROGRAM)
     result: Any
     try:
         with root.make_context(_PROGRAM, args) as ctx:

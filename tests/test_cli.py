@@ -660,6 +660,48 @@ def test_completion_of_store_gives_folders(tmp_path, monkeypatch):
     assert complete("rmqctl info store-a/", tmp_path) == ["store-a/commitlog/"]
 
 
+@pytest.mark.parametrize(("line", "offered"), [
+    ("rmqctl read store --topic or", ["orders"]),
+    ("rmqctl query key store -t b", ["bills"]),
+    ("rmqctl recover store --only consumequeue --topic bil", ["bills"]),
+    ("rmqctl impact store --group ", ["billing"]),
+    ("rmqctl offsets store -g b", ["billing"]),
+    ("rmqctl offsets reset store --group x", []),
+    ("rmqctl explain cq-missing-", ["cq-missing-entry"]),
+    ("rmqctl read nowhere --topic o", []),
+    ("rmqctl read --topic o", []),
+])
+def test_completion_of_names(tiny, line, offered):
+    tiny.root.rename(tiny.root.parent / "store")
+    assert complete(line, tiny.root.parent) == offered
+
+
+@pytest.mark.parametrize("harm", [
+    lambda config: config.write_text("{" * 5000),
+    lambda config: config.write_text('{"offsetTable": 7}'),
+    lambda config: config.write_bytes(b"\xff\x00"),
+    lambda config: os.truncate(config, 1 << 40),
+    lambda config: config.unlink() or os.mkfifo(config),
+    lambda config: config.unlink() or config.mkdir(),
+], ids=["nested", "number", "bytes", "huge", "pipe", "folder"])
+def test_completion_says_nothing_of_what_is_wrong(tiny, harm):
+    tiny.root.rename(tiny.root.parent / "store")
+    harm(tiny.root.parent / "store" / "config" / "consumerOffset.json")
+    assert complete("rmqctl impact store --group none", tiny.root.parent) == []
+    assert complete("rmqctl read store --topic orde", tiny.root.parent) == ["orders"]
+
+
+def test_completion_opens_no_large_file(tiny):
+    store = tiny.root.parent / "store"
+    tiny.root.rename(store)
+    for folder in ("commitlog", "consumequeue", "index"):
+        for file in (store / folder).rglob("*"):
+            if file.is_file():
+                file.unlink()
+                os.mkfifo(file)  # whoever opens it waits for ever
+    assert complete("rmqctl read store --topic orde", store.parent) == ["orders"]
+
+
 def test_completion_can_be_shown_and_installed(tmp_path):
     environment = {
         **os.environ,

@@ -18,11 +18,18 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
 from rmqctl.output import FLUSH, FORMATS, Output, jsonlines
-from rmqctl.output.cells import PAGE_ROWS, cut, display_width, pages
+from rmqctl.output.cells import (
+    PAGE_ROWS,
+    cut,
+    display_width,
+    folded_command,
+    number_text,
+    pages,
+)
 from rmqctl.output.escape import json_visible, markdown_text, spreadsheet_safe, visible
+from rmqctl.output.fitting import fit
 from rmqctl.output.plot import bars, columns
 from rmqctl.output.prometheus import Metric, exposition
-from rmqctl.output.richtable import fit
 from rmqctl.output.separated import flatten
 from rmqctl.output.units import (
     count_text,
@@ -181,7 +188,7 @@ def test_large_integers_stay_exact():
     number = (1 << 63) - 1
     assert json.loads(shown("jsonl", [{"n": number}])) == {"n": number}
     assert shown("csv", [{"n": number}]) == f"n\n{number}\n"
-    assert str(number) in shown("table", [{"n": number}], environ={"COLUMNS": "10"})
+    assert f"{number:,}" in shown("table", [{"n": number}], environ={"COLUMNS": "10"})
 
 
 def test_a_late_key_is_not_lost_silently():
@@ -317,9 +324,9 @@ def test_rows_are_written_while_they_come(fmt):
 
     class Watching(io.StringIO):
         def write(self, text: str) -> int:
-            numbers = re.findall(r"(?m)(?:^|[^0-9x])([0-9]+)[^0-9]+x{100}", text)
+            numbers = re.findall(r"(?m)(?:^|[^0-9x])([0-9,]+)[^0-9]+x{100}", text)
             if numbers:
-                lags.append(rows.given - int(numbers[0]))
+                lags.append(rows.given - int(numbers[0].replace(",", "")))
             return super().write(text)
 
     out = Output.open(fmt, stdout=Watching(), environ={"COLUMNS": "150", "NO_COLOR": "1"})
@@ -448,15 +455,75 @@ def test_a_table_is_never_wider_than_the_terminal_and_breaks_no_name(rows, width
         for name, value in row.items():
             if name == "detail":  # its words are all there, none is broken
                 assert set(str(value).split()) <= set(words.split())
-            elif name != "body":
-                assert str(value) in text
+            elif name != "body" and name not in words.partition("no room for: ")[2]:
+                assert number_text(name, value) in text
     assert "…" not in text or "body" in rows[0]
 
 
-def test_what_has_too_little_room_is_shown_below_each_other():
+@pytest.mark.parametrize("fmt", ["table", "plain"])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_column_goes_before_a_row_is_folded_into_lines(fmt, width):
+    row = {"queue_offset": 7, "physical_offset": 10 ** 12, "topic": "TP_ship_evt-x",
+           "store_timestamp": "2024-06-21T19:50:35.167Z", "tags": "a-tag", "empty": None,
+           "total_size": 12345, "detail": SENTENCE}
+    text = shown(fmt, [row] * 2, environ={"COLUMNS": str(width), "NO_COLOR": "1"})
+    lines = text.splitlines()
+    assert max(map(display_width, lines)) <= width
+    at = [number for number, line in enumerate(lines) if line.split()[:1] == ["7"]]
+    assert len(at) == 2  # each row begins with its first value, and has all of the others' room
+    assert all("TP_ship_evt-x" in lines[number] for number in at)
+    shorter = " ".join(text.split())
+    assert SENTENCE in shorter or width == 120
+    named = shorter.partition("no room for: ")[2].replace(" (-o json shows them)", "")
+    hidden = named.split(", ") if named else []
+    assert "empty" not in hidden
+    assert set(hidden) == {name for name, value in row.items() if value is not None
+                           and name != "detail" and number_text(name, value) not in shorter}
+
+
+def test_the_sentence_of_a_row_has_lines_of_its_own_where_its_column_is_narrow():
     rows = [{"file": FILE, "offset": 7, "empty": None, "detail": "wrong"}] * 2
-    block = (f"file    {FILE}\noffset  7\ndetail  wrong\n\n")
-    assert shown("table", rows, environ={"COLUMNS": "70", "NO_COLOR": "1"}) == block * 2
+    block = f"{FILE}       7\n    wrong\n"
+    text = shown("table", rows, environ={"COLUMNS": "70", "NO_COLOR": "1"})
+    assert text.partition("─\n")[2] == block * 2
+
+
+def test_what_has_no_room_at_all_is_shown_below_each_other():
+    rows = [{"file": FILE, "topic": "T" * 30, "detail": "wrong"}] * 2
+    text = shown("table", rows, environ={"COLUMNS": "50", "NO_COLOR": "1"})
+    assert text.count("detail  wrong\n\n") == 2
+
+
+@pytest.mark.parametrize("width", [20, 60, 80])
+def test_a_message_on_stderr_is_folded_and_a_log_is_not(width):
+    for environ, limit in (({"COLUMNS": str(width)}, width), ({}, None)):
+        stream = io.StringIO()
+        out = Output.open("plain", stdout=io.StringIO(), stderr=stream, environ=environ)
+        out.warn(SENTENCE)
+        out.note("/a/folder/whose/name/is/longer/than/a/terminal/has/columns/" * 3)
+        lines = stream.getvalue().splitlines()
+        if limit is None:
+            assert len(lines) == 2
+        else:
+            assert max(map(display_width, lines)) <= limit
+            assert lines[1].startswith("  ")
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_a_folded_command_is_still_one_command(width):
+    import shlex
+
+    command = ("rmqctl recover '/data/a b/store' --from /backup/2024-06-21/of-the-night/store "
+               "--only commitlog")
+    lines = folded_command(command, width)
+    assert max(map(len, lines)) <= width
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_plain_in_a_file_has_lines_as_long_as_they_are():
+    text = shown("plain", [{"n": 1, "file": FILE, "detail": SENTENCE}], environ={})
+    assert len(text.splitlines()) == 2
+    assert SENTENCE in text
 
 
 @pytest.mark.parametrize("fmt", ["table", "plain", "markdown"])
@@ -476,9 +543,10 @@ def test_pairs_and_sentences_fold_between_words():
     text = document("table", {}, page, environ={"COLUMNS": "80", "NO_COLOR": "1"})
     lines = text.splitlines()
     assert lines[1].startswith(" " * 12)
-    assert f"file        {FILE * 2}" in lines  # a name is whole, be it wider
-    assert all(len(line) <= 80 for line in lines if FILE not in line and "rmqctl" not in line)
-    assert lines[-1].startswith("rmqctl recover STORE --topic")  # to be copied
+    assert FILE * 2 in "".join(line.strip() for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-2].startswith("rmqctl recover STORE --topic")
+    assert lines[-2].endswith(" \\")  # to be copied
 
 
 def test_long_cells_fold_within_the_terminal_and_say_what_is_cut():
@@ -691,7 +759,9 @@ def test_progress_is_drawn_on_a_terminal_only(screen, options, drawn):
     options = {"environ": {"TERM": "xterm"}} | options
     out = Output.open("json", stdout=stdout, stderr=err, **options)
     with out.progress("verify [x]", 1000) as progress:
-        progress._show_at = 0
+        if drawn:
+            progress._show_at = 0
+            progress.draw()
         progress.advance(600)
         progress.label("index")
         out.warn("careful")
@@ -709,11 +779,11 @@ def test_rows_and_progress_share_a_screen():
     out = Output.open("jsonl", stdout=screen, stderr=screen, environ=environ)
     with out.progress("verify", 1000) as progress:
         progress._show_at = 0
-        progress.advance(1)
+        progress.draw()
         assert "verify" in screen.getvalue()
         out.rows([{"n": 1}])
-        progress._drawn_at = 0
-        progress.advance(1)
+        progress._show_at = 0
+        progress.draw()
     before, after = screen.getvalue().split('{"n": 1}\n')
     assert before.endswith("\x1b[2K")  # the line of the bar was cleared for the row
     assert "verify" in after

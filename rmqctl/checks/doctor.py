@@ -244,13 +244,17 @@ class Diagnosis:
 
 def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
-             profile: bool = False, machine: Around | None = None) -> Diagnosis:
+             profile: bool = False, machine: Around | None = None,
+             phase: Callable[..., None] | None = None) -> Diagnosis:
     """Verifies all of a store and predicts a start on it. ``progress`` is told bytes of the log,
     each of them twice. ``profile``: with one of the log, from the same pass. ``machine``: the clock
-    and the disk of the start; None: this machine's. StoreIOError.
+    and the disk of the start; None: this machine's. ``phase`` is told the name of each piece of
+    work, and how many bytes it reads where that is known. StoreIOError.
     """
-    run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress)
+    run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress, phase=phase)
     found = verdict(run, _KEPT)
+    if phase is not None:
+        phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
                       machine=machine or around_in_use(store))
     room = os.statvfs(store.root)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rmqctl.output.escape import visible
+from rmqctl.phrases import Joined, Phrase
 
 if TYPE_CHECKING:
     from rmqctl.output.language import Language
@@ -135,12 +136,31 @@ def cell_text(value: Any) -> str:
     return visible(compact_json(value))
 
 
+_ADDRESSES = re.compile(
+    r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
+    r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
+"""Columns whose numbers are copied, or are none: they have no separators."""
+
+
+def number_text(name: str, value: Any) -> str:
+    """The text of a value called ``name``: counts and sizes with separators, else `cell_text`."""
+    if (isinstance(value, int) and not isinstance(value, bool)
+            and not _ADDRESSES.fullmatch(name)):
+        return f"{value:,}"
+    return cell_text(value)
+
+
+def not_shown(columns: Sequence[str]) -> Phrase:
+    """What stands below a table that has no room for some columns."""
+    return Phrase("no room for: {columns} (-o json shows them)", columns=Joined(", ", columns))
+
+
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
     """Cell texts of a page, row by row; columns may have their own way to show a value."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
-            cell_text(layout.say(row.get(name)))
+            number_text(name, layout.say(row.get(name)))
             if special is None or row.get(name) is None
             else visible(special(row[name]))
             for name, special in show
@@ -198,16 +218,56 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     """``text`` in lines of at most ``width`` columns, later ones with ``indent``.
 
     Lines end between words, and between characters of East Asian scripts, before whose commas
-    and full stops they do not. A longer word has a line of its own.
+    and full stops they do not. A word that is longer than a line is broken, after a slash where
+    it has one.
     """
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
     for word in start.split(" "):
         units = [word] if word.isascii() else _UNITS.findall(word)
-        for number, unit in enumerate(units):
+        for number, whole in enumerate(units):
+            unit = whole
             glue = "" if number or not line.strip() else " "
             if line.strip() and display_width(line + glue + unit) > width:
                 lines.append(line)
                 line, glue = indent, ""
+            while display_width(line + glue + unit) > width and len(unit) > 1:
+                head = _head_of(unit, width - display_width(line + glue))
+                lines.append(line + glue + head)
+                unit, line, glue = unit[len(head):], indent, ""
             line += glue + unit
     return [*lines, line] if line else lines
+
+
+def _head_of(word: str, room: int) -> str:
+    """As much of a word as has room, at least a character; up to a slash in its second half."""
+    fits = 1
+    while fits < len(word) and display_width(word[: fits + 1]) <= room:
+        fits += 1
+    slash = word.rfind("/", fits // 2, fits)
+    return word[: slash + 1] if slash > 0 else word[:fits]
+
+
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
+
+
+def folded_command(text: str, width: int) -> list[str]:
+    """A command in lines that a shell takes for one: each but the last ends with a backslash.
+
+    Lines end between words, never within quotes; a longer word without quotes is broken.
+    """
+    if display_width(text) <= width:
+        return [text]
+    lines, line = [], " " * (len(text) - len(text.lstrip(" ")))
+    for whole in _SHELL_WORD.findall(text):
+        word = whole
+        glue = " " if line.strip() else ""
+        if line.strip() and display_width(line + glue + word) > width - 2:
+            lines.append(f"{line} \\")
+            line, glue = "  ", ""
+        while display_width(line + glue + word) > width - 2 and not {*word} & {*"'\"\\"}:
+            head = _head_of(word, width - 1 - display_width(line))
+            lines.append(f"{line}{head}\\")
+            word, line = word[len(head):], ""
+        line += glue + word
+    return [*lines, line]

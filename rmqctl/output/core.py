@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rmqctl.errors import UsageError
-from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles
+from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles, folded
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
@@ -20,7 +20,9 @@ from rmqctl.output.streams import (
     can_encode,
     has_screen,
     is_terminal,
+    known_width,
     takes_a_line,
+    terminal_width,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 
 ENGLISH = "en"
+_MESSAGE_INDENT = "  "
+"""Before the later lines of a message on stderr."""
 
 
 def _language(name: str) -> Language:
@@ -44,7 +48,7 @@ class Output:
 
     def __init__(self, fmt: str, *, quiet: int, verbose: int, no_progress: bool,
                  stdout: IO[str] | None, stderr: IO[str] | None,
-                 environ: Mapping[str, str], lang: str = ENGLISH) -> None:
+                 environ: Mapping[str, str], lang: str = ENGLISH, every: bool = False) -> None:
         if fmt not in FORMATS:
             raise ValueError(f"unknown output format {fmt!r}")
         self.format = fmt
@@ -55,6 +59,7 @@ class Output:
         self._stderr = stderr
         self._environ = environ
         self.lang = lang
+        self._every = every
         self._language = None if lang == ENGLISH else _language(lang)
         self._format = FORMATS[fmt]
         self._terminal = is_terminal(stdout)
@@ -66,10 +71,11 @@ class Output:
     def open(cls, fmt: str | None = None, *, quiet: int = 0, verbose: int = 0,
              no_progress: bool = False, stdout: IO[str] | None = None,
              stderr: IO[str] | None = None, environ: Mapping[str, str] | None = None,
-             lang: str = ENGLISH) -> Output:
+             lang: str = ENGLISH, every: bool = False) -> Output:
         """An output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
-        ``lang``: the language people are spoken to in.
+        ``lang``: the language people are spoken to in. ``every``: pages list each thing, be there
+        many that are alike.
         ``quiet`` 1 silences notes and progress, 2 warnings too; ``verbose`` 1 shows debug lines.
         The streams default to those of the process (which may be closed).
         """
@@ -83,6 +89,7 @@ class Output:
             stderr=sys.stderr if stderr is None else stderr,
             environ=os.environ if environ is None else environ,
             lang=lang,
+            every=every,
         )
 
     @property
@@ -157,6 +164,14 @@ class Output:
         """The page for people in this format (table, plain or markdown)."""
         return cast(PageWriter, self._writer()).page()
 
+    def conclude(self, verdict: str, style: str | None = None) -> None:
+        """The verdict that began a page once more, as the last line; for people only."""
+        if not self.is_data:
+            page = self.human()
+            page.blank()
+            page.text(verdict, style)
+            self.flush()
+
     def _writer(self) -> Writer:
         if self.is_value:
             # Two JSON values on stdout are no JSON: a defect to be found in the first test.
@@ -164,7 +179,8 @@ class Output:
                 raise RuntimeError("a command wrote two JSON values")
             self._value_written = True
         return self._format.writer(self.format, Target(
-            self._sink, self._stdout, self._environ, self._terminal, self.warn, self._language))
+            self._sink, self._stdout, self._environ, self._terminal, self.warn, self._language,
+            self._every))
 
     def binary(self) -> Raw:
         """Standard output for bytes of a format of their own: not for a terminal (UsageError)."""
@@ -188,6 +204,10 @@ class Output:
         if self.quiet < 1:
             self._say(f"rmqctl: {visible(self._said(text))}")
 
+    def tell(self, text: str) -> None:
+        """What a question on stderr needs; never silenced."""
+        self._say(f"rmqctl: {visible(self._said(text))}")
+
     def warn(self, text: str) -> None:
         """A warning on stderr; silenced by -qq."""
         if self.quiet < 2:
@@ -207,7 +227,7 @@ class Output:
         # Data already shown comes first on a terminal that shows both streams.
         if self._terminal:
             self._sink.flush()
-        say(line, self._stderr)
+        say(line, self._stderr, self._environ)
 
     # -- progress -----------------------------------------------------------------------------
 
@@ -225,7 +245,8 @@ class Output:
     def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
         """A context manager to report progress with; ``total`` in bytes, or in ``unit``.
 
-        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q.
+        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q. Within
+        another one it is a phase of that.
         """
         if (
             self._no_progress
@@ -236,9 +257,14 @@ class Output:
         ):
             self._progress = None
             return Progress()
-        from rmqctl.output.progress import BarProgress
+        from rmqctl.output.progress import BarProgress, Nested
 
-        bar = BarProgress(visible(label), total, self._stderr, unit_bytes=unit == "bytes")
+        around = self._progress
+        if isinstance(around, BarProgress) and around.is_running:
+            return Nested(around, visible(label), total, unit_bytes=unit == "bytes")
+        bar = BarProgress(visible(label), total, self._stderr, unit_bytes=unit == "bytes",
+                          width=lambda: terminal_width(self._stderr, self._environ),
+                          unicode=can_encode(self._stderr, "\u2588\u2591"))
         if self._terminal:
             self._sink.before_write = bar.hide  # rows and the bar share one screen
         self._progress = bar
@@ -251,9 +277,17 @@ class Output:
             yield progress.advance
 
 
-def say(line: str, stream: IO[str] | None) -> None:
-    """Write one line to ``stream`` (stderr); a closed or broken one is not worth failing for."""
-    text = visible_lines(line) + "\n"
+def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = None) -> None:
+    """Write a message to ``stream`` (stderr), folded where that has a width.
+
+    A closed or broken stream is not worth failing for.
+    """
+    width = known_width(stream, os.environ if environ is None else environ)
+    text = visible_lines(line)
+    if width is not None:
+        text = "\n".join(part for one in text.split("\n") for part in (
+            folded(one, width, _MESSAGE_INDENT) or [""]))
+    text += "\n"
     if not can_encode(stream, text):
         text = text.encode("ascii", "backslashreplace").decode("ascii")
     if stream is not None:

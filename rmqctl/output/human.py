@@ -7,7 +7,7 @@ file or a Markdown page.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.output.cells import (
@@ -15,11 +15,13 @@ from rmqctl.output.cells import (
     Render,
     Row,
     Styles,
-    cell_text,
     columns_of,
     cut,
     display_width,
     folded,
+    folded_command,
+    not_shown,
+    number_text,
     numeric_columns,
     padded,
     page_cells,
@@ -27,6 +29,16 @@ from rmqctl.output.cells import (
     peek,
 )
 from rmqctl.output.escape import markdown_text, visible, visible_lines
+from rmqctl.output.fitting import (
+    GAP,
+    Fit,
+    fitted,
+    header_of,
+    lines_of,
+    plain_line,
+    refitted,
+    total,
+)
 from rmqctl.output.language import Language
 from rmqctl.output.streams import Target, can_encode, wants_colour
 
@@ -53,13 +65,16 @@ class Human(ABC):
     """The page a command writes on.
 
     ``width`` is in columns; ``unicode`` says whether block and box characters can be shown,
-    ``colour`` whether styles have an effect.
+    ``colour`` whether styles have an effect, ``every`` whether each of many alike is to be listed.
     """
 
-    def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None) -> None:
+    def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None,
+                 limit: int | None = None) -> None:
         self._sink = sink
+        self._limit = limit
         self._language = language or Language()
         self._started = False
+        self.every = False
         self.width = width
         self.unicode = unicode
         self.colour = False
@@ -75,7 +90,7 @@ class Human(ABC):
         self._started = True
         texts = {
             visible(self._language.caption(key)): cut(
-                cell_text(self._language.say(value)), _VALUE_LIMIT, self.mark)
+                number_text(key, self._language.say(value)), _VALUE_LIMIT, self.mark)
             for key, value in mapping.items()
         }
         if texts:
@@ -101,6 +116,40 @@ class Human(ABC):
     def blank(self) -> None:
         """One empty line."""
         self._sink.write("\n")
+
+    def _lines(self, text: str) -> str:
+        """Sentences folded between their words; a command stays one that can be copied."""
+        if self._limit is None:
+            return text
+        return "\n".join(part for line in text.split("\n") for part in self._folded(line))
+
+    def _folded(self, line: str) -> list[str]:
+        limit = self._limit
+        words = line.lstrip(" ")
+        if limit is None or display_width(line) <= limit:
+            return [line]
+        if words.startswith("rmqctl "):
+            return folded_command(line, limit)
+        indent = " " * (len(line) - len(words) + (2 if words.startswith("- ") else 0))
+        return folded(line, limit, indent)
+
+    def _pair_lines(self, texts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+        """(name, name or blanks in its column, part of the value) of each line of the pairs."""
+        width = max(map(display_width, texts))
+        room = None if self._limit is None else self._limit - width - 2
+        for key, value in texts.items():
+            parts = [value]
+            if room is not None and display_width(value) > room:
+                parts = folded(value, max(room, 1)) or [""]
+                if room < _LEAST_ROOM or (" " not in value and self._limit is not None
+                                          and display_width(value) < self._limit):
+                    # A long name has a line of its own, and so has what has no room beside it.
+                    yield key, key, ""
+                    for part in folded(f" {value}", self._limit or room, " "):
+                        yield key, "", part
+                    continue
+            for number, part in enumerate(parts):
+                yield key, padded("" if number else key, width) + "  ", part
 
     def _gap(self) -> None:
         if self._started:
@@ -128,7 +177,7 @@ class PlainHuman(Human):
     def _table(self, rows: Iterable[Row], layout: Layout) -> int:
         if layout.title:
             self._title(visible(layout.title))
-        return _write_tabulated(self._sink, self.style, rows, layout, self.mark)
+        return _write_tabulated(self._sink, self.style, rows, layout, self.mark, self._limit)
 
     def _title(self, text: str) -> None:
         self._sink.write(f"{text}\n")
@@ -137,16 +186,15 @@ class PlainHuman(Human):
         self._sink.write(f"{text}\n{'-' * display_width(text)}\n")
 
     def _pairs(self, texts: Mapping[str, str], styles: Mapping[str, str]) -> None:
-        width = max(map(display_width, texts))
-        for key, value in texts.items():
-            self._sink.write(f"{padded(key, width)}  {value}".rstrip() + "\n")
+        for _, name, part in self._pair_lines(texts):
+            self._sink.write(f"{name}{part}".rstrip() + "\n")
 
     def _text(self, text: str, style: str | None) -> None:
-        self._sink.write(f"{text}\n")
+        self._sink.write(f"{self._lines(text)}\n")
 
 
 class MarkdownHuman(PlainHuman):
-    """For a report or a ticket: GitHub-flavoured Markdown."""
+    """For a report or a ticket: GitHub-flavoured Markdown, whose lines are as long as they are."""
 
     style = "markdown"
 
@@ -171,7 +219,8 @@ class RichHuman(Human):
     """For a terminal: colours and rich tables."""
 
     def __init__(self, sink: Sink, canvas: Canvas, language: Language | None) -> None:
-        super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language)
+        super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language,
+                         limit=canvas.width)
         self._canvas = canvas
         self.colour = canvas.colour
 
@@ -188,27 +237,12 @@ class RichHuman(Human):
 
         from rmqctl.output.richtable import STYLES
 
-        width = max(map(display_width, texts))
-        room = max(self.width - width - 2, _LEAST_ROOM)
-        lines = []
-        for key, value in texts.items():
-            parts = folded(value, room) or [""]
-            for number, part in enumerate(parts if display_width(value) > room else [value]):
-                lines.append(Text.assemble(
-                    (padded("" if number else key, width), STYLES["key"]), "  ",
-                    (part, STYLES.get(styles.get(key, ""), ""))))
-        self._sink.write(self._canvas.draw(*lines))
+        self._sink.write(self._canvas.draw(*(
+            Text.assemble((name, STYLES["key"]), (part, STYLES.get(styles.get(key, ""), "")))
+            for key, name, part in self._pair_lines(texts))))
 
     def _text(self, text: str, style: str | None) -> None:
-        self._styled("\n".join(self._folded(line) for line in text.split("\n")), style)
-
-    def _folded(self, line: str) -> str:
-        """A sentence folded between its words; a command to copy stays on its line."""
-        words = line.lstrip(" ")
-        if display_width(line) <= self.width or words.startswith("rmqctl "):
-            return line
-        indent = " " * (len(line) - len(words) + (2 if words.startswith("- ") else 0))
-        return "\n".join(folded(line, self.width, indent))
+        self._styled(self._lines(text), style)
 
     def _styled(self, text: str, style: str | None) -> None:
         from rich.text import Text
@@ -239,11 +273,13 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
 # -- tables without a terminal, laid out by tabulate, page by page --------------------------------
 
 
-def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout, mark: str) -> int:
+def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout, mark: str,
+                     limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; returns how many.
 
     The header stands once. Column widths are those of the first page; a page with longer cells
-    is wider, never narrower, so that columns stay in line in all but freak cases.
+    is wider, never narrower, so that columns stay in line in all but freak cases. From the first
+    page on that is wider than ``limit``, the table is laid out within it.
     """
     first, stream = peek(pages(rows))
     names = columns_of(first) if layout.columns is None else list(layout.columns)
@@ -253,6 +289,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
     headers = [_cell(visible(layout.header(name)), style) for name in names]
     widths = [0] * len(names)
     count = 0
+    narrow: _Narrow | None = None
     for page in stream:
         cells = [
             [_cell(cut(text, _CELL_LIMIT[style], mark), style) for text in line]
@@ -262,13 +299,68 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
             widest = max(display_width(line[column]) for line in cells)
             widths[column] = max(widths[column], widest,
                                  display_width(headers[column]) + _HEADER_PADDING)
-        lines = _layout(style, headers, cells, widths, numeric)
-        if count:
-            del lines[: _HEADER_LINES[style]]
+        if narrow is None and limit is not None and _is_wider(widths, cells, headers, limit):
+            narrow = _Narrow(names, headers, numeric, limit, mark)
+        if narrow is not None:
+            lines = narrow.lines(cells)
+        else:
+            lines = _layout(style, headers, cells, widths, numeric)
+            if count:
+                del lines[: _HEADER_LINES[style]]
         count += len(page)
         sink.write("".join(f"{line.rstrip()}\n" for line in lines))
         sink.flush()
+    if narrow is not None and narrow.hidden:
+        text = layout.say(not_shown([headers[column] for column in sorted(narrow.hidden)]))
+        sink.write("".join(f"{line}\n" for line in folded(text, narrow.width)))
     return count
+
+
+def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Sequence[str],
+              limit: int) -> bool:
+    """Whether a page of a plain table has lines that are wider than ``limit``."""
+    if total(widths) <= limit:
+        return False
+    end = sum(widths[:-1]) + GAP * (len(widths) - 1)  # the last column is not filled up
+    return end + max(display_width(headers[-1]), *(
+        display_width(line[-1]) for line in cells)) > limit or any(
+        width > limit for width in widths)
+
+
+class _Narrow:
+    """The pages of a plain table within a width; ``hidden`` are columns it has no room for."""
+
+    def __init__(self, names: Sequence[str], headers: Sequence[str], numeric: Sequence[bool],
+                 width: int, mark: str) -> None:
+        self._names, self._headers, self._numeric = names, headers, numeric
+        self.width, self._mark = width, mark
+        self._fit: Fit | None = None
+        self._started = False
+        self.hidden: set[int] = set()
+
+    def lines(self, cells: Sequence[Sequence[str]]) -> list[str]:
+        """The lines of a page; the first has the header above it."""
+        if not self._started:
+            self._fit = fitted(self._names, self._headers, cells, self._numeric, self.width)
+        elif self._fit is not None:
+            self._fit = refitted(self._fit, self._names, self._headers, cells, self._numeric,
+                                 self.width)
+        if self._fit is None:
+            self._started = True
+            return [line for row in cells for line in self._stacked(row)]
+        lines = [] if self._started else header_of(self._headers, self._fit, self._numeric)
+        self._started = True
+        self.hidden |= {column for column in self._fit.dropped if any(row[column] for row in cells)}
+        for row in cells:
+            lines += [plain_line(parts, self._numeric) for parts in lines_of(
+                self._names, row, self._fit, self.width, self._mark)]
+        return lines
+
+    def _stacked(self, row: Sequence[str]) -> list[str]:
+        lines = []
+        for name, text in zip(self._headers, row, strict=True):
+            lines += folded(f"{name}  {text}", self.width, "  ") if text else []
+        return [*lines, ""]
 
 
 def _cell(text: str, style: str) -> str:
@@ -304,6 +396,11 @@ class Pages:
         self._name, self._target = name, target
 
     def page(self) -> Human:
+        page = self._page()
+        page.every = self._target.every
+        return page
+
+    def _page(self) -> Human:
         target = self._target
         if self._name == "table":
             from rmqctl.output.richtable import Canvas
@@ -311,9 +408,12 @@ class Pages:
             return RichHuman(target.sink, Canvas(
                 target.width, wants_colour(target.stream, target.environ), target.sink.encoding),
                 target.language)
-        kind = MarkdownHuman if self._name == "markdown" else PlainHuman
-        return kind(target.sink, width=target.width,
-                    unicode=can_encode(target.stream, _UNICODE_SAMPLE), language=target.language)
+        unicode = can_encode(target.stream, _UNICODE_SAMPLE)
+        if self._name == "markdown":
+            return MarkdownHuman(target.sink, width=target.width, unicode=unicode,
+                                 language=target.language)
+        return PlainHuman(target.sink, width=target.width, unicode=unicode,
+                          language=target.language, limit=target.limit)
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         columns = layout.columns if layout.brief is None else layout.brief

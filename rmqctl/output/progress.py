@@ -1,24 +1,33 @@
-"""Progress on stderr: a bar on a terminal, nothing anywhere else."""
+"""Progress on stderr: a line on a terminal, nothing anywhere else."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, Self
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+from rmqctl.output.cells import display_width
+from rmqctl.output.units import count_text, rate_text, size_text
 
-_REDRAW_SECONDS = 0.1
+_REDRAW_SECONDS = 0.25
+_SURE_SECONDS = 2.0
+"""So long a rate is not trusted: no time left is named."""
+_STALLED_SECONDS = 10.0
+"""After so long without any progress a rate says nothing of what is left."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_LEAST_BAR = 8
+_MOST_BAR = 40
+_SPINNER = "|/-\\"
 
 
 class Progress:
     """The silent kind, and the interface of both: use as a context manager.
 
-    ``advance`` may be called as often as one likes: it costs an addition and a clock reading.
+    ``advance`` may be called as often as one likes, from any thread: it costs an addition.
     """
 
     def __enter__(self) -> Self:
@@ -37,37 +46,58 @@ class Progress:
     def label(self, text: str) -> None:
         """What is being done now."""
 
+    def phase(self, text: str, total: int | None = None) -> None:
+        """Another piece of work begins, of ``total`` units, or of no one knows how many."""
+
     def hide(self) -> None:
-        """Clear the bar from the screen, because something else is about to be printed."""
+        """Clear the line from the screen, because something else is about to be printed."""
 
 
 class BarProgress(Progress):
-    """A rich progress bar. It comes up only after a moment, so that quick commands never flash."""
+    """A line that is drawn again four times a second, whatever the work does.
+
+    It comes up only after a moment, so that quick commands never flash. The time left is that of
+    the phase which the line names, at the rate that it has had.
+    """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
-                 delay: float = 0.3, clock: Callable[[], float] = time.monotonic) -> None:
-        self._label = label
+                 delay: float = 0.3, width: Callable[[], int] = lambda: 80, unicode: bool = False,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = self.own_label = label
         self._total = total
         self._stream = stream
         self._unit_bytes = unit_bytes
+        self._width = width
+        self._unicode = unicode
         self._clock = clock
-        self._show_at = clock() + delay
-        self._drawn_at = 0.0
+        self._delay = delay
+        self._started = self._phase_began = self._moved = clock()
+        self._show_at = self._started + delay
         self._done = 0
+        self._ticks = 0
         self._shown = False
-        self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._drawer: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        drawer = threading.Thread(target=self._run, name="progress", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system gives no thread: no progress
+            drawer.start()
+            self._drawer = drawer
+        return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None,
                  traceback: TracebackType | None) -> None:
+        self._ended.set()
+        if self._drawer is not None:
+            self._drawer.join()
         self.hide()
 
     def advance(self, amount: int) -> None:
-        self._done += amount
-        now = self._clock()
-        if now >= self._show_at and now - self._drawn_at >= _REDRAW_SECONDS:
-            self._drawn_at = now
-            self._draw()
+        with self._lock:
+            self._done += amount
+            self._moved = self._clock()
 
     def total(self, amount: int) -> None:
         self._total = amount
@@ -75,65 +105,137 @@ class BarProgress(Progress):
     def label(self, text: str) -> None:
         self._label = text
 
+    def phase(self, text: str, total: int | None = None) -> None:
+        self.begin(text, total, unit_bytes=True)
+
+    def begin(self, text: str, total: int | None, *, unit_bytes: bool) -> None:
+        """A phase of that unit."""
+        with self._lock:
+            self._label, self._total, self._done = text, total, 0
+            self._unit_bytes = unit_bytes
+            self._phase_began = self._moved = self._clock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._drawer is not None and not self._ended.is_set()
+
     def hide(self) -> None:
-        """Clear the bar from the screen; it comes back with the next ``advance``."""
-        if self._bar is not None and self._shown:
-            self._bar.stop()
-            self._shown = False
+        """Clear the line; it comes back a moment later, if the work goes on."""
+        with self._lock:
+            self._show_at = self._clock() + self._delay
+            if self._shown:
+                self._shown = False
+                self._write("\r\x1b[2K")
 
-    def _draw(self) -> None:
-        if self._bar is None:
-            self._bar = self._start()
-            self._task = self._bar.add_task(self._label, total=self._total)
-        if self._task is not None:
-            self._bar.update(
-                self._task, completed=self._done, total=self._total, description=self._label
-            )
-        if not self._shown:
-            self._bar.start()
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # they are the main thread's
+        while not self._ended.wait(_REDRAW_SECONDS):
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the line as it is now, unless it is too early."""
+        with self._lock:
+            if self._clock() < self._show_at:
+                return
+            self._ticks += 1
             self._shown = True
-        self._bar.refresh()
+            self._write(f"\r\x1b[2K{self.line()}")
 
-    def _start(self) -> RichProgress:
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            ProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import (
-            Progress as RichProgress,
-        )
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # whoever watched has gone
+            self._ended.set()
 
-        amount: list[ProgressColumn] = (
-            [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-            if self._unit_bytes
-            else [MofNCompleteColumn()]
-        )
-        return RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            *amount,
-            TimeRemainingColumn(),
-            console=_console(self._stream),
-            transient=True,
-            auto_refresh=False,  # it shows what it is told of, and needs no thread
-            redirect_stdout=False,  # stdout is data; rich must not wrap it
-            redirect_stderr=False,
-        )
+    def line(self) -> str:
+        """The line within the width: the less important parts go first."""
+        now = self._clock()
+        total = self._total
+        # All is read, and the work goes on: a full bar would say that it is over.
+        is_known = bool(total) and self._done < (total or 0)
+        label = f"{_SPINNER[self._ticks % len(_SPINNER)]} {self._label}"
+        elapsed = _clock_text(now - self._started)
+        parts: dict[str, str] = {"label": label}
+        if total and is_known:
+            parts["percent"] = f"{100 * self._done // total:3d}%"
+            parts["amount"] = f"{self._amount(self._done)} of {self._amount(total)}"
+        elif self._done and not total:
+            parts["amount"] = self._amount(self._done)
+        rate = self._rate(now)
+        if rate is not None and not (total and not is_known):
+            parts["rate"] = (f"{size_text(round(rate))}/s" if self._unit_bytes else
+                             rate_text(rate))
+        parts["elapsed"] = elapsed
+        if total and is_known and rate:
+            parts["left"] = f"{_clock_text((total - self._done) / rate)} left"
+        room = self._width() - 1
+        for name in ("rate", "elapsed", "amount", "percent", "left"):
+            if _length(parts) > room:
+                parts.pop(name, None)
+        bar = min(room - _length(parts) - 2, _MOST_BAR)
+        if total and is_known and "percent" in parts and bar >= _LEAST_BAR:
+            parts = {"label": parts.pop("label"), "bar": self._bar(bar, self._done / total),
+                     **parts}
+        text = "  ".join(parts.values())
+        while display_width(text) > room and text:
+            text = text[:-1]
+        return text
+
+    def _rate(self, now: float) -> float | None:
+        """Units a second since the phase began; None where too little is known of it."""
+        spent = now - self._phase_began
+        if spent < _SURE_SECONDS or not self._done or now - self._moved > _STALLED_SECONDS:
+            return None
+        return self._done / spent
+
+    def _amount(self, count: int) -> str:
+        return size_text(count) if self._unit_bytes else count_text(count)
+
+    def _bar(self, width: int, share: float) -> str:
+        done = min(round(width * share), width)
+        full, empty = ("█", "░") if self._unicode else ("#", ".")
+        return full * done + empty * (width - done)
 
 
-def _console(stream: IO[str]) -> Console:
-    from rich.console import Console
+class Nested(Progress):
+    """A phase of the progress around it, whose line it shares."""
 
-    class QuietConsole(Console):
-        """A console that falls silent when its reader goes away, instead of ending the program."""
+    def __init__(self, around: BarProgress, label: str, total: int | None, *, unit_bytes: bool
+                 ) -> None:
+        self._around, self._label, self._total = around, label, total
+        self._unit_bytes = unit_bytes
 
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
+    def __enter__(self) -> Self:
+        self._around.begin(self._label, self._total, unit_bytes=self._unit_bytes)
+        return self
 
-    options: dict[str, Any] = {"file": stream, "highlight": False, "markup": False}
-    return QuietConsole(**options)
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self._around.phase(self._around.own_label)
+
+    def advance(self, amount: int) -> None:
+        self._around.advance(amount)
+
+    def total(self, amount: int) -> None:
+        self._around.total(amount)
+
+    def label(self, text: str) -> None:
+        self._around.label(text)
+
+    def phase(self, text: str, total: int | None = None) -> None:
+        self._around.phase(text, total)
+
+    def hide(self) -> None:
+        self._around.hide()
+
+
+def _length(parts: dict[str, str]) -> int:
+    return sum(map(display_width, parts.values())) + 2 * (len(parts) - 1)
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -46,8 +46,10 @@ def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
     return is_terminal(stream) and environ.get("TERM") != "dumb"
 
 
-def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
-    """Columns to lay out for: COLUMNS, else the terminal's width, else 100."""
+def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
+    """Columns that there are: COLUMNS, else the terminal's width; None for a file or a pipe, in
+    which a line may be as long as it is.
+    """
     columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -56,7 +58,12 @@ def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
             return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
         except (OSError, ValueError):
             return shutil.get_terminal_size((_FALLBACK_WIDTH, 24)).columns
-    return _FALLBACK_WIDTH
+    return None
+
+
+def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
+    """Columns to lay out for: those that there are, else 100."""
+    return known_width(stream, environ) or _FALLBACK_WIDTH
 
 
 def takes_a_line(stream: Any) -> bool:
@@ -167,7 +174,7 @@ class Target(NamedTuple):
     """Where a writer's data goes, and what there is to know of the place.
 
     ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.
-    ``language``: that of pages for people, None for English.
+    ``language``: that of pages for people, None for English. ``every``: see `Output.open`.
     """
 
     sink: Sink
@@ -176,11 +183,17 @@ class Target(NamedTuple):
     terminal: bool
     warn: Callable[[str], None]
     language: Language | None
+    every: bool = False
 
     @property
     def width(self) -> int:
         """Columns to lay out for."""
         return terminal_width(self.stream, self.environ)
+
+    @property
+    def limit(self) -> int | None:
+        """Columns that no line may exceed; None for a file or a pipe."""
+        return known_width(self.stream, self.environ)
 
 
 def wait(seconds: float) -> None:

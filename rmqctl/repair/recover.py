@@ -8,8 +8,8 @@ that differ are replaced. A store that is whole gets an empty plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -521,15 +521,17 @@ class _Planner:
                 "(`rmqctl diff` compares two, `rmqctl recover --from` copies them)")
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
-        steps, actions = derived_steps(
-            rebuilt, lambda: whole and index_is_right(self._store))
+        with self._watch("comparing with what is there", 0):
+            steps, actions = derived_steps(rebuilt, lambda: whole and index_is_right(
+                self._store, self._watch, self._options.jobs))
         if steps and saved.parts and settled is None and self._make is rebuild:
-            settled = self._settle(saved, rebuilt, steps)
+            with self._watch("comparing entries with messages", 0):
+                settled = self._settle(saved, rebuilt, steps)
             if settled.tags or settled.keys:
                 return self._derived(self._corrected(saved, settled.corrected), settled)
         if whole and self._store.snapshot is not None:
             # They are of now and the log is that of its fixed end: what differs may be newer.
-            sound = [part for part in (CONSUMEQUEUE, INDEX) if not _troubled(self._store, part)]
+            sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
         if whole and (untold := self._untold(steps)):
@@ -590,11 +592,16 @@ class _Planner:
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
         if not (INDEX in self._options.only and self._options.topic is None
-                and self._known.index_unknown and _troubled(self._store, INDEX)):
+                and self._known.index_unknown and self._troubled(INDEX)):
             return left
         self._notes.append("the index is damaged and stays so: keys may not be found before it is "
                            "made anew in the shape that the broker has")
         return (*left, INDEX)
+
+    def _troubled(self, part: str) -> bool:
+        """Whether `verify` finds trouble with the queues or the index."""
+        return any(finding.is_trouble for finding in _verified(
+            self._store, part, self._watch, self._options.jobs))
 
     def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
         """Light queues of which nothing tells whether rows are missing: they stay as they are,
@@ -604,8 +611,7 @@ class _Planner:
         if off or self._options.light_rows or not any(
                 _queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
             return set()
-        found = list(Verification(
-            self._store, VerifyOptions(only=frozenset({CONSUMEQUEUE}))).findings())
+        found = list(_verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs))
         untold = {(finding.topic or "", finding.queue_id or 0) for finding in found
                   if finding.category == "not-judged" and finding.topic is not None}
         untold -= {(finding.topic or "", finding.queue_id or 0) for finding in found
@@ -649,13 +655,15 @@ def _part_of(target: str) -> str:
     return INDEX if target.split(os.sep, maxsplit=1)[0] == INDEX else CONSUMEQUEUE
 
 
-def _troubled(store: Store, part: str) -> bool:
-    """Whether `verify` finds trouble with the queues or the index, up to the store's fixed end."""
-    found = Verification(store, VerifyOptions(only=frozenset({part}))).findings()
-    return any(finding.is_trouble for finding in found)
+def _verified(store: Store, part: str, watch: Watch, jobs: int
+              ) -> Generator[Finding, None, None]:
+    """What `verify` finds of the queues or the index, up to the store's fixed end."""
+    with watch(f"checking the {part}", store.log.size) as done:
+        yield from Verification(
+            store, VerifyOptions(only=frozenset({part}), jobs=jobs), done).findings()
 
 
-def index_is_right(store: Store) -> bool:
+def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
     """Whether `verify` finds nothing about the index of a store whose log is whole.
 
     Its files need not be those of a rebuild: a broker whose clock was set back, or that stopped
@@ -663,5 +671,5 @@ def index_is_right(store: Store) -> bool:
     """
     if ended_by_repair(store) is not None:
         return False
-    found = Verification(store, VerifyOptions(only=frozenset({INDEX}))).findings()
-    return next(found, None) is None
+    with closing(_verified(store, INDEX, watch, jobs)) as found:
+        return next(found, None) is None

@@ -35,7 +35,7 @@ def test_a_plan_names_itself_with_apply(damaged: Path, rmqctl: Runner) -> None:
     assert plan["next"] == f"rmqctl recover {damaged} --jobs 2 -o json --apply"
     assert plan["impact"] == LOST
     page = lines(rmqctl("recover", damaged).expect(1).out)
-    assert page[-1] == f"rmqctl recover {damaged} --apply"
+    assert f"rmqctl recover {damaged} --apply" in page
     assert sum(line.startswith("rmqctl ") for line in page) == 1
     assert ("concerned: 1 of 274 messages; TP_bill_Event9 1; stored from 2024-06-23T19:13:56.253Z "
             "to 2024-06-23T19:13:56.373Z") in page
@@ -43,7 +43,8 @@ def test_a_plan_names_itself_with_apply(damaged: Path, rmqctl: Runner) -> None:
 
 def test_carried_out_it_is_judged_again(damaged: Path, rmqctl: Runner) -> None:
     plan = rmqctl("recover", damaged).expect(1).out
-    applied = rmqctl(*shlex.split(lines(plan)[-1])[1:], "-o", "json").expect(1).json()
+    command = next(line for line in lines(plan) if line.startswith("rmqctl "))
+    applied = rmqctl(*shlex.split(command)[1:], "-o", "json").expect(1).json()
     assert (applied["applied"], applied["next"]) == (True, f"rmqctl doctor {damaged}")
     assert [step["command"] for step in applied["steps"]] == [applied["next"]]
     assert applied["impact"] == LOST

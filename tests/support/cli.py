@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support import forking
 
-QUIET_ENV = {"NO_COLOR": "1", "COLUMNS": "200", "LINES": "50", "TERM": "dumb", "TZ": "UTC",
+QUIET_ENV = {"NO_COLOR": "1", "COLUMNS": "1000", "LINES": "50", "TERM": "dumb", "TZ": "UTC",
              "LC_ALL": "C.UTF-8", "RMQCTL_LANG": "en"}
 DROPPED_ENV = ("RMQCTL_STORE", "FORCE_COLOR")
 MIB = 1 << 20

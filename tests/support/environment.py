@@ -29,6 +29,9 @@ def reduce_to_login(environ: MutableMapping[str, str] = os.environ) -> None:
     for name in set(environ) - kept:
         if not name.startswith(PREFIXES):
             del environ[name]
+    if environ is os.environ:
+        for name in ("COLUMNS", "LINES"):  # readline sets them where Python does not see it
+            os.unsetenv(name)
     if faked:
         _shift_clock(environ)
 

@@ -111,7 +111,10 @@ class Coverage:
 
 @dataclass(slots=True)
 class Verification:
-    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete.
+
+    ``progress`` is told bytes of the log, ``phase`` the name of what follows that pass.
+    """
 
     store: Store
     options: VerifyOptions = field(default_factory=VerifyOptions)
@@ -125,6 +128,7 @@ class Verification:
     profile: LogProfile | None = None
     parts: list[ranges.Range] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
+    phase: Callable[[str], None] | None = None
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
     _at_start: AtStart = field(init=False)
 
@@ -221,12 +225,18 @@ class Verification:
                     result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))
+            self._begin("comparing consumequeues and index")
             context = self._context(result, live)
             yield from self._log(context, ends)
+        self._begin("checking the other files")
         yield from small_checks(store, context, self.log_end, self._judges, live)
         for name in STRUCTURES:
             if self._judges(name):
                 self.checked.append({"structure": name})
+
+    def _begin(self, phase: str) -> None:
+        if self.phase is not None:
+            self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
         """Whether a structure is wanted and can be read; of config/ always the other files."""

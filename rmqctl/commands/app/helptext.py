@@ -18,6 +18,7 @@ from rmqctl.commands.app.describe import Parameter, parameter
 
 _HEADING = re.compile(r"^(Usage|[A-Z][^:\n]*)(:(?=\n| rmqctl)|: )", re.MULTILINE)
 _OPTIONS = "Options"
+_EXAMPLE = "    "
 
 
 class HelpMixin:
@@ -47,11 +48,15 @@ class HelpMixin:
         return pieces
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The docstring: paragraphs are filled, indented ones (examples) stay as they are."""
+        """The docstring: paragraphs are filled, indented ones are examples, a command a line."""
         for paragraph in re.split(r"\n[ \t]*\n", self.help or ""):
             formatter.write_paragraph()
             if all(line[:1].isspace() for line in paragraph.splitlines()):
-                formatter.write(textwrap.indent(textwrap.dedent(paragraph), "    ").rstrip() + "\n")
+                from rmqctl.output.cells import folded_command
+
+                for line in textwrap.dedent(paragraph).splitlines():
+                    example = folded_command(line, formatter.width - len(_EXAMPLE))
+                    formatter.write(textwrap.indent("\n".join(example), _EXAMPLE) + "\n")
             else:
                 with formatter.indentation():
                     formatter.write_text(" ".join(paragraph.split()))

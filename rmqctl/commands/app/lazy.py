@@ -54,6 +54,8 @@ class Command(HelpMixin, typer.core.TyperCommand):
         it in front, when it cannot be read as it is, or when what was taken for STORE is a value
         of an argument that was then left out (``config topics``, ``query offset 7``).
         """
+        if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
+            args = args[:-1]  # a shell completes its value: else nothing of the line would be read
         given = list(args)
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             from rmqctl.commands.app.defaults import defaults_of
@@ -87,6 +89,11 @@ class Command(HelpMixin, typer.core.TyperCommand):
         if store is not None and fallback and self._took_a_value_for_store(ctx, store):
             return super().parse_args(ctx, [fallback, *given])
         return rest
+
+    def _wants_a_value(self, words: list[str]) -> bool:
+        return any(word in param.opts and not param.is_flag and not param.count
+                   for word in words for param in self.params
+                   if param.param_type_name == "option")
 
     def _took_a_value_for_store(self, ctx: Any, store: Any) -> bool:
         arguments = [p for p in self.params if p.param_type_name == "argument"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,8 +12,9 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.options import LayoutOptions, Out, Zone, complete_folders
+from rmqctl.commands.shared.options import LayoutOptions, ListedOut, Zone, complete_folders
 from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
+from rmqctl.commands.shared.summed import FEW
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.parse_values import show_times_in
@@ -20,7 +22,7 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
-    from rmqctl.checks.diff.differences import Run
+    from rmqctl.checks.diff.differences import Difference, Run
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
@@ -67,7 +69,7 @@ def command(
     sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                           "broker_conf")],
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Compare two stores: messages that one of them lacks, and messages that differ.
 
@@ -133,24 +135,24 @@ def _show(out: Output, run: Diff) -> None:
                    for kind, count in sorted(differences.counts.items())],
     }
     out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS)
+    out.conclude(*_first_line(run))
+
+
+def _first_line(run: Diff) -> tuple[str, str]:
+    """The verdict in a line, and its style."""
+    total = run.differences.total
+    return ("no differences", "good") if run.equal else (counted(total, "difference"), "bad")
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
-    from rmqctl.checks.diff.differences import runs
-
-    total = run.differences.total
-    if run.equal:
-        page.text("no differences", "good")
-    else:
-        page.text(f"{count_text(total)} difference{'s' if total > 1 else ''}", "bad")
+    page.text(*_first_line(run))
     if run.impact is not None:
         page.text(run.impact.in_words())
     if run.remarks:
         page.text("\n".join(run.remarks), "warn")
     if rows:
         page.blank()
-        page.table(map(_brief, runs(run.differences.listed)), _BRIEF,
-                   styles={"kind": lambda value: _STYLES.get(value, "bad")})
+        _show_differences(page, run.differences.listed)
     said = run.summary
     if said["entries"] is not None:
         page.heading("Members")
@@ -165,6 +167,29 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     if following is not None:
         page.heading("What next")
         page.text(following)
+
+
+def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
+    """A table; of many, a line for each kind and topic."""
+    from rmqctl.checks.diff.differences import runs
+
+    styles = {"kind": lambda value: _STYLES.get(value, "bad")}
+    each = list(runs(listed))
+    if page.every or len(each) <= FEW:
+        page.table(map(_brief, each), _BRIEF, styles=styles)
+        return
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for one in listed:
+        groups.setdefault((one.kind, one.topic or one.file or ""), []).append(one)
+    page.table([{
+        "kind": kind, "count": len(alike), "topic": where,
+        "queues": len({one.queue_id for one in alike}) if alike[0].topic else "",
+        "offset": min((one.physical_offset for one in alike if one.physical_offset is not None),
+                    default=""),
+        "fields": ", ".join(dict.fromkeys(name for one in alike for name in one.fields)),
+    } for (kind, where), alike in groups.items()], styles=styles)
+    page.text(Phrase("{what} in {lines:,} lines (--all lists each)", what=counted(
+        len(listed), "difference"), lines=len(groups)), "dim")
 
 
 def _member(name: str, has: dict[str, Any]) -> dict[str, Any]:

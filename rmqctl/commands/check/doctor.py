@@ -14,7 +14,7 @@ from rmqctl.commands.shared.advising import complete, planned, show_steps
 from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, SpokenOut, StartedStore, Zone, worker_count
+from rmqctl.commands.shared.options import Jobs, ListedSpokenOut, StartedStore, Zone, worker_count
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import show_times_in
@@ -35,7 +35,7 @@ def command(
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
-    out: SpokenOut,
+    out: ListedSpokenOut,
 ) -> None:
     """Say what is wrong with a store, on one screen: the first command at 3 a.m.
 
@@ -55,14 +55,15 @@ def command(
 
     show_times_in(tz)
     with store.open() as opened:
-        size = 2 * opened.log.size if opened.layout.reads("commitlog") else 0
+        size = opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
-                             machine=around_in_use(opened, disk_used))
+                             machine=around_in_use(opened, disk_used), phase=progress.phase)
         found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, found, store.root))
+    out.conclude(*_first_line(found, store.root))
     if refused:
         raise StoreIOError(f"{refused[0]}; the diagnosis is made without it")
     if not found.sound:
@@ -70,21 +71,26 @@ def command(
     found.require_judged()
 
 
+def _first_line(found: Diagnosis, root: str) -> tuple[Phrase, str]:
+    """The verdict in a line, and its style."""
+    return (Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
+            "bad" if not found.sound else "good" if found.untold is None else "warn")
+
+
 def _show(page: Human, found: Diagnosis, root: str) -> None:
-    page.text(Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
-              "bad" if not found.sound else "good" if found.untold is None else "warn")
+    page.text(*_first_line(found, root))
     page.blank()
     page.pairs(_facts(found))
     show_losses(page, found.start.beside_messages)
     rows = found.damaged
+    most = len(rows) if page.every else _KINDS
     if rows:
         page.heading("What is damaged (rmqctl explain FINDING says more)")
         page.table([{"severity": row.severity, "finding": row.category, "count": row.count,
-                     "meaning": row.meaning} for row in rows[:_KINDS]],
+                     "meaning": row.meaning} for row in rows[:most]],
                    styles={"severity": {"error": "bad", "warning": "warn"}.get})
-        if len(rows) > _KINDS:
-            page.text(Phrase("and {some} more kinds (rmqctl verify has all)",
-                             some=len(rows) - _KINDS))
+        if len(rows) > most:
+            page.text(Phrase("and {some} more kinds (--all lists them)", some=len(rows) - most))
     show_steps(page, found)
 
 

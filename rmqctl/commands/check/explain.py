@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.shared.completing import complete_findings
 from rmqctl.commands.shared.options import SpokenOut
 from rmqctl.phrases import Phrase
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 def command(
     *,
     name: Annotated[str | None, typer.Argument(
-        metavar="[NAME]", show_default=False, help="A finding of verify (body-crc), or an action "
-        "of a plan (fill). Without it all names are listed.")] = None,
+        metavar="[NAME]", show_default=False, autocompletion=complete_findings,
+        help="A finding of verify (body-crc), or an action of a plan (fill). Without it all names "
+        "are listed.")] = None,
     out: SpokenOut,
 ) -> None:
     """Explain a finding or an action: its meaning, how it comes about, what brokers do, what to do.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import SpokenOut, StoreOptions
+from rmqctl.commands.shared.options import ListedSpokenOut, StoreOptions
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
 from rmqctl.phrases import Phrase, some_of
 
@@ -26,14 +27,14 @@ _NUMBERS = ("messages_lost", "messages_undecided", "messages_replaced", "message
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", "-g", metavar="GROUP",
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="This consumer group only, with all its queues.")] = None,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
         "--quick", help="Read no more of the log than a broker does at its start: what is damaged "
         "in older parts is then not counted.")] = False,
     store: StoreOptions,
-    out: SpokenOut,
+    out: ListedSpokenOut,
 ) -> None:
     """Show what damage, and a broker's start, mean for each consumer group and queue.
 
@@ -71,10 +72,6 @@ def command(
     unknown = group is not None and not (found.queues or found.without_position)
     if out.is_data or not unknown:
         _show(out, found, predicted, all_queues=group is not None)
-    if not predicted.starts:
-        out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
-                        "why): what is at risk is told as if nothing were cut off",
-                        version=predicted.broker_version))
     if refused:
         raise StoreIOError(f"{refused[0]}; the figures are made without it")
     if unknown:
@@ -90,6 +87,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words
 
+    style = "bad" if found.groups_affected else "good"
     if out.is_value:
         said = predicted.as_dict()
         out.document({**found.as_dict(), **{name: said[name] for name in (*_NUMBERS, "losses")}})
@@ -97,7 +95,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         out.rows((queue._asdict() for queue in found.queues), COLUMNS)
     else:
         page = out.human()
-        page.text(found.in_words(), "bad" if found.groups_affected else "good")
+        page.text(found.in_words(), style)
         show_queues(page, list(found.queues) if all_queues else found.affected)
         show_losses(page, [loss for loss in predicted.losses if loss.what != MESSAGES])
         if found.without_position:
@@ -112,3 +110,8 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         out.note(repaired)
     if not found.complete:
         out.warn(Phrase("more messages are lost than these figures count"))
+    if not predicted.starts:
+        out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
+                        "why): what is at risk is told as if nothing were cut off",
+                        version=predicted.broker_version))
+    out.conclude(found.in_words(), style)

@@ -15,7 +15,8 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import SpokenOut, StartedStore, Zone
+from rmqctl.commands.shared.options import ListedSpokenOut, StartedStore, Zone
+from rmqctl.commands.shared.summed import show_actions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import show_times_in
@@ -43,7 +44,7 @@ def command(
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
-    out: SpokenOut,
+    out: ListedSpokenOut,
 ) -> None:
     """Predict what a broker would do at its start: nothing is changed.
 
@@ -75,6 +76,7 @@ def command(
     if not out.is_data:
         for text in predicted.notes:
             out.note(text)
+    out.conclude(*_first_line(predicted))
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
@@ -123,8 +125,7 @@ def _next(prediction: Prediction, root: str) -> Step | None:
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:
-    page.text(_headline(prediction), "warn" if prediction.not_judged else
-              "good" if prediction.harmless else "bad")
+    page.text(*_first_line(prediction))
     if prediction.not_judged:
         page.text(Phrase("not judged: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
@@ -138,8 +139,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.pairs(_facts(prediction))
     if prediction.actions and prediction.starts:
         page.blank()
-        page.table([action.in_words() for action in prediction.actions],
-                   ("action", "target", "from", "to", "reason"))
+        show_actions(page, prediction.actions, ("action", "target", "from", "to", "reason"),
+                     len(prediction.actions))
     show_section(page, prediction.consumers, prediction.notes)
     for text in prediction.undecided:
         page.text(text, "warn")
@@ -157,6 +158,12 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     if following is not None:
         page.heading("What next")
         page.text(following)
+
+
+def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
+    """The verdict in a line, and its style."""
+    return _headline(prediction), ("warn" if prediction.not_judged else
+                                   "good" if prediction.harmless else "bad")
 
 
 def _headline(prediction: Prediction) -> Phrase:

@@ -15,8 +15,8 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import (
     Jobs,
+    ListedSpokenOut,
     MaxFindings,
-    SpokenOut,
     StoreOptions,
     Zone,
     worker_count,
@@ -61,7 +61,7 @@ def command(
     cron: CronOptions,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: SpokenOut,
+    out: ListedSpokenOut,
 ) -> None:
     """Check everything of a store that can be checked, byte by byte.
 
@@ -190,7 +190,8 @@ class _Check:
             size = opened.log.size if opened.layout.reads("commitlog") else 0
             with (self.spark.pool(out, size, options.jobs) as pool,
                   out.progress(f"verify {name}" if name else "verify", size) as progress):
-                run = Verification(opened, options, self.cron.slowed(out, progress.advance))
+                run = Verification(opened, options, self.cron.slowed(out, progress.advance),
+                                   phase=progress.phase)
                 if not isinstance(pool, Threads):
                     run.pool, run.progress = pool, None
                 result = verdict(run, self.max_findings, known)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.message_options import SelectOptions
 from rmqctl.commands.shared.messages import Faults, message_render
@@ -25,7 +26,8 @@ _BRIEF = ("group", "physical_offset", "store_timestamp", "origin_topic", "origin
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", "-g", metavar="GROUP", help="The dead letters of this consumer group only.",
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="The dead letters of this consumer group only.",
     )] = None,
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     view: View = "disk",

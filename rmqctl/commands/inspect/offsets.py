@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.options import Out, StoreQueues, Topic, View, Zone
 from rmqctl.commands.shared.store_warnings import warn_of_cut
 from rmqctl.errors import ExitCode
@@ -23,7 +24,8 @@ _WIDE_COLUMNS = 130
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", "-g", metavar="GROUP", help="This consumer group only.")] = None,
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="This consumer group only.")] = None,
     topic: Topic = None,
     view: View = "auto",
     tz: Zone = UTC,

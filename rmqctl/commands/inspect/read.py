@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
@@ -23,7 +24,8 @@ def command(
     *,
     select: SelectOptions,
     group: Annotated[str | None, typer.Option(
-        "--group", "-g", metavar="GROUP", help="With --unconsumed: which consumer group.")] = None,
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="With --unconsumed: which consumer group.")] = None,
     unconsumed: Annotated[bool, typer.Option(
         "--unconsumed", help="Only what the group has not consumed: from its position to the end "
         "of each queue, its retry topic included.")] = False,

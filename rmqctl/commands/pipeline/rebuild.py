@@ -15,7 +15,7 @@ from rmqctl.commands.shared.options import (
     Form,
     Jobs,
     LayoutOptions,
-    Out,
+    ListedOut,
     Queue,
     Topic,
     with_form,
@@ -54,7 +54,7 @@ def command(
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],
     layout: LayoutOptions,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Make consumequeues and index anew from the log, where they differ from it: shows the plan,
     and with --apply carries it out.

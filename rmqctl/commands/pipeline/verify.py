@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.options import DryRead, LayoutOptions, Out
+from rmqctl.commands.shared.options import DryRead, LayoutOptions, ListedOut
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 
 
@@ -23,7 +23,7 @@ def command(
     dry_run: DryRead = False,
     spark: Annotated[SparkOptions, pick(engine="spark")],
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Check everything of many stores that can be checked, as `rmqctl verify` does of one.
 

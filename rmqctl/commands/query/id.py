@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.shared.completing import complete_topics
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex
@@ -26,7 +27,8 @@ def command(
     unique: Annotated[bool, typer.Option(
         "--unique", help="Only as the id that the client made (UNIQ_KEY).")] = False,
     topic: Annotated[str | None, typer.Option(
-        "--topic", "-t", metavar="TOPIC", help="Look for the client's id in this topic only.",
+        "--topic", "-t", metavar="TOPIC", autocompletion=complete_topics,
+        help="Look for the client's id in this topic only.",
     )] = None,
     track: Track = False,
     show: MessageOptions,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, StoreFolders
+from rmqctl.commands.shared.options import ListedOut, StoreFolders
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -20,7 +20,7 @@ def command(
         "positions (storeType=defaultRocksDB); one for all (configManagerVersion=v2).")],
     apply: ApplyOptions,
     store: StoreFolders,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Put topics, groups and positions from JSON into RocksDB, or back: shows the plan.
 

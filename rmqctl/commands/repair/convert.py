@@ -13,7 +13,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, Out, StoreOptions, worker_count
+from rmqctl.commands.shared.options import Jobs, ListedOut, StoreOptions, worker_count
 from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.output.units import count_text, size_text
 
@@ -42,7 +42,7 @@ def command(
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(_ENGINE)],
     store: StoreOptions,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Give a store another layout: consumequeues in files or in RocksDB, a log without DLedger.
 

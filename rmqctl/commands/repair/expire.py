@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, StoreQueues, Zone
+from rmqctl.commands.shared.options import ListedOut, StoreQueues, Zone
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms, parse_duration, parse_size, show_times_in
@@ -31,7 +31,7 @@ def command(
     apply: ApplyOptions,
     store: StoreQueues,
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Take expired files away, by the rules of a broker's cleaner.
 

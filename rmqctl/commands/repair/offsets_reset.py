@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, View, Zone
+from rmqctl.commands.shared.completing import complete_groups
+from rmqctl.commands.shared.options import ListedOut, Queue, StoreQueues, Topic, View, Zone
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import now_ms, parse_time, show_times_in
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 def command(
     *,
     group: Annotated[str, typer.Option(
-        "--group", "-g", metavar="GROUP", show_default=False, help="The consumer group.")],
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        show_default=False, help="The consumer group.")],
     topic: Topic = None,
     queue: Queue = None,
     time: Annotated[str | None, typer.Option(
@@ -36,7 +38,7 @@ def command(
     tz: Zone = UTC,
     apply: ApplyOptions,
     store: StoreQueues,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Set where a consumer group goes on: shows the plan, and with --apply carries it out.
 

@@ -17,8 +17,8 @@ from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import (
     Form,
     Jobs,
+    ListedSpokenOut,
     Queue,
-    SpokenOut,
     StoreOptions,
     Topic,
     Zone,
@@ -93,7 +93,7 @@ def command(
     engine: Annotated[EngineOptions, pick(REBUILD)],
     store: StoreOptions,
     tz: Zone = UTC,
-    out: SpokenOut,
+    out: ListedSpokenOut,
 ) -> None:
     """Make a damaged store whole: shows the plan, and with --apply carries it out.
 

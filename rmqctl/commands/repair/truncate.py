@@ -10,7 +10,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Out, StoreOptions, Zone
+from rmqctl.commands.shared.options import ListedOut, StoreOptions, Zone
 from rmqctl.output.units import count_text
 from rmqctl.parse_values import parse_offset, show_times_in
 
@@ -30,7 +30,7 @@ def command(
     engine: Annotated[EngineOptions, pick("version")],
     store: StoreOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Cut the log at a physical offset, and with it everything derived from it.
 

@@ -82,7 +82,7 @@ def command(
 
         rmqctl undo STORE --prune 30d
     """
-    from rmqctl.commands.shared.applying import ask
+    from rmqctl.commands.shared.applying import ask, at_a_terminal
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.undo import preview
@@ -126,6 +126,9 @@ def command(
             if seen.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
     # The answer of whoever runs it, then the work.
     verb = "Give up" if abandon else "Take back"
+    if not yes and at_a_terminal():
+        out.tell("Nothing is deleted: what the repair made is kept in "
+                 f"{os.path.join(store.root, '.rmqctl', 'repairs', seen.entry.id, 'undone')}")
     ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
         yes=yes)
     with (

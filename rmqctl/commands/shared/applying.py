@@ -19,7 +19,13 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.plan_page import Proposal, show_plan, steps_after, what_next
+from rmqctl.commands.shared.plan_page import (
+    Proposal,
+    show_plan,
+    steps_after,
+    verdict_of,
+    what_next,
+)
 from rmqctl.errors import (
     ExitCode,
     NotAStoreError,
@@ -174,7 +180,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
             *roots, *stores_around(named, roots))}.values():
         _warn_if_held(out, root)
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
-        with noting_refusals() as refused:
+        with noting_refusals() as refused, out.progress("planning"):
             proposal = propose(scratch)
         check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
         following = (typed.other(*proposal.instead) if proposal.instead else
@@ -314,7 +320,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
             scratch.clear()
         try:
             with scratch:
-                with noting_refusals() as refused:
+                with noting_refusals() as refused, out.progress("planning"):
                     proposal = propose(scratch)
                 if refused:
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
@@ -348,9 +354,15 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         return
     if not yes:
         show_plan(out, proposal)
+        out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in {folder}. "
+                        "To undo: rmqctl undo {store}",
+                        folder=os.path.join(store_root, ".rmqctl", "repairs"),
+                        store=shlex.quote(store_root)))
         ask(out, "Carry this out?", yes=False)
     try:
-        done = repair.apply(proposal.plan)
+        with out.progress("carrying it out", len(proposal.plan.steps), unit="steps") as progress:
+            repair.progress = progress.advance
+            done = repair.apply(proposal.plan)
     except RmqctlError:
         raise
     except BaseException:
@@ -371,6 +383,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         page = out.human()
         page.text(last)
         what_next(page, steps_after(proposal.plan, following)[0].command)
+        out.conclude(verdict_of(proposal, {**proposal.plan.as_dict(), **proposal.fields,
+                                            "applied": True}))
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:

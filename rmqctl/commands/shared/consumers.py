@@ -36,10 +36,11 @@ def show_losses(page: Human, found: Sequence[Loss]) -> None:
     if not found:
         return
     page.blank()
+    most = len(found) if page.every else _SHOWN
     page.table([{"lost": counted(loss.what, loss.count), "file": loss.file, "cause": loss.cause}
-                for loss in found[:_SHOWN]])
-    if len(found) > _SHOWN:
-        page.text(Phrase("and {some:,} more (-o json has all)", some=len(found) - _SHOWN))
+                for loss in found[:most]])
+    if len(found) > most:
+        page.text(Phrase("and {some:,} more (--all lists them)", some=len(found) - most))
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
@@ -58,6 +59,7 @@ def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
     columns = [name for number, name in enumerate(rows[0])
                if number < _ALWAYS or any(row[name] for row in rows)]
     page.blank()
-    page.table(rows[:_SHOWN], columns)
-    if len(rows) > _SHOWN:
-        page.text(Phrase("and {some:,} more (-o json has all)", some=len(rows) - _SHOWN))
+    most = len(rows) if page.every else _SHOWN
+    page.table(rows[:most], columns)
+    if len(rows) > most:
+        page.text(Phrase("and {some:,} more (--all lists them)", some=len(rows) - most))

@@ -18,6 +18,7 @@ import typer
 
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup, pick
+from rmqctl.commands.shared.completing import complete_topics
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
@@ -92,16 +93,47 @@ class SpokenOptions(OutputOptions):
     lang: Lang = None
 
     def value(self) -> Output:
+        return self._opened()
+
+    def _opened(self, *, every: bool = False) -> Output:
         from rmqctl.output.language import chosen
 
         is_data = self.output is not None and FORMATS[self.output].is_data
         lang = chosen(self.lang, {} if is_data else os.environ)  # data asks for it, or is English
         return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
-                           no_progress=self.no_progress, lang=lang)
+                           no_progress=self.no_progress, lang=lang, every=every)
+
+
+_All = Annotated[bool, typer.Option(
+    "--all", rich_help_panel=_OUTPUT,
+    help="List each finding or action, not one line for many of a kind and topic.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedOptions(OutputOptions):
+    """The same for a command whose page has a table of findings or actions."""
+
+    every: _All = False
+
+    def value(self) -> Output:
+        return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
+                           no_progress=self.no_progress, every=self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedSpokenOptions(SpokenOptions):
+    """The same where its screens are there in each language."""
+
+    every: _All = False
+
+    def value(self) -> Output:
+        return self._opened(every=self.every)
 
 
 Out = Annotated[Output, OutputOptions]
 SpokenOut = Annotated[Output, SpokenOptions]
+ListedOut = Annotated[Output, ListedOptions]
+ListedSpokenOut = Annotated[Output, ListedSpokenOptions]
 
 # -- where ------------------------------------------------------------------------------------
 
@@ -238,7 +270,8 @@ StoreIndex = Annotated[
 # -- what -------------------------------------------------------------------------------------
 
 _QUEUE = typer.Option("--queue", "-i", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
-_TOPIC = typer.Option("--topic", "-t", metavar="TOPIC", help="Topic.")
+_TOPIC = typer.Option("--topic", "-t", metavar="TOPIC", autocompletion=complete_topics,
+                      help="Topic.")
 Topic = Annotated[str | None, _TOPIC]
 RequiredTopic = Annotated[str, _TOPIC]
 Queue = Annotated[int | None, _QUEUE]

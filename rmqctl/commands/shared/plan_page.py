@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.consumers import show_section
+from rmqctl.commands.shared.summed import show_actions
 from rmqctl.errors import ExitCode
 from rmqctl.output.units import time_text
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.advice import Step
@@ -71,10 +72,37 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
                 "next": steps[0].command if done and steps else following,
                 "steps": [step.as_dict() for step in steps],
                 "applied": False, "id": None, **(done or {})}
-    if out.is_data or not (done and out.quiet):
+    shown = out.is_data or not (done and out.quiet)
+    if shown:
         out.document(document, lambda page: _page(page, proposal, document, last))
     for text in plan.notes:
         out.warn(text)
+    if shown:
+        out.conclude(verdict_of(proposal, document))
+
+
+def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
+    """What a plan comes to, or came to, in a line."""
+    plan = proposal.plan
+    lost = _lost_by(plan, document)
+    parts = [counted(len(plan.actions), "change")]
+    if lost:
+        parts.append(Phrase("{count:,} message lost", "{count:,} messages lost", count=lost))
+    if plan.kept_damaged:
+        parts.append(Phrase("{count:,} kept damaged", count=plan.kept_damaged))
+    what = Joined(", ", parts)
+    if document["applied"]:
+        return Phrase("done: {what}; `undo` reverts it", what=what)
+    if plan.empty:
+        return Phrase("nothing to do: {what}", what=what)
+    if proposal.choice:
+        return Phrase("plan: {what}; nothing was changed, as undecided records need a decision",
+                      what=what)
+    return Phrase("plan: {what}; nothing was changed", what=what)
+
+
+def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
+    return int(document.get("messages_lost_total", len(plan.messages_lost)))
 
 
 def _steps(proposal: Proposal, following: str | None) -> list[Step]:
@@ -110,20 +138,17 @@ def steps_after(plan: Plan, look: str) -> list[Step]:
 
 def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:
     plan = proposal.plan
+    page.text(verdict_of(proposal, document))
+    page.blank()
     if proposal.unfinished:
         page.pairs(proposal.unfinished)
         page.blank()
     if plan.actions and proposal.summary:
         page.pairs(proposal.summary)
         page.blank()
-    if plan.actions:
-        rows = [action.in_words() for action in plan.actions[:_SHOWN]]
-        page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
-        if len(plan.actions) > _SHOWN:
-            page.text(Phrase("and {some} more actions (-o json has all)",
-                             some=len(plan.actions) - _SHOWN))
-    _moved(page, proposal)
-    lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
+    each = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
+    _moved(page, proposal, each=each)
+    lost = _lost_by(plan, document)
     if lost:
         _lost(page, plan, lost)
     if plan.kept_damaged:
@@ -143,12 +168,15 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     what_next(page, document["next"])
 
 
-def _moved(page: Human, proposal: Proposal) -> None:
+def _moved(page: Human, proposal: Proposal, *, each: bool) -> None:
     """The files that are moved aside and that no action shown names, by folder: files with a
-    broker's names as one row, every other file in a row of its own.
+    broker's names as one row, every other file in a row of its own. ``each``: each action was
+    shown, not a line for many.
     """
-    named = {action.target for action in proposal.plan.actions[:_SHOWN]
-             if action.action == "move aside"}
+    actions = proposal.plan.actions
+    named = {action.target for action in (actions[:_SHOWN] if each and not page.every else actions)
+             if action.action == "move aside" and (
+                 each or _BROKERS_NAME.fullmatch(os.path.basename(action.target)))}
     folders: dict[str, list[str]] = {}
     for path in proposal.moved:
         if path not in named:
@@ -195,11 +223,11 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
                         "{count:,} messages lost, of these {undecided:,} undecided", count=count,
                         undecided=open_still))
     rows = []
-    for message in plan.messages_lost[:_LOST_SHOWN]:
+    for message in plan.messages_lost[:None if page.every else _LOST_SHOWN]:
         time = None if message.time_from is None else time_text(message.time_from)
         rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
-        page.text(Phrase("and {some:,} more (-o json lists them)", some=count - len(rows)))
+        page.text(Phrase("and {some:,} more (--all lists them)", some=count - len(rows)))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -13,6 +13,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.advising import complete
+from rmqctl.commands.shared.summed import show_findings
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.phrases import Joined, Phrase, counted
@@ -60,6 +61,11 @@ def show(out: Output, verdict: Verdict[C],
     rows = document["findings"]
     out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,
                 columns=COLUMNS)
+    _conclude(out, verdict)
+
+
+def _conclude(out: Output, verdict: Verdict[C]) -> None:
+    out.conclude(*_first_line(verdict))
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
@@ -72,14 +78,13 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 def show_page(page: Human, verdict: Verdict[C],
               covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
     """The verdict for people."""
-    page.text(Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
-              "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
+    page.text(*_first_line(verdict))
     if not verdict.ok and verdict.concerned:
         page.text(verdict.concerned)
     if verdict.findings:
         page.blank()
-        page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,
-                   styles={"severity": _STYLES.get})
+        show_findings(page, verdict.findings, lambda finding: _brief(finding, verdict.root), _BRIEF,
+                      {"severity": _STYLES.get}, verdict.root)
         # The next step, and what the findings mean.
         named = dict.fromkeys(each.category for each in verdict.findings if each.is_trouble)
         steps = [typed.completed(verdict.next)] if verdict.next else []
@@ -93,6 +98,12 @@ def show_page(page: Human, verdict: Verdict[C],
     if verdict.pieces is not None:
         page.text(Phrase("only {count:,} part of the log looked at",
                          "only {count:,} parts of the log looked at", count=verdict.pieces), "warn")
+
+
+def _first_line(verdict: Verdict[C]) -> tuple[Phrase, str]:
+    """The verdict in a line, and its style."""
+    return (Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
+            "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
 
 
 def _headline(verdict: Verdict[C]) -> Phrase:
@@ -169,6 +180,8 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
             complete(row)
     out.listing(verdicts, lambda page: _show_table(page, judged), columns=("store", *COLUMNS),
                 rows=verdicts["findings"])
+    if len(judged) == 1 and judged[0].verdict is not None:
+        _conclude(out, judged[0].verdict)
 
 
 def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import Out, Topic, Zone
+from rmqctl.commands.shared.options import ListedOut, Topic, Zone
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
@@ -32,7 +32,7 @@ def command(
     tier: Annotated[TierOptions, pick("metadata cluster broker broker_conf")],
     apply: ApplyOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Take expired files of a tier away, by the rules of a broker's own expiry.
 

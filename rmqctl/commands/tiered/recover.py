@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions, Complete
-from rmqctl.commands.shared.options import Out, Zone
+from rmqctl.commands.shared.options import ListedOut, Zone
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
 from rmqctl.parse_values import parse_size, show_times_in
@@ -38,7 +38,7 @@ def command(
     complete: Complete = None,
     apply: ApplyOptions,
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Make a tier whole from its files: shows the plan, and with --apply carries it out.
 

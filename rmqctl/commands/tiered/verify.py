@@ -10,8 +10,8 @@ import typer
 
 from rmqctl.commands.shared.options import (
     Jobs,
+    ListedOut,
     MaxFindings,
-    Out,
     Zone,
     complete_folders,
     worker_count,
@@ -40,7 +40,7 @@ def command(
     jobs: Jobs = 0,
     tier: TierIndex,
     tz: Zone = UTC,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Check everything of a tier that can be checked, byte by byte.
 

@@ -13,12 +13,13 @@ import typer
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions, ask
+from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import settings_from
 from rmqctl.commands.shared.message_options import SelectOptions
 from rmqctl.commands.shared.messages import Faults
-from rmqctl.commands.shared.options import Out, StoreIndex, View, Zone
+from rmqctl.commands.shared.options import ListedOut, StoreIndex, View, Zone
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.output import FLUSH
 
@@ -34,7 +35,7 @@ _BRIEF = ("dead_letter", "topic", "queue_id", "status", "physical_offset", "reas
 def command(
     *,
     group: Annotated[str, typer.Option(
-        "--group", "-g", metavar="GROUP", show_default=False,
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups, show_default=False,
         help="The consumer group whose dead letters they are.")],
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     into: Annotated[Literal["original", "retry"], typer.Option(
@@ -53,7 +54,7 @@ def command(
     tz: Zone = UTC,
     apply: ApplyOptions,
     store: StoreIndex,
-    out: Out,
+    out: ListedOut,
 ) -> None:
     """Send a group's dead letters anew: shows what would be put, and with --apply puts it.
 

@@ -101,7 +101,7 @@ class Repair:
         self.finished: Applied | None = None
         self._named = os.fspath(root)
         self._clock = wall_clock or now_ms
-        self._progress: Progress = progress or (lambda _: None)
+        self.progress: Progress = progress or (lambda _: None)
         self._finish = finish
         self._is_root = is_root or Store.open
         self._bounds = Bounds(self.root, named)
@@ -180,7 +180,7 @@ class Repair:
                         raise phase
             for record in journal.records:
                 applier.forward(record)
-                self._progress(1)
+                self.progress(1)
             note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
         outside = {os.path.dirname(applier.path(record)) for record in journal.records}
@@ -289,13 +289,13 @@ class Repair:
                                "taken back first")
         for repair_id in repair_ids:
             forget(self.root, repair_id, note=repair_id in notes)
-            self._progress(1)
+            self.progress(1)
         for repair_id in notes:
             forget_note(self.root, repair_id)
 
     def _carry_back(self, repair_id: str, *, maybe: bool, named: Sequence[str] = ()) -> Undone:
         try:
-            return undoing.carry_on(self.root, repair_id, self._clock, self._progress, maybe=maybe,
+            return undoing.carry_on(self.root, repair_id, self._clock, self.progress, maybe=maybe,
                                     named=named or self._bounds.named)
         except (StoreIOError, OSError) as error:
             problem = error if isinstance(error, StoreIOError) else StoreIOError.from_oserror(error)

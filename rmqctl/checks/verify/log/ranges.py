@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -87,15 +88,41 @@ class _Job:
     log_end: int
 
 
-def _worker(job: _Job, part: Range) -> RangeResult:
+def _worker(job: _Job, part: Range, told: _Told | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
-        return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end)
+        return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end,
+                         None if told is None else told.of(part))
+
+
+class _Told:
+    """Progress of several threads: each range tells its bytes as they are done, and no more."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._left: dict[int, int] = {}
+
+    def of(self, part: Range) -> Progress:
+        """What the work on a range is to tell."""
+        return partial(self._tell, part)
+
+    def _tell(self, part: Range, count: int) -> None:
+        with self._lock:
+            left = self._left.setdefault(part.start, part.end - part.start)
+            count = min(count, left)
+            self._left[part.start] = left - count
+            self._progress(count)
+
+    def finish(self, part: Range) -> None:
+        """The rest of a range, once it is done."""
+        self._tell(part, part.end - part.start)
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
     """The whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends it.
+    ``progress`` is told by any of the threads, by one at a time.
 
     ``count``: the number of ranges to cut it into.
     """
@@ -112,9 +139,12 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
             everything = Range(pieces[0].start, log_end, False)
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
+    told = None if progress is None else _Told(progress)
     job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end)
     total: RangeResult | None = None
-    for part, found in pool.run(partial(_worker, job), pieces):
+    # A cluster's tasks travel without it: they tell when they are done.
+    work = partial(_worker, job, told=told) if isinstance(pool, Threads) else partial(_worker, job)
+    for part, found in pool.run(work, pieces):
         result = found
         if total is None:
             total = result
@@ -124,8 +154,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
                 again = Range(seam, max(part.end, seam), False)
                 result = run_range(store, ends, wanted, again, part.end >= log_end)
             total.merge(result)
-        if progress is not None:
-            progress(part.end - part.start)
+        if told is not None:
+            told.finish(part)
     assert total is not None
     return total
 

@@ -60,6 +60,7 @@ class Surveyor:
         self._names = text.Dictionary()
         self._batched = {os.fsencode(topic) for topic in batch_topics}
         self._progress = progress or (lambda _bytes: None)
+        self._told = 0
         self._topics = text.Dictionary()
         self._queues: dict[QueueKey, int] = {}
         self._table = QueueTable(self._topics, self._number)
@@ -85,8 +86,9 @@ class Surveyor:
         self._waiting: list[Region] = []
         self._passed = Passed()
         for number, part in enumerate(parts):
+            self._told = 0
             self._file(number, part)
-            self._progress(part.size)
+            self._tell(part.size)
         survey.last_time = self._passed.time
         survey.headers.settle()
         if len(self._passed.times) > 1:
@@ -94,6 +96,12 @@ class Surveyor:
             if not before - _SLACK <= when <= before + _LONG_PAUSE:
                 survey.astray.append((physical, before, 1 << 62))
         return survey
+
+    def _tell(self, position: int) -> None:
+        """Progress up to this position of the file; one that is walked again tells nothing new."""
+        if position > self._told:
+            self._progress(position - self._told)
+            self._told = position
 
     def _file(self, number: int, part: LogPart) -> None:
         with part.open() as opened:
@@ -114,6 +122,7 @@ class Surveyor:
                 walk = Walk(source, position, self._stretches.border(number, position))
                 for batch in walk:
                     self._batch(number, source, batch)
+                    self._tell(walk.position)
                     if walk.position - self._start >= self._stretches.length and not (
                             self._goes_on(number, part.base + walk.position)):
                         self._end(number, source, walk.position)

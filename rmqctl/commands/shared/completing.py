@@ -1,0 +1,96 @@
+"""What a shell offers for topics, groups and names of findings.
+
+It comes from names of folders and from small files of config/ alone. Whatever is wrong with a
+store, nothing is offered then, and nothing said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import typer
+
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.errors import FormatError
+
+_LARGEST = 4 << 20
+"""Bytes of a file that is read for completion."""
+_MOST = 500
+_QUEUES = ("consumequeue", "batchconsumequeue")
+
+
+def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
+    """Those names of a store that begin as the word does, in order; none where anything fails."""
+
+    @wraps(offers)
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            root = _root(ctx)
+            names = sorted(set(offers(root))) if root else []
+        except Exception:  # noqa: BLE001  # a shell shows whatever is said amid the line
+            return []
+        return [name for name in names if name.startswith(incomplete)][:_MOST]
+
+    complete.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
+    del complete.__wrapped__  # type: ignore[attr-defined]  # typer asks for the signature
+    return complete
+
+
+def _root(ctx: typer.Context) -> str:
+    """STORE as far as it is typed, else that of the environment."""
+    for param in ctx.command.params:
+        if getattr(param, "envvar", None) == STORE_VARIABLE:
+            value: Any = ctx.params.get(param.name or "")
+            if isinstance(value, str) and value:
+                return value
+    return os.environ.get(STORE_VARIABLE, "")
+
+
+def _config(root: str, name: str) -> dict[str, Any]:
+    from rmqctl.formats.config.config_json import parse
+
+    path = os.path.join(root, "config", name)
+    with suppress(OSError, FormatError):
+        if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
+            with open(path, "rb") as file:
+                value = parse(file.read()).value
+            if isinstance(value, dict):
+                return value
+    return {}
+
+
+def _table(root: str, name: str, table: str) -> dict[str, Any]:
+    value = _config(root, name).get(table)
+    return value if isinstance(value, dict) else {}
+
+
+@_quiet
+def complete_topics(root: str) -> Iterator[str]:
+    """Topics with queues, and those of topics.json."""
+    for folder in _QUEUES:
+        with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
+            yield from (entry.name for entry in entries
+                        if entry.is_dir() and not entry.name.startswith("."))
+    yield from _table(root, "topics.json", "topicConfigTable")
+
+
+@_quiet
+def complete_groups(root: str) -> Iterator[str]:
+    """Consumer groups that are configured, or have offsets."""
+    yield from _table(root, "subscriptionGroup.json", "subscriptionGroupTable")
+    for key in _table(root, "consumerOffset.json", "offsetTable"):
+        yield key.partition("@")[2].partition("@")[0]
+
+
+def complete_findings(incomplete: str) -> list[str]:
+    """Names of findings and actions."""
+    from rmqctl.checks.explanations import explanations
+
+    try:
+        return [name for name in explanations() if name.startswith(incomplete)]
+    except Exception:  # noqa: BLE001  # see `_quiet`
+        return []

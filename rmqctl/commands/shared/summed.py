@@ -1,0 +1,175 @@
+"""Many findings, or actions, that are alike: a line for each kind and topic. --all lists each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from rmqctl.phrases import Catalog, Phrase, counted, said
+
+if TYPE_CHECKING:
+    from rmqctl.actions import Action
+    from rmqctl.checks.findings import Finding
+    from rmqctl.output import Human
+
+    T = TypeVar("T")
+
+FEW = 8
+"""So many rows are listed one by one."""
+_QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
+# Marks of both languages.
+_END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
+_ENOUGH = 10
+_WORTH = 0.75
+"""Lines for many alike are only shown where they are that share of the rows, or fewer."""
+_SEVERITIES = ("error", "warning", "info")
+
+
+class Beginning(Phrase):
+    """What several texts begin with alike: the first up to its first number or mark."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str, /) -> Self:
+        made = super().__new__(cls, "{text}", text=_beginning(text))
+        made.values = {"text": text}
+        return made
+
+    def said(self, catalog: Catalog) -> str:
+        return _beginning(said(self.values["text"], catalog))
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.values["text"],)
+
+
+def _beginning(text: str) -> str:
+    end = _END.search(text)
+    if end is None or (end.start() < _ENOUGH and text.isascii()) or not end.start():
+        return text
+    return text[: end.start()]
+
+
+def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Finding], Mapping[
+        str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
+    """A table of findings as ``one`` makes their rows; of many, one row for each kind and topic."""
+    if page.every or len(findings) <= FEW:
+        page.table(map(one, findings), columns, styles=styles)
+        return
+    from rmqctl.checks.findings import CATEGORIES
+
+    groups = _grouped(findings, lambda finding: (
+        finding.severity, finding.category, finding.topic or _top(finding, root)))
+    if len(groups) > len(findings) * _WORTH:
+        page.table(map(one, findings), columns, styles=styles)
+        return
+    groups.sort(key=lambda alike: _SEVERITIES.index(alike[0].severity)
+                if alike[0].severity in _SEVERITIES else len(_SEVERITIES))
+    rows = []
+    for alike in groups:
+        first = alike[0]
+        category = first.category
+        if len(alike) == 1:
+            row = one(first)
+            rows.append({"severity": first.severity, "category": first.category, "count": 1,
+                         "where": first.topic or row["where"], "detail": first.detail})
+            continue
+        rows.append({
+            "severity": first.severity, "category": first.category, "count": len(alike),
+            "where": _queues(first.topic, {finding.queue_id for finding in alike})
+            if first.topic else _files(_top(first, root), {finding.file for finding in alike}),
+            "detail": Phrase(CATEGORIES[category].meaning)})
+    page.table(rows, ("severity", "category", "count", "where", "detail"), styles=styles)
+    _more(page, counted(len(findings), "finding"), len(rows))
+
+
+def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
+                 ) -> bool:
+    """A table of at most ``most`` actions; of many, one row for each kind and topic. Whether each
+    of those that it shows has a row.
+    """
+    listed = [action.in_words() for action in actions[:None if page.every else most]]
+    if page.every or len(actions) <= FEW:
+        rows: list[dict[str, Any]] = list(listed)
+    else:
+        rows = [_action(alike) for alike in _grouped(actions, lambda action: (
+            action.action, _folder(action.target), _beginning(action.reason)))]
+        if len(rows) > len(actions) * _WORTH:
+            rows = list(listed)
+    used = [name for name in columns if any(row[name] != "" for row in rows)]
+    if "count" in rows[0]:
+        used.insert(2, "count")
+    page.table(rows[:None if page.every else most], used)
+    if len(rows) > most and not page.every:
+        page.text(Phrase("and {some:,} more (--all lists them)", some=len(rows) - most))
+    if "count" in used:
+        _more(page, counted(len(actions), "action"), len(rows))
+    return "count" not in used
+
+
+def _action(alike: Sequence[Action]) -> dict[str, Any]:
+    first = alike[0]
+    if len(alike) == 1:
+        return {**first.in_words(), "count": 1}
+    folder = _folder(first.target)
+    reasons = {action.reason for action in alike}
+    return {"action": first.action, "count": len(alike),
+            "target": _queues(folder.partition("/")[2], {
+                action.target.split("/")[2] for action in alike})
+            if _first(folder) in _QUEUES and folder.count("/") else _files(
+                folder, {action.target for action in alike}),
+            "from": _sum([action.before for action in alike], first, folder),
+            "to": _sum([action.after for action in alike], first, folder),
+            "reason": first.reason if len(reasons) == 1 else Beginning(first.reason)}
+
+
+def _sum(values: Sequence[Any], first: Action, folder: str) -> Any:
+    """The sum of what is counted; "" for names, bytes and offsets in the log."""
+    counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    if len(counts) != len(values) or not (first.unit or _first(folder) in _QUEUES):
+        return ""
+    unit = first.unit and counted(sum(counts), first.unit,
+                                  "entries" if first.unit == "entry" else "")
+    return unit or sum(counts)
+
+
+def _first(folder: str) -> str:
+    return folder.partition("/")[0]
+
+
+def _folder(target: str) -> str:
+    """What a target is counted under: a topic's queues, or the structure."""
+    parts = target.split("/")
+    if parts[0] in _QUEUES and len(parts) > 2:
+        return "/".join(parts[:2])
+    return parts[0] if parts[0] in ("commitlog", "index", "timerlog") else (
+        os.path.dirname(target) or target)
+
+
+def _top(finding: Finding, root: str) -> str:
+    """The same for a finding without a topic: the structure, or its file in config/."""
+    if finding.file is None or finding.structure in ("commitlog", "index", "consumequeue"):
+        return finding.structure
+    return os.path.relpath(finding.file, root)
+
+
+def _queues(topic: str | None, queues: Iterable[Any]) -> Phrase:
+    return Phrase("{topic}, {queues}", topic=topic, queues=counted(len(set(queues)), "queue"))
+
+
+def _files(folder: str, files: Iterable[Any]) -> str:
+    count = len(set(files))
+    return folder if count < 2 else Phrase(
+        "{folder}, {files}", folder=folder, files=counted(count, "file"))
+
+
+def _grouped(items: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _more(page: Human, what: str, lines: int) -> None:
+    page.text(Phrase("{what} in {lines:,} lines (--all lists each)", what=what, lines=lines), "dim")

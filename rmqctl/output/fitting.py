@@ -1,0 +1,258 @@
+"""A table in the columns of a terminal: which of its columns are shown, how wide, and where.
+
+Pure functions over the texts of cells; `richtable` and `human` draw what they decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmqctl.output.cells import cut, display_width, folded, padded
+
+GAP = 2
+"""Blank columns between two table columns."""
+LEAST_WIDTH = 12
+"""A text column is not made narrower than this to fit the terminal."""
+_CELL_LINES = 6
+"""A cell has at most about so many lines: data is cut, texts need more room."""
+_SENTENCE_LINES = 3
+"""A sentence with more of them is written below its row."""
+_LONGEST_WORD = 40
+"""Longer ones are data, and may be broken."""
+_NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic",
+                     "where"})
+"""Columns whose words are copied from the screen: never broken."""
+_DATA = {"body": LEAST_WIDTH, "hex": LEAST_WIDTH, "value": LEAST_WIDTH + 2}
+"""Columns of data, which is broken anywhere, and the least width of each."""
+_WHOLE = frozenset({"hex"})
+"""Data that is never cut: it was shortened before, or all of it is asked for."""
+_SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
+"""Columns of sentences: one of them may be written below each row."""
+_KEPT = frozenset({
+    "action", "body", "category", "cause", "count", "detail", "error", "field", "file", "finding",
+    "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",
+    "queue", "reason", "severity", "source", "store", "structure", "target", "topic", "value",
+    "verdict", "where"})
+"""Columns that are left out only after all others."""
+_ANY = 1 << 20
+_INDENT = 4
+"""Blanks before a sentence that is written below its row."""
+
+
+@dataclass
+class Fit:
+    """How a table lies: the columns side by side, their widths, and the one whose text is written
+    below each row; ``dropped`` are those that are not shown. Columns are numbers.
+    """
+
+    columns: list[int]
+    widths: list[int] = field(default_factory=list)
+    below: int | None = None
+    dropped: list[int] = field(default_factory=list)
+
+
+def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]],
+           numeric: Sequence[bool], width: int) -> Fit | None:
+    """The layout of a table within ``width``; None where not even two columns have room.
+
+    In this order: sentences fold, empty columns go, a sentence is written below its row, and
+    columns are left out, the less important first.
+    """
+    measured = _Measured(names, headers, cells, numeric)
+    found = Fit(list(range(len(names))))
+    if _settle(found, measured, width):
+        return found
+    empty = [column for column in found.columns if not any(line[column] for line in cells)]
+    found.columns = [column for column in found.columns if column not in empty]
+    if _settle(found, measured, width):
+        return found
+    sentences = [column for column in found.columns[1:] if names[column] in _SENTENCES]
+    if sentences:
+        found.below = max(sentences, key=lambda column: measured.natural[column])
+        found.columns.remove(found.below)
+    for column in [None, *_by_importance(found.columns, names)]:
+        if column is not None:
+            found.columns.remove(column)
+            found.dropped.append(column)
+        if _settle(found, measured, width):
+            return found
+    return None
+
+
+def refitted(before: Fit, names: Sequence[str], headers: Sequence[str],
+             cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> Fit | None:
+    """The same for a later page of the table: its columns are those of the first."""
+    measured = _Measured(names, headers, cells, numeric)
+    after = Fit(before.columns, before.widths, before.below, before.dropped)
+    return after if _settle(after, measured, width) else None
+
+
+class _Measured:
+    """The widths that the cells of a page want, and need."""
+
+    def __init__(self, names: Sequence[str], headers: Sequence[str],
+                 cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
+        every = range(len(names))
+        self.cells = cells
+        heads = [max(map(display_width, header_lines(text)), default=0) for text in headers]
+        self.natural = [max(display_width(headers[i]), *(_cell_width(line[i]) for line in cells))
+                        for i in every]
+        self.least = [max(heads[i], *(
+            _cell_width(line[i]) if numeric[i] else _least_width(names[i], line[i])
+            for line in cells)) for i in every]
+        self.lines = [_ANY if name in _DATA else
+                      _SENTENCE_LINES if name in _SENTENCES and i else _CELL_LINES
+                      for i, name in enumerate(names)]
+
+
+def _settle(found: Fit, measured: _Measured, width: int) -> bool:
+    """Give the columns their widths; False where they do not fit, or a sentence would run down a
+    narrow column.
+    """
+    natural = [measured.natural[column] for column in found.columns]
+    least = [measured.least[column] for column in found.columns]
+    if found.widths and len(found.widths) == len(natural):
+        natural = list(map(max, found.widths, natural))
+        least = list(map(max, found.widths, least)) if total(natural) > width else natural
+    widths = fit(natural, least, width)
+    if total(widths) > width:
+        return False
+    for line in measured.cells:
+        for column, room in zip(found.columns, widths, strict=True):
+            if (" " in line[column]
+                    and _cell_width(line[column]) > room * measured.lines[column]):
+                return False
+    found.widths = widths
+    return True
+
+
+def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
+    """The columns that may be left out, the first to go first; two are always kept."""
+    kept = set(columns[:1]) | set([c for c in columns if names[c] in _KEPT][:1])
+    if len(kept) < 2:
+        kept |= set([c for c in columns if c not in kept][:1])
+    later = [column for column in columns if column not in kept]
+    return [*[c for c in reversed(later) if names[c] not in _KEPT],
+            *[c for c in reversed(later) if names[c] in _KEPT]]
+
+
+def header_lines(text: str) -> list[str]:
+    """A header in lines that may stand above each other: ``queue_`` and ``offset``."""
+    lines: list[str] = []
+    for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
+        if lines and display_width(lines[-1] + part) < LEAST_WIDTH // 2:
+            lines[-1] += part if lines[-1].endswith("_") else f" {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def header_cells(text: str, width: int) -> list[str]:
+    """The lines of a header in a column of this width."""
+    if display_width(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
+        glue = "" if not lines or lines[-1].endswith("_") else " "
+        if lines and display_width(lines[-1] + glue + part) <= width:
+            lines[-1] += glue + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def _least_width(name: str, text: str) -> int:
+    """The narrowest column in which no word of a text is broken that should not be."""
+    if name in _DATA or not text:
+        return min(_DATA.get(name, 0), _cell_width(text))
+    words = list(map(_cell_width, text.split()))
+    widest = max(words, default=0)
+    if widest > _LONGEST_WORD and name not in _NAMES:
+        widest = max((length for length in words if length <= _LONGEST_WORD), default=0)
+    return max(widest, min(LEAST_WIDTH, _cell_width(text)))
+
+
+def total(widths: Sequence[int]) -> int:
+    """The width of a table of columns of these widths."""
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _cell_width(text: str) -> int:
+    # A body of megabytes need not be measured: no column becomes that wide.
+    return display_width(text) if len(text) < 4096 else 4096
+
+
+def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Column widths between ``least`` and ``natural`` whose sum with gaps is within ``width``.
+
+    The widest columns that can give way shrink first. Wider than ``width`` where the least does
+    not fit.
+    """
+    widths = list(natural)
+    room = width - GAP * (len(widths) - 1)
+    while sum(widths) > room:
+        shrinkable = [i for i, w in enumerate(widths) if w > least[i]]
+        if not shrinkable:
+            break
+        widest = max(shrinkable, key=lambda i: widths[i])
+        rest = max((widths[i] for i in shrinkable if i != widest), default=0)
+        over = sum(widths) - room
+        alike = sum(widths[i] == widths[widest] for i in shrinkable)
+        widths[widest] = max(
+            widths[widest] - over,
+            rest if rest < widths[widest] else widths[widest] - max(over // alike, 1),
+            least[widest],
+        )
+    return widths
+
+
+def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
+    """The lines of a cell; much data is cut, and it is said how much is not shown."""
+    limit = width * _CELL_LINES
+    if len(text) > limit and name not in _WHOLE:
+        text = cut(text, max(limit - 12, 8), mark)
+    return [text] if display_width(text) <= width else folded(text, width) or [""]
+
+
+def lines_of(names: Sequence[str], cells: Sequence[str], found: Fit, width: int, mark: str
+             ) -> list[list[tuple[int, str, str]]]:
+    """A row as lines of parts: (column, text, blanks to fill its place with)."""
+    texts = [fold_cell(names[column], cells[column], room, mark)
+             for column, room in zip(found.columns, found.widths, strict=True)]
+    lines: list[list[tuple[int, str, str]]] = []
+    for level in range(max(map(len, texts))):
+        line = []
+        for column, parts, room in zip(found.columns, texts, found.widths, strict=True):
+            part = parts[level] if level < len(parts) else ""
+            line.append((column, part, " " * max(room - display_width(part), 0)))
+        lines.append(line)
+    if found.below is not None and cells[found.below]:
+        room = max(width - _INDENT, LEAST_WIDTH)
+        lines += [[(found.below, " " * _INDENT + part, "")]
+                  for part in fold_cell(names[found.below], cells[found.below], room, mark)]
+    return lines
+
+
+def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -> str:
+    """A line of a row without colour."""
+    return (" " * GAP).join(blanks + text if numeric[column] else text + blanks
+                            for column, text, blanks in parts).rstrip(" ")
+
+
+def header_of(headers: Sequence[str], found: Fit, numeric: Sequence[bool]) -> list[str]:
+    """The lines above a table; that of a sentence below its row is indented as it is."""
+    texts = [header_cells(headers[column], room)
+             for column, room in zip(found.columns, found.widths, strict=True)]
+    height = max(map(len, texts))
+    lines = []
+    for level in range(height):
+        parts = []
+        for column, cell, room in zip(found.columns, texts, found.widths, strict=True):
+            lead = height - len(cell)  # the last line of each is just above the rows
+            parts.append(padded(cell[level - lead] if level >= lead else "", room,
+                                right=numeric[column]))
+        lines.append((" " * GAP).join(parts).rstrip(" "))
+    if found.below is not None:
+        lines.append(" " * _INDENT + headers[found.below])
+    return lines
