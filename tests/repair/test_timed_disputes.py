@@ -1,4 +1,4 @@
-"""REAL_TOPIC of a timed message against its unit in the timer log: who is right, or nobody knows."""
+"""REAL_TOPIC of a timed message against its unit in the timer log: who is right, or unknown."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
         return [name for name in names if name.startswith(incomplete)][:_MOST]
 
     complete.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
-    del complete.__wrapped__  # type: ignore[attr-defined]  # typer asks for the signature
+    del complete.__wrapped__  # typer asks for the signature
     return complete
 
 
