@@ -83,7 +83,8 @@ def test_all_tables_are_the_local_readers(name: str, load, golden: GoldenFolder)
     for table in TABLES:
         wanted = expected(reading.local(root, table))
         for count in (1, 2, 7, 64) if (name, table) == (STORES[0], "messages") else (7,):
-            found = plain(load(root, table=table, numPartitions=str(count)))
+            found = plain(load(root, table=table, numPartitions=str(count),
+                               failOnDataLoss="false"))
             assert found == wanted, (table, count)  # partitions are in the order of the files
 
 
