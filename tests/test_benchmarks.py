@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pytest
 
-from benchmarks import goals, peers, run
+from benchmarks import goals, peers, run, stage_yields
 from benchmarks.consumequeue import Rows, write_queue
 from benchmarks.goals import WORKS
 from benchmarks.index import Entries, write_index
@@ -459,3 +459,8 @@ def test_the_results_file_keeps_its_other_sections():
     assert done == "# A\n\n## Writing\n\nnew\n\n## Rebuilding\n\nkept\n"
     assert with_section(done, "\n## Other\n", ["## Other", "", "more", ""]) == (
         done + "\n## Other\n\nmore\n")
+
+
+def test_yields_count_what_has_its_bytes_again(tmp_path: Path) -> None:
+    assert stage_yields.of_damage("bit of a body", 1, tmp_path) == (1, 1)
+    assert stage_yields.of_field("magic", 1, tmp_path, sealed=False) == (1, 1)

@@ -296,7 +296,7 @@ def test_a_compression_that_nothing_proves_makes_a_filler(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("value", "expected", "word"), [
     (3 - (1 << 31), 3, "one turned bit"), (-3, 0, "not known"), (-(1 << 31), 0, "one turned bit"),
-    (-1, 0, "not known")])
+    (-1, 0, "not known"), (3 | 1 << 20, 3, "one turned bit")])
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
         tmp_path: Path, value: int, expected: int, word: str, sealed: bool) -> None:
@@ -311,6 +311,13 @@ def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
             ] == [True]
     assert findings(store) == []
     run("verify", store, *SIZES).expect(0)
+
+
+def test_implausible_reconsume_times_stay_where_nothing_is_better(tmp_path: Path) -> None:
+    store = filled(Header(reconsume_times=0x12345678)).write(tmp_path / "s")
+    _, read = after_salvage(store)
+    assert read[30]["reconsume_times"] == 0x12345678
+    assert [one["category"] for one in findings(store)] == ["header-reconsume-times"]
 
 
 def filled_and_sealed(reconsume_times: int) -> Writer:

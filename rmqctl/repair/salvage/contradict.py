@@ -4,6 +4,9 @@ Fields that no CRC covers: topic, queue, queue offset, transaction bits, and the
 give rows in further queues. A row alone is no proof against a message: folders of queues are copied
 and renamed. It is believed where the log itself lacks just that message, between others of its
 queue. One that cannot be mended then gets a filler.
+
+Yield (benchmarks/stage_yields.py): any value in the queue offset 60 of 60, in the queue id 56 (the
+others have no entry), one byte of the topic 60.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ A text with whole sectors that are no text is damaged there, and no other change
 chances of one repair, of records that nothing explains too, add up to `MOST_WRONG` at most
 (`Chances`).
 
+Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 of 60 with one
+changed byte. Of 60 with any value in the body's CRC 43 come back (`damaged_crc`).
+
 Up to four bytes that lie together are only solved at places which are known
 (`rmqctl.repair.salvage.torn`). An appended CRC gives the body's no second proof: both have the same
 polynomial, so it fits whatever the body's fits. It tells that nothing else is damaged, and the 32nd

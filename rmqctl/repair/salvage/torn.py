@@ -11,6 +11,9 @@ known from the bytes themselves, and the rest must come from what is found there
 
 Where that is not proof enough, all that is found in a text must be bytes that the same text has
 elsewhere, and then the whole must be JSON. A zlib stream must end with its right checksum.
+
+Yield (benchmarks/stage_yields.py): 31 of 55 bodies with two to four damaged bytes before or behind
+the border of a sector.
 """
 
 from __future__ import annotations

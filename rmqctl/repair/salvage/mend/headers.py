@@ -10,6 +10,10 @@ set right as `times` has it, the place of a half message by that message itself,
 0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
 as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
 A negative queue is the only one of the topic that lacks this very message, if one byte makes it so.
+
+Yield (benchmarks/stage_yields.py) with any value in one field: place of the half message 60 of 60,
+store host 55, reconsume times 34. A born host of any value is unknown; of single bits that were
+flipped in it 10 of 60, in reconsume times 21 of 60.
 """
 
 from __future__ import annotations
@@ -37,8 +41,6 @@ from rmqctl.store.store import Store
 
 Host = tuple[bytes, int]
 _MOST_DIGITS = len(str(-(1 << 63)))
-_MOST_TIMES = 1 << 16
-"""Reconsume times up to this are plausible."""
 _MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64
 _LONG = (1 << 64) - 1
 
@@ -89,9 +91,9 @@ def _mend(known: _Known, fault: HeaderFault) -> None:
             records.rejected.add(fault.offset)
             return
         raw, corrected, reasons = stored, record, []
-    if record.reconsume_times < 0:
+    if rules.RECONSUME in fault.categories:
         raw, reason = _reconsume(raw, corrected)
-        reasons.append(reason)
+        reasons += [reason] if reason else []
     if raw != stored and records.replace(fault.offset, raw):
         records.reasons[fault.offset] = "; ".join(reasons)
 
@@ -156,10 +158,12 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
     No other field proves them, so an appended CRC of the negative number does not, either.
     """
-    times = record.reconsume_times & 0x7FFFFFFF
     said = f"consumed {record.reconsume_times} times"
+    times = _one_bit(record.reconsume_times)
     reason = f"{said}: {times} without one turned bit"
-    if times > _MOST_TIMES:
+    if times is None and record.reconsume_times >= 0:
+        return raw, ""  # clients count on from it, and nothing is known that would be better
+    if times is None:
         times, reason = 0, f"{said}, and not known: set to 0, which a first delivery has"
     mended = build(replace(record, reconsume_times=times))
     return append_crc.seal(mended) if append_crc.verify(raw) else mended, reason
@@ -194,10 +198,12 @@ def _digits_one_bit_off(said: bytes) -> list[bytes]:
     return [digits for digits in turned if digits.isdigit()]
 
 
-def _one_bit(port: int) -> int | None:
-    """The port that one turned bit above its sixteen made this number of; None: it was more."""
-    high = (port & 0xFFFFFFFF) >> 16
-    return port & rules.MOST_PORT if high.bit_count() == 1 else None
+def _one_bit(number: int) -> int | None:
+    """The port, or the number of deliveries, that one turned bit above its sixteen made this number
+    of; None: it was more.
+    """
+    high = (number & 0xFFFFFFFF) >> 16
+    return number & rules.MOST_PORT if high.bit_count() == 1 else None
 
 
 def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:

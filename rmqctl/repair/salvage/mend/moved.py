@@ -4,6 +4,8 @@ A record's own place is no proof: who sends a message may put a whole record int
 names any place. So two pages are put back together, or not at all: with each at the other's place
 every byte of both has to be of an intact record. Nobody can send a message that makes the bytes
 of another page right which he does not know.
+
+Yield (benchmarks/stage_yields.py): 361 of the 442 messages in two swapped pages of 60 stores.
 """
 
 from __future__ import annotations

