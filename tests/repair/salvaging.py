@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 from tests.repair.damage import Whole, intact
 
 IGNORED = frozenset({"index-missing"})
-UNPROVABLE = frozenset({"header-reconsume-times", "property-crc-missing"})
+UNPROVABLE = frozenset({"header-reconsume-times", "header-flag-bits", "property-crc-missing"})
 """Nothing says what such a field was: in a damaged message it stays, and the plan says so."""
 
 
