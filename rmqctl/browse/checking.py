@@ -87,7 +87,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
             if len(answer.findings) < _MOST:
                 answer.findings.append(finding)
     if task.only is None and task.part is None and reader.store.layout.reads("commitlog"):
-        answer.notes += map(str, losses(reader.store).in_words())
+        answer.notes += map(str, losses(reader.store, progress=progress).in_words())
     answer.notes += [f"{name} was not judged: {reason}"
                      for name, reason in checks.not_judged.items()]
     return answer

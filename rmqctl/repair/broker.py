@@ -115,7 +115,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
     lost = predicted.account
     # A start that cuts nothing keeps the entries, but committed offsets prove nothing behind it.
     gone = lost.by_offsets if predicted.start_is_harmless else lost.known
-    return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places, lost.by_offsets)
+    return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places)
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:

@@ -152,13 +152,11 @@ class Lost:
 class Dropped:
     """What a plan loses that no filler in the log will show: ``messages``, and ``undecided``
     records that nobody wants kept. ``places`` are the first of them that are intact now.
-    ``by_offsets``: how many of the messages nothing but committed offsets tells of.
     """
 
     messages: int = 0
     undecided: int = 0
     places: tuple[Place, ...] = ()
-    by_offsets: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.undecided)

@@ -257,8 +257,7 @@ class _Planner:
             self._notes += told.notes
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
-            dropped = replace(dropped, messages=dropped.messages + told.more,
-                              by_offsets=told.more)
+            dropped = replace(dropped, messages=dropped.messages + told.more)
         total = lost_total if lost_total > len(lost) else None
         if lost_total and not self._logs and self._options.whole:
             self._notes.append(

@@ -200,8 +200,9 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
     sentences = [say("{count:,} of {groups:,} consumer groups is affected: {names}.",
                      "{count:,} of {groups:,} consumer groups are affected: {names}.",
                      count=len(names), groups=len(groups), names=_some(names, say))]
-    unread = sum(queue.lost_after for queue in consumers.affected)
-    at_risk = sum(queue.at_risk for queue in consumers.affected)
+    affected = (found.losses.groups or {}).values()
+    unread = sum(group.unread_lost for group in affected)
+    at_risk = sum(group.at_risk for group in affected)
     twice = sum(queue.twice for queue in consumers.affected)
     for count, sentence in (
             (unread, say("{count:,} delivery will never come: the message is lost before it was "

@@ -51,8 +51,7 @@ class Place(NamedTuple):
 class RepairLoss:
     """What one repair lost: ``messages``, and ``undecided`` records that it discarded; both None
     where its note is damaged. ``time`` in ms. ``places`` are the first of them. ``root``: the path
-    of the store when it was repaired, None where that is the same as now. ``by_offsets``: how many
-    of the messages nothing but committed offsets told of.
+    of the store when it was repaired, None where that is the same as now.
     """
 
     id: str
@@ -62,7 +61,6 @@ class RepairLoss:
     undecided: int | None
     places: tuple[Place, ...] = ()
     root: str | None = None
-    by_offsets: int = 0
 
     @property
     def total(self) -> int:
@@ -75,7 +73,7 @@ class RepairLoss:
 
     def build(self) -> bytes:
         """The note. ``root`` must be given."""
-        return json.dumps({**self.as_dict(), "format": _FORMAT, "by_offsets": self.by_offsets,
+        return json.dumps({**self.as_dict(), "format": _FORMAT,
                            "places": [list(place) for place in self.places]}).encode() + b"\n"
 
 
@@ -92,10 +90,6 @@ class RepairLosses(NamedTuple):
     @property
     def undecided(self) -> int:
         return sum(loss.undecided or 0 for loss in self.losses)
-
-    @property
-    def by_offsets(self) -> int:
-        return sum(loss.by_offsets for loss in self.losses)
 
     @property
     def total(self) -> int:
@@ -183,7 +177,7 @@ def _read(repair_id: str, path: str) -> RepairLoss:
             repair_id, _count(note["time"]), _text(note["command"]),
             _count(note["messages_lost"]), _count(note["messages_undecided"]),
             tuple(Place(*map(_count, place)) for place in note["places"][:MOST_PLACES]),
-            _text(note["root"]), _count(note.get("by_offsets", 0)))
+            _text(note["root"]))
     except (StoreIOError, ValueError, KeyError, TypeError, RecursionError):
         return RepairLoss(repair_id, None, "", None, None)
 

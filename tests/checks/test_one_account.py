@@ -23,6 +23,7 @@ from rmqctl.formats.local.message import decode
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
 from rmqctl.report.facts import gather
+from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import tiny as tiny_stores
@@ -237,6 +238,22 @@ def test_a_broker_s_recovery_hides_no_loss(version: str, end: str, hurt: Damage,
         *JSON).expect(0, 1, 6)
     after = account(root)
     assert after.total >= before.total
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["abort", "clean"])
+def test_truncating_keeps_the_number_of_lost_messages(end: str, golden_copy: GoldenFolder) -> None:
+    """The entries beyond the end of the log are all that tells of them, and are truncated."""
+    root = made(golden_copy("5.3.3/crash-base/store"), end, cut_tail)
+    before = account(root)
+    with Store.open(str(root)) as store:
+        place = find_end(store).offset
+    run("truncate", root, "--to-phy", str(place), "--apply", "--yes").expect(0, 1)
+    after = account(root)
+    assert after.already == before.already > 0
+    assert after.total >= before.total
+    assert "of which only entries beyond this end tell" in run(
+        "undo", root, "--yes").out + run("truncate", root, "--to-phy", str(place)).err
 
 
 @pytest.mark.parametrize("version", ["5.3.3", "4.9.3"])

@@ -92,6 +92,8 @@ class AlreadyLost:
         """Queue offsets of all that is gone and that rows or groups' offsets know, by number of the
         queue."""
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
+        self.places: Array = np.zeros(0, np.int64)
+        """Where those lay that rows or the index know."""
         self._gaps = LogGaps()
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
@@ -181,7 +183,9 @@ class AlreadyLost:
                 self.lost_offsets.setdefault(number, OffsetRuns()).add(
                     offset[good], None if count is None else count[good])
         places, topics = self._by_topic(witnessed)
+        self.places = places
         only_index, times = self._by_index(predicted, places)
+        self.places = np.union1d(self.places, only_index)
         gaps, in_gaps = self._by_gaps(log)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.
@@ -398,15 +402,15 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Lost messages by topic that no row knows, but a group had reached; those that a repair
-        has noted already are not counted again.
+        """Lost messages by topic that no row knows, but a group had reached; offsets of
+        messages that a repair has noted do not count these again.
         """
         inside = self._ends < _ENDLESS
         positions = Positions(self._store, self._queues, LogFacts(
             log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
             self._accepted[-1][1] if self._accepted else None))
         lost = positions.judge(predicted)
-        noted = self._store.repair_losses.by_offsets
+        noted = self._store.repair_losses.messages
         if lost.total() <= noted:
             return Counter()
         for topic in sorted(lost):

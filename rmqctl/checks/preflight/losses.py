@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rmqctl.checks.losses import Losses, PlannedLosses
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.store.store import Store
 
 
-def losses(store: Store, plan: PlannedLosses | None = None) -> Losses:
+def losses(store: Store, plan: PlannedLosses | None = None,
+           progress: Callable[[int], None] | None = None) -> Losses:
     """What is lost of a store, would be by the next startup, is undecided, or was replaced; with a
-    ``plan``, once that is carried out. Reads all of the log. StoreIOError.
+    ``plan``, once that is carried out. Reads all of the log, of whose bytes ``progress`` is told,
+    and may raise. StoreIOError.
     """
-    found = preflight(store).account
+    found = preflight(store, progress=progress).account
     return found if plan is None else found.after(plan)

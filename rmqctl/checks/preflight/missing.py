@@ -14,6 +14,7 @@ from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.scan.frames import Array
 from rmqctl.store.log.end import last_dispatched
 from rmqctl.store.store import Store
 
@@ -62,13 +63,29 @@ def missing(store: Store, *, damaged: bool) -> Missing:
         return found
 
 
+def known_beyond(store: Store, end: int) -> int:
+    """How many lost messages entries, index and committed offsets know from the physical offset
+    ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
+    UsageError.
+    """
+    found = _looked_from(store, end)[1]
+    count = int((found >= end).sum())
+    lost = preflight(store, full=False).account  # what an earlier start has cut off was lost then
+    return count if lost.cut else min(count + lost.by_offsets, lost.known)
+
+
 def _after_the_end(store: Store) -> bool:
     """Whether entries, index or consumer offsets may know messages after the end of the log: all
     that `preflight` counts in an undamaged log, and some that it does not count.
     """
     start = last_dispatched(store)
-    if start is None:
-        return True
+    return True if start is None else _looked_from(store, start)[0] > 0
+
+
+def _looked_from(store: Store, start: int) -> tuple[int, Array]:
+    """(lost messages, the places of those that entries or index know), of a log that is looked at
+    from the physical offset ``start`` on.
+    """
     version = version_of(default_release(store))
     holder = store.lock
     predicted = Prediction(version.name, "abnormal" if store.has_abort else "normal")
@@ -78,4 +95,4 @@ def _after_the_end(store: Store) -> bool:
         for batch in log.walk(start):
             already.look(batch)
         already.judge(predicted, log, {}, holder.held and holder.pid != os.getpid(), start)
-    return predicted.messages_already_lost > 0
+    return predicted.messages_already_lost, already.places

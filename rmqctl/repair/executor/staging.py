@@ -115,8 +115,7 @@ class Staging:
     def _note(self) -> RepairLoss:
         dropped = self._plan.dropped
         return RepairLoss(self.id, self._now, self._plan.command, dropped.messages,
-                          dropped.undecided, dropped.places, os.path.realpath(self.root),
-                          dropped.by_offsets)
+                          dropped.undecided, dropped.places, os.path.realpath(self.root))
 
     # -- checks ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.checks.impact import Impact, span
+from rmqctl.checks.preflight.missing import known_beyond
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local import checkpoint as layout
@@ -103,9 +104,15 @@ def truncate(store: Store, to: int, generation: int,
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
+    # What only the entries beyond the cut tell of, which go with them.
+    forgotten = known_beyond(store, to) if store.layout.reads("config") else 0
+    if forgotten:
+        notes.append(f"{plural(forgotten, 'more message is', 'more messages are')} lost already, "
+                     "of which only entries beyond this end tell: the repair keeps their number. "
+                     "If another copy has them, `rmqctl recover --from` restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
-                tuple(notes), dropped=Dropped(behind.count, behind.damaged, places_of(
+                tuple(notes), dropped=Dropped(behind.count + forgotten, behind.damaged, places_of(
                     ((one.physical_offset or 0, one.size or 0) for one in behind.listed),
                     store.log.raw_at)))
     return Truncation(plan, cut_at.log_end, behind.count, dict(behind.by_topic.most_common()))
