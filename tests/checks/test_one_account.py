@@ -278,9 +278,19 @@ def test_index_entries_of_lost_messages_are_witnesses(version: str,
     assert after.index_lost == before.index_lost - gone
 
 
-def predicted(root: Path) -> Prediction:
+def predicted(root: Path, *, full: bool = True) -> Prediction:
     with Store.open(str(root)) as store:
-        return preflight(store)
+        return preflight(store, full=full)
+
+
+@pytest.mark.parametrize("hurt", [missing_middle_file, zeroed_page])
+def test_what_was_not_read_is_not_lost(hurt: Damage, golden_copy: GoldenFolder) -> None:
+    """A gap before the first record that was looked at tells nothing: all may be there."""
+    root = made(golden_copy("5.3.3/crash-base/store"), "abort", hurt)
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    quick, full = (predicted(root, full=full).account for full in (False, True))
+    assert 0 < quick.known < full.known
 
 
 def entry_places(root: Path) -> list[int]:

@@ -186,7 +186,7 @@ class AlreadyLost:
         self.places = places
         only_index, times = self._by_index(predicted, places)
         self.places = np.union1d(self.places, only_index)
-        gaps, in_gaps = self._by_gaps(log)
+        gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.
         unplaced = len(only_index) - _matched(only_index, gaps)
@@ -328,11 +328,14 @@ class AlreadyLost:
 
     # -- the log itself -------------------------------------------------------------------------
 
-    def _by_gaps(self, log: CommitLog) -> tuple[list[Gap], Counter[str]]:
-        """Lost messages that only the queue offsets of others, or damaged records, tell of."""
+    def _by_gaps(self, log: CommitLog, *,
+                 from_begin: bool) -> tuple[list[Gap], Counter[str]]:
+        """Lost messages that only the queue offsets of others, or damaged records, tell of.
+        ``from_begin``: whether all of the log was looked at.
+        """
         found: list[Gap] = []
         topics: Counter[str] = Counter()
-        begins = bool(log.files) and log.min_offset == 0
+        begins = from_begin and bool(log.files) and log.min_offset == 0
         for number, state in enumerate(list(self._queues.states)):
             known = self.lost_offsets.get(number) or OffsetRuns()
             undecided = self._undecided.offsets.get(state.key)
