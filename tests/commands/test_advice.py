@@ -136,6 +136,8 @@ def test_undecided_records_are_a_choice(rmqctl: Runner, tmp_path: Path) -> None:
     choices = [step for step in said["steps"] if "--ambiguous" in step["command"]]
     assert [step["command"].split("--ambiguous ")[1] for step in choices] == ["keep", "leave-out"]
     assert choices[1]["loses"]["undecided"] == said["messages_undecided"]
+    # Only what is lost already is lost by keeping them.
+    assert {choice["loses"].get("messages", 0) for choice in choices} == {said["already_lost"]}
     assert f"rmqctl recover {root}" not in said["next"]
 
 
