@@ -132,12 +132,13 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
 
 
-def start_file(store: Store, log: CommitLog, version: BrokerVersion,
-               max_physic: int) -> tuple[int, str]:
+def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
+               clean: bool | None = None) -> tuple[int, str]:
     """(number of the file in which recovery starts, why). ``max_physic``: how far the
-    consumequeues reach, which matters where `by_rows`.
+    consumequeues reach, which matters where `by_rows`. ``clean``: whether the broker stopped
+    cleanly before; None: as the store shows.
     """
-    count, clean = len(log.files), not store.has_abort
+    count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
         number = max(0, count - _NORMAL_FILES)
         return number, (Phrase("the third file from the end") if number else

@@ -119,6 +119,10 @@ class Diagnosis:
             parts.append(Phrase("a start would lose {count} intact message",
                                 "a start would lose {count} intact messages",
                                 count=lost.would_lose))
+        elif start.second_start is not None:
+            parts.append(Phrase("the second start would lose {count} intact message",
+                                "the second start would lose {count} intact messages",
+                                count=start.second_start.messages_lost))
         elif start.rows_lost:
             parts.append(Phrase("a start would destroy all consumequeues"))
         elif start.is_so_alone and not start.start_is_harmless:

@@ -44,6 +44,15 @@ def intact(batch: Batch) -> Array:
     return good
 
 
+def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
+    """How many intact messages a part of the log has of each topic."""
+    found = _Topics()
+    for batch in log.walk(start, end):
+        if len(batch):
+            found._take(batch, np.flatnonzero(intact(batch)))
+    return dict(sorted(found.by_topic.items()))
+
+
 @dataclass(slots=True)
 class Counted:
     """Messages of a log along a walk."""

@@ -39,6 +39,7 @@ from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
 from rmqctl.checks.preflight.lost import Counted, Lost, Unreachable, duplicate_files
 from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.second import second_start
 from rmqctl.checks.preflight.startup import start_of
 from rmqctl.checks.preflight.timers import judge_timers
 from rmqctl.checks.preflight.types import Prediction
@@ -207,6 +208,9 @@ class _Start:
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
                      self.index, self.walk, self.saved, self.already.gone)
+        if self.walk is not None and predicted.starts and self.cut is None:
+            predicted.second_start = second_start(
+                self.store, self.version, self.log, predicted, self.start, self.queues.max_physic)
 
     def _recover(self, predicted: Prediction) -> None:
         predicted, log, version = self.made, self.log, self.version

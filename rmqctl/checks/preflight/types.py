@@ -58,6 +58,35 @@ class LostMessage(NamedTuple):
     store_timestamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class SecondStart:
+    """A clean start after the predicted one that truncates the log at ``truncate_to``, which the
+    first one keeps: it begins with ``start_file`` and meets older damage (``stop_reason``).
+    """
+
+    start_file: str
+    start_reason: str
+    truncate_to: int
+    stop_reason: str
+    messages_lost: int
+    lost_by_topic: dict[str, int]
+
+    @property
+    def said(self) -> Phrase:
+        """One sentence."""
+        return Phrase(
+            "The second, clean start truncates the log at {offset} and loses {count:,} message "
+            "that this start keeps: {why}",
+            "The second, clean start truncates the log at {offset} and loses {count:,} messages "
+            "that this start keeps: {why}", count=self.messages_lost, offset=self.truncate_to,
+            why=self.stop_reason)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"start_file": self.start_file, "start_reason": self.start_reason,
+                "truncate_to": self.truncate_to, "stop_reason": self.stop_reason,
+                "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic}
+
+
 class OffsetBeyondEnd(NamedTuple):
     """A group that stands beyond the end which a queue has after the start: consumers there get
     OFFSET_OVERFLOW_BADLY. Both are queue offsets.
@@ -209,6 +238,8 @@ class Prediction:
     """Files and folders of log, consumequeues and index that go away (relative to the root or
     absolute), in the order in which a broker takes them away."""
 
+    second_start: SecondStart | None = None
+    """The clean start after this one, where that loses messages which this one keeps."""
     incurable: int = 0
     """How many of these no repair of the store prevents."""
     refuses_writes: bool = False
@@ -294,7 +325,7 @@ class Prediction:
         return [*self._message_losses(), *self.beside_messages]
 
     def _message_losses(self) -> Iterator[Loss]:
-        end = self.truncate_to
+        end, second = self.truncate_to, self.second_start
         for what, count, cause, file, already in (
                 # The start also cuts the entries that show the loss: a repair needs them.
                 (MESSAGES, self.messages_already_lost, Phrase(
@@ -302,6 +333,9 @@ class Prediction:
                  "commitlog", not (self.rows_cut or self.rows_lost)),
                 (MESSAGES, self.messages_lost, Phrase(
                     "the start truncates the log at {offset}", offset=end), "commitlog", False),
+                (MESSAGES, 0 if second is None else second.messages_lost, Phrase(
+                    "the second, clean start truncates the log at {offset}",
+                    offset=None if second is None else second.truncate_to), "commitlog", False),
                 (MESSAGES, self.unreachable or 0, Phrase(
                     "they have no consume queue entry after the start"), "consumequeue", False),
                 (MESSAGES, self.rows_lost, Phrase(
@@ -437,6 +471,7 @@ class Prediction:
             "checkpoint": None if self.checkpoint is None else self.checkpoint._asdict(),
             "impact": None if self.impact is None else self.impact.as_dict(),
             "losses": [loss.as_dict() for loss in self.losses],
+            "second_start": None if self.second_start is None else self.second_start.as_dict(),
             "refuses_writes": self.refuses_writes,
             "disk": None if self.disk is None else self.disk.as_dict(),
             "not_judged": [{"structure": name, "reason": reason}

@@ -142,6 +142,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         show_actions(page, prediction.actions, ("action", "target", "from", "to", "reason"),
                      len(prediction.actions))
     show_section(page, prediction.consumers, prediction.notes)
+    if prediction.second_start is not None:
+        page.text(prediction.second_start.said, "bad")
     for text in prediction.undecided:
         page.text(text, "warn")
     if prediction.differences:
@@ -206,6 +208,10 @@ def _headline(prediction: Prediction) -> Phrase:
                             count=prediction.undecodable))
     if prediction.rows_lost:
         costs.append(Phrase("destroy all consumequeues ({rows:,} rows)", rows=prediction.rows_lost))
+    if prediction.second_start is not None:
+        costs.append(Phrase("keep {count:,} message that its next start loses",
+                            "keep {count:,} messages that its next start loses",
+                            count=prediction.second_start.messages_lost))
     also = prediction.also_loses
     if costs and also is not None:
         costs.append(Phrase("lose {what}", what=also))

@@ -1,0 +1,47 @@
+"""The start after the one that is predicted: a clean one, with no message in between.
+
+A recovery reads only the last files of the log. After an unclean end it may begin later than after
+a clean end, and so pass over older damage, at which the next start truncates the log (spec:
+recovery.md §3, §4).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from rmqctl.broker.recovery import RecoveryWalk, start_file
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.preflight.load import relative
+from rmqctl.checks.preflight.lost import intact_by_topic
+from rmqctl.checks.preflight.types import Prediction, SecondStart
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+
+def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
+                 begun: int, reach: int) -> SecondStart | None:
+    """What the second start does otherwise than the ``first`` one, which began at the physical
+    offset ``begun``; None where it keeps as much. ``reach``: how far the consume queues reach after
+    the first start. StoreIOError.
+    """
+    end = first.truncate_to or 0
+    gone = set(first.doomed)
+    left = [file for file in log.files
+            if file.base <= end and relative(store, file.path) not in gone]
+    if not left:
+        return None
+    with closing(CommitLog(left, store.log.file_size)) as kept:
+        number, why = start_file(store, kept, version, reach, clean=True)
+        if left[number].base >= begun:
+            return None  # no more is read than at the first start
+        walk = RecoveryWalk(kept, number, version)
+        for _ in walk:
+            pass
+        if walk.end >= end:
+            return None
+        lost = intact_by_topic(kept, walk.end, end)
+        if not lost:
+            return None
+        return SecondStart(relative(store, left[number].path), why, walk.end, walk.stop,
+                           sum(lost.values()), lost)
+
