@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rmqctl.broker.consume_queue import PLAIN
 from rmqctl.broker.queue_form import is_unproven
 from rmqctl.broker.recovery import DispatchRange, as_configured, dispatched
 from rmqctl.broker.settings import Settings
@@ -38,6 +39,7 @@ from rmqctl.repair.plan import (
     places_of,
     touches,
 )
+from rmqctl.repair.rebuild.rocksdb_start import start_steps
 from rmqctl.repair.rebuild.steps import compare
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan import text
@@ -64,9 +66,10 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     Where a broker does not start, the plan is empty and its notes say why. UsageError,
     StoreIOError, RefusedError as `preflight` and `configured` raise them.
     """
-    store.layout.require_writable(store.root)
     predicted = prediction or preflight(store, version)
     rules = as_configured(store, version_of(predicted.broker_version))
+    # Of consume queues in RocksDB a broker that does not know them makes others, in files.
+    store.layout.require_writable(store.root, made_anew=rules.rocksdb_queues)
     if predicted.misled and predicted.starts:
         raise RefusedError(
             f"{store.root}: {predicted.misled[0].said}. Nothing is planned towards such a "
@@ -83,6 +86,11 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     queues, index = _Derived(store, predicted, rules, known.settings,
                              known.batch_topics.__contains__,
                             scratch, wall_clock).steps()
+    if predicted.noted is None and rules.rocksdb_queues and store.layout.consumequeue == "rocksdb":
+        raise RefusedError(f"{store.root}: there is no commitlog file, and nothing is planned for "
+                           "the data base of consume queues without it")
+    if predicted.noted is not None:
+        queues += start_steps(store, predicted, rules, known.settings, scratch)
     steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, predicted, known.settings)]
     if store.has_abort:
         steps.append(MoveAside("abort"))
@@ -163,7 +171,9 @@ class _Derived:
 
     def steps(self) -> tuple[list[Step], list[Step]]:
         """(steps for the queues, steps for the index). StoreIOError, RefusedError."""
-        changed = [change for change in self._made.queues if change.added or self._ext]
+        in_files = self._made.noted is None
+        changed = [change for change in self._made.queues if (change.added or self._ext) and (
+            in_files or change.kind != PLAIN)]
         if changed or self._indexes:
             self._keys = {(change.topic, change.queue_id) for change in changed}
             self._prepare(changed)

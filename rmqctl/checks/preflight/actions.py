@@ -14,7 +14,7 @@ from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import DELETE, Load, relative
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.types import Prediction, QueueChange
+from rmqctl.checks.preflight.types import Noted, Prediction, QueueChange
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord, differing
 from rmqctl.phrases import Joined, Phrase, counted
@@ -40,6 +40,8 @@ def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVer
             _queue(predicted, store, state)
             if state.kind == PLAIN:
                 predicted.table[f"{state.key[0]}-{state.key[1]}"] = state.end
+        if queues.in_rocksdb:
+            predicted.noted = Noted(queues.positions(), queues.max_physic)
     _index(predicted, store, index, gone)
     predicted.leaves |= bool(predicted.rows_cut) or index.end_phy > (predicted.truncate_to or 0)
     _checkpoint(predicted, store, log, version, queues, index, walk, saved)

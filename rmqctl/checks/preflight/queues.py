@@ -128,8 +128,10 @@ class Queues:
         """Cuts off the rows of records that start at or behind ``log_end``: in every queue."""
         if self.in_rocksdb:
             # A row that was dispatched again has brought the checkpoint back: nothing is cut then.
-            for state in self.states if self._checkpoint > log_end else ():
-                truncated_in_rocksdb(state, log_end)
+            if self._checkpoint > log_end:
+                for state in self.states:
+                    truncated_in_rocksdb(state, log_end)
+                self._checkpoint = log_end
             return
         for state in self.states:
             if state.added:

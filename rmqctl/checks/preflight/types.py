@@ -47,6 +47,15 @@ class QueueChange(NamedTuple):
         return f"{self.kind}/{self.topic}/{self.queue_id}"
 
 
+class Noted(NamedTuple):
+    """What a broker notes of its consume queues in RocksDB: per queue the queue offset behind the
+    last entry and the place of its message; ``checkpoint``: how far the log is dispatched.
+    """
+
+    queues: dict[tuple[str, int], tuple[int, int]]
+    checkpoint: int
+
+
 class LostMessage(NamedTuple):
     """An intact message that is cut off the log."""
 
@@ -238,6 +247,8 @@ class Prediction:
     """Files and folders of log, consumequeues and index that go away (relative to the root or
     absolute), in the order in which a broker takes them away."""
 
+    noted: Noted | None = None
+    """What the data base of consume queues notes after the start; None where these are files."""
     second_start: SecondStart | None = None
     """The clean start after this one, where that loses messages which this one keeps."""
     incurable: int = 0

@@ -248,7 +248,6 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
     def propose(scratch: Scratch) -> plan_page.Proposal:
         with Store.open(store.root, store.folders, wishes.sizes) as opened:
             refuse_other(opened, wishes.form)
-            opened.layout.require_writable(store.root)
             with out.progress("reading the log", opened.log.size) as progress:
                 prediction = preflight(opened, version, progress=progress.advance)
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,
@@ -266,4 +265,4 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             instead=() if prediction.starts else ("recover", store.root)))
 
     applying.run(out, store.root, "recover", propose, apply, folders=store.folders,
-                 complete=complete)
+                 made_anew=True, complete=complete)

@@ -78,7 +78,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
     queues are made of the log; all else is that of ``others``, a FormatError where it cannot be
     read. StoreIOError, MissingExtraError.
     """
-    writer = _Writer(scratch.path(_MADE), wants)
+    writer = Writer(scratch.path(_MADE), wants)
     kept = KeptEntries.of(root, settings)
     try:
         work = partial(derive, settings, True, log_end, kept)
@@ -120,16 +120,16 @@ def stands_at(queue: ConsumeQueue, log_min: int,
     return PositionRecord(max(log_min - 1, 0), first - 1) if first > 0 else None
 
 
-class _Writer:
+class Writer:
     """A data base being written."""
 
     def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None) -> None:
-        self._wants = wants
+        self.wants = wants
         self._database = NewDatabase(folder, (ROWS, OFFSETS), compressed=True)
         self._made = Made(folder)
         self.last: dict[QueueKey, PositionRecord] = {}
-        self._first: dict[QueueKey, PositionRecord] = {}
-        self._end = 0
+        self.first: dict[QueueKey, PositionRecord] = {}
+        self.end = 0
         self._rows = self._database.handle(ROWS)
 
     def add(self, derived: Derived, *, lmq: bool) -> None:
@@ -146,15 +146,15 @@ class _Writer:
             which = np.flatnonzero(light[further.name])
             self._put(further.names, further.name[which], np.zeros(len(which), np.int64),
                       further.offset[which], derived, further.message[which])
-        self._end = int(derived.physical[own[-1]] + derived.size[own[-1]])
+        self.end = int(derived.physical[own[-1]] + derived.size[own[-1]])
 
     def _put(self, names: Sequence[bytes], topic: Array, queue_id: Array, offset: Array,
              derived: Derived, message: Array) -> None:
         from rocksdict import WriteBatch
 
-        if self._wants is not None:
+        if self.wants is not None:
             chosen: Array = np.array([
-                self._wants((os.fsdecode(names[of]), queue))
+                self.wants((os.fsdecode(names[of]), queue))
                 for of, queue in zip(topic.tolist(), queue_id.tolist(), strict=True)], bool)
             topic, queue_id, offset, message = (
                 column[chosen] for column in (topic, queue_id, offset, message))
@@ -188,7 +188,7 @@ class _Writer:
         low, high = int(offset.argmin()), int(offset.argmax())
         first = PositionRecord(int(place[low]), int(offset[low]))
         last = PositionRecord(int(place[high]), int(offset[high]))
-        self._first[key] = min(self._first.get(key, first), first, key=lambda one: one.queue_offset)
+        self.first[key] = min(self.first.get(key, first), first, key=lambda one: one.queue_offset)
         self.last[key] = max(self.last.get(key, last), last, key=lambda one: one.queue_offset)
 
     def keep(self, key: QueueKey, last: PositionRecord | None) -> None:
@@ -202,9 +202,9 @@ class _Writer:
         """
         from rocksdict import WriteBatch
 
-        self._end = others.checkpoint
+        self.end = others.checkpoint
         for (topic, queue_id), queue in others.queues.items():
-            if self._wants is None or self._wants((topic, queue_id)):
+            if self.wants is None or self.wants((topic, queue_id)):
                 continue
             name = os.fsencode(topic)
             rows = others.database.items(ROWS, keys.queue_prefix(name, queue_id),
@@ -217,7 +217,7 @@ class _Writer:
                 self._made.rows += len(some)
             self.keep((topic, queue_id), queue.last)
             if queue.least is not None:
-                self._first[topic, queue_id] = queue.least
+                self.first[topic, queue_id] = queue.least
 
     def finish(self) -> Made:
         """Brings all of it into files and closes them."""
@@ -225,12 +225,12 @@ class _Writer:
 
         offsets = self._database.handle(OFFSETS)
         batch = WriteBatch(raw_mode=True)
-        for which, positions in ((MAX, self.last), (MIN, self._first)):
+        for which, positions in ((MAX, self.last), (MIN, self.first)):
             for (topic, queue_id), position in positions.items():
                 batch.put(keys.offset_key(os.fsencode(topic), queue_id, which),
                           POSITION.build(position), offsets)
-        if self._end:
-            batch.put(CHECKPOINT_KEY, keys.build_checkpoint(self._end), offsets)
+        if self.end:
+            batch.put(CHECKPOINT_KEY, keys.build_checkpoint(self.end), offsets)
         self._database.write(batch)
         self._made.files = self._database.finish()
         self._made.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}

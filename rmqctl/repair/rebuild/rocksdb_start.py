@@ -1,0 +1,84 @@
+"""Consume queues in RocksDB as a broker's start leaves them (spec: rocksdb.md §3, §4).
+
+A start deletes no entry: it puts those of the messages that it dispatches again at their queue
+offsets, over what is there, and notes per queue which entry is the last one, and how far the log
+was dispatched. What it notes is `rmqctl.checks.preflight`'s prediction, faults included.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import zip_longest
+
+from rmqctl.broker.recovery import dispatched
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.engine.dispatch.derive import deriver_for
+from rmqctl.errors import FormatError, RefusedError
+from rmqctl.formats.rocksdb.consume_queue import OFFSETS, ROWS, PositionRecord
+from rmqctl.repair.plan import Step
+from rmqctl.repair.rebuild import rocksdb
+from rmqctl.repair.rebuild.rocksdb import Made, Writer
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.rocksdb.database import Database
+from rmqctl.store.rocksdb.queues import RocksQueues
+from rmqctl.store.store import Store
+
+_MADE = "rocksdb-start"
+
+
+def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
+                scratch: Scratch) -> list[Step]:
+    """The steps that put the data base in the place of the present one; none where it is the same.
+
+    RefusedError where a part of the present one cannot be read, StoreIOError, MissingExtraError.
+    """
+    present = store.rocksdb
+    try:
+        made = _made(store, present, predicted, rules, settings, scratch)
+        if present is not None and _same(present.database, made.folder):
+            return []
+    except FormatError as error:
+        raise RefusedError(
+            f"{store.root}: {error}: what a broker leaves of this data base cannot be predicted; "
+            "recover without --strategy broker rebuilds it") from None
+    return rocksdb.steps(store.root, made, None, "")[0]
+
+
+def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rules: BrokerVersion,
+          settings: Settings, scratch: Scratch) -> Made:
+    noted = predicted.noted
+    assert noted is not None
+    writer = Writer(scratch.path(_MADE), lambda _key: False)
+    try:
+        # All that is there stays.
+        if present is not None:
+            for damage in present.damage:
+                raise FormatError(damage)
+            writer.carry_over(present)
+        least = dict(writer.first)
+
+        # Entries of what is dispatched again.
+        writer.wants = None
+        deriver = deriver_for(settings)
+        with closing(CommitLog(predicted.loaded_log, store.log.file_size)) as log:
+            for part in predicted.dispatch:
+                for batch in dispatched(log, part, rules):
+                    writer.add(deriver.derive(batch), lmq=settings.multi_dispatch)
+
+        # What is noted; the first entry of a queue only once somebody has asked for it.
+        writer.first, writer.end = least, noted.checkpoint
+        writer.last = {key: PositionRecord(place, end - 1)
+                       for key, (end, place) in noted.queues.items() if end}
+    finally:
+        made = writer.finish()
+    return made
+
+
+def _same(present: Database, folder: str) -> bool:
+    """Whether a data base has the same entries as the one in ``folder``."""
+    with Database.open(folder) as made:
+        return all(ours == theirs for family in (ROWS, OFFSETS) for ours, theirs in zip_longest(
+            present.items(family), made.items(family)))
