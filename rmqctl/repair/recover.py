@@ -55,6 +55,7 @@ from rmqctl.repair.rebuild.foreign_files import (
 )
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Kept, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.rebuild import wants as wants_queue
+from rmqctl.repair.rebuild.rocksdb_copy import copy_steps
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.rebuild.timed_disputes import TimedDisputes, timed_disputes
 from rmqctl.repair.rebuild.timer import timer_steps, timer_troubles
@@ -208,6 +209,13 @@ class _Planner:
         timed = timed_disputes(self._store, saved.parts, troubles)
         saved = self._settle_timed(saved, timed)
         rebuilt = self._derived(saved)
+        if self._store.layout.consumequeue == "double" and CONSUMEQUEUE in self._options.only and (
+                self._options.topic is None):
+            with self._watch("comparing the copy in RocksDB", log_size(saved.parts)) as done:
+                self._take(copy_steps(
+                    self._store, saved.parts, self._known.settings, self._scratch,
+                    log_end=saved.log_end if COMMITLOG in self._options.only else None,
+                    jobs=self._options.jobs, progress=done))
         if CHECKPOINT in self._options.only and not held:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))

@@ -91,24 +91,32 @@ class Layout:
         member needs another member's where it is damaged.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
-        mended = {*self._made_anew, *(("commitlog",) if self.member else ())}
-        return self.unwritten.keys() <= mended and (self.consumequeue != "rocksdb" or readable)
+        mended = {*self._made_anew, *self._mended}
+        return self.unwritten.keys() <= mended and (self.consumequeue == "file" or readable)
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
         """What a repair makes as a whole, or leaves alone, although it is not written."""
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
+    @property
+    def _mended(self) -> tuple[str, ...]:
+        """What `recover` alone repairs: the log of a DLedger member, queues written twice."""
+        return (*(("commitlog",) if self.member else ()),
+                *((_MADE_ANEW[0],) if self.consumequeue == "double" and self.reads(
+                    _MADE_ANEW[0]) else ()))
+
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False, mends: bool = False) -> None:
         """UnsupportedError where one of the structures (None: any part of the store) could not be
         written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
         configuration that is not written is left alone. ``mends``: the log of a DLedger member is
-        mended from another member, and else left alone.
+        mended from another member, and else left alone; queues in files and their copy in RocksDB
+        are made anew from the log.
         """
         left = self._made_anew if made_anew else ()
-        if mends and self.member:
-            left += ("commitlog",)
+        if mends:
+            left += self._mended
         reason = next((reason for name, reason in self.unwritten.items() if name not in left
                        and (structures is None or name in structures)), None)
         if reason is not None:

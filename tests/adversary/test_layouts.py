@@ -38,6 +38,8 @@ WRITING = [("recover",), ("recover", "--only", "commitlog"), ("recover", "--only
            ("pipeline", "rebuild")]
 
 
+TWICE = tuple(words for words in WRITING if words[0] == "recover" and "broker" not in words)
+"""What is done for one with queues in files and their copy in RocksDB."""
 MENDING = ("recover", "truncate", "expire", "pipeline")
 """What makes a data base of consumequeues anew."""
 
@@ -283,7 +285,8 @@ def test_double_write(tmp_path: Path) -> None:
     assert "the data base is not" in judged.json()["findings"][0]["detail"]
     run("preflight", store).expect(0)
     run("offsets", store).expect(0)
-    nothing_is_planned(store)
+    nothing_is_planned(store, TWICE)
+    run("recover", store).expect(0)
 
 
 def older_queues(folder: Path) -> Path:

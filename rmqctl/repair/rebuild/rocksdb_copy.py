@@ -1,0 +1,83 @@
+"""The copy in RocksDB of consume queues that a broker writes twice (spec: rocksdb.md §5).
+
+The broker reads the files. The copy has no write-ahead log and begins when it was switched on, so
+entries that it lacks are no damage; wrong ones, and a copy that cannot be read, are replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rmqctl.broker.settings import Settings
+from rmqctl.errors import FormatError, MissingExtraError, RmqctlError, StoreIOError
+from rmqctl.repair.plan import (
+    Action,
+    Create,
+    FileContent,
+    MoveAside,
+    Planned,
+    Replace,
+    Step,
+)
+from rmqctl.repair.rebuild.rocksdb import FOLDER, Made, make
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.layout import DATABASE_FILE
+from rmqctl.store.rocksdb.queues import RocksQueues
+from rmqctl.store.store import Store
+
+
+def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scratch: Scratch, *,
+               log_end: int | None, jobs: int,
+               progress: Callable[[int], None] | None = None) -> Planned:
+    """(steps, actions) that put a copy made of the log ``parts`` in the place of a wrong one;
+    nothing for one that agrees with the log. StoreIOError, MissingExtraError.
+    """
+    why, present = "", None
+    try:
+        present = store.rocksdb
+    except MissingExtraError:
+        raise
+    except RmqctlError:
+        why = "the copy in RocksDB cannot be read"
+    if present is not None and present.damage:
+        why = "a part of the copy in RocksDB cannot be read"
+    made = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
+                progress=progress)
+    if not why and present is not None and not _agrees(present, made, store.log.min_offset):
+        why = "the copy in RocksDB has wrong rows"
+    if not why:
+        return [], []
+    return _replaced(store, made), [Action("rebuild", FOLDER, None, made.rows, why, "row")]
+
+
+def _agrees(present: RocksQueues, made: Made, log_min: int) -> bool:
+    """Whether each entry of the copy is one that follows from the log."""
+    with RocksQueues(made.folder) as fresh:
+        for key, queue in present.queues.items():
+            other = fresh.queues.get(key)
+            try:
+                for first, rows in queue.pages(queue.first_index, queue.disk_end):
+                    held = np.zeros(len(rows), rows.dtype)
+                    if other is not None:
+                        right = other.units(first, len(rows))
+                        held[:len(right)] = right
+                    used = (rows["size"] > 0) & (rows["physical_offset"] >= log_min)
+                    if (used & (held != rows)).any():
+                        return False
+            except (FormatError, StoreIOError):
+                return False
+    return True
+
+
+def _replaced(store: Store, made: Made) -> list[Step]:
+    """The files of the data base alone: those of the queues lie beside them."""
+    there = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
+    steps: list[Step] = [MoveAside(f"{FOLDER}/{name}") for name in sorted(there - {*made.files})]
+    for name in made.files:
+        content = FileContent(os.path.join(made.folder, name))
+        steps.append((Replace if name in there else Create)(f"{FOLDER}/{name}", content))
+    return steps
