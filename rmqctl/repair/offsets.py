@@ -8,9 +8,10 @@ as it is, in its order. What consumers keep themselves (broadcasting) is not her
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from rmqctl.broker.view import cut_by_broker
@@ -26,7 +27,9 @@ from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load_
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import named
 from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem
 from rmqctl.store.queue.rows import BatchRows, PlainRows, QueueRows, batch_queue
+from rmqctl.store.queue.topic_queue_table import log_reach
 from rmqctl.store.store import Store
 
 COMMAND = "offsets-reset"
@@ -92,7 +95,8 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     _refuse_damage(store, file)
     before = _positions(file, wanted.group)
     _refuse_unknown(store, wanted, before)
-    queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}))
+    empty_queues = _Empty(store)
+    queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}), empty_queues)
                    for topic, queue_id in _queues(store, wanted, before))
     if not queues:
         raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
@@ -106,7 +110,7 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
                      f"and these are positions before it; records up to {cut[1]} are kept by "
                      "`rmqctl recover`, so do that first")
     empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
-             if queue.before and not queue.max_offset]
+             if queue.before and not queue.max_offset and wanted.to != "beyond-end"]
     if empty:
         notes.insert(0, f"no message is in {named(empty)}, where {wanted.group} had a position: if "
                      "the consumequeue was lost, `rmqctl recover` makes it anew, so do that first")
@@ -182,7 +186,8 @@ def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -
 def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
         tuple[str, int]]:
     topics = [wanted.topic] if wanted.topic is not None else [
-        topic for topic in sorted(before) if not topic.startswith(RETRY_PREFIX)]
+        topic for topic in sorted(before)
+        if wanted.to == "beyond-end" or not topic.startswith(RETRY_PREFIX)]
     on_disk: dict[str, set[int]] = {}
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         on_disk.setdefault(topic, set()).add(queue_id)
@@ -197,13 +202,31 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
 # -- whereto --------------------------------------------------------------------------------------
 
 
+class _Empty:
+    """The queues without a message in the log, which is read when it is first asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __call__(self, topic: str, queue_id: int) -> bool:
+        return self._reached is not None and (topic, queue_id) not in self._reached
+
+    @cached_property
+    def _reached(self) -> Collection[tuple[str, int]] | None:
+        """The queues that the log knows; None where damage may hide one."""
+        problems: list[Problem] = []
+        found = log_reach(self._store, View(self._store), report=problems.append)
+        return None if problems else found.keys()
+
+
 def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
-           before: Mapping[int, int]) -> Moved:
+           before: Mapping[int, int], is_empty: Callable[[str, int], bool]) -> Moved:
     old = before.get(queue_id)
     with ExitStack() as stack:
         rows = _rows(store, view, topic, queue_id, stack)
-        if wanted.to == "beyond-end" and (rows is None or (old or 0) <= rows.end):
-            # A queue without entries is not empty for sure: a repair may rebuild them.
+        if wanted.to == "beyond-end" and ((old or 0) <= rows.end if rows is not None else
+                                          not old or not is_empty(topic, queue_id)):
+            # a queue that has messages in the log is rebuilt by `recover`
             least, most = (0, 0) if rows is None else (rows.first, rows.end)
             return Moved(topic, queue_id, old, old or 0, least, most, None)
         if rows is None:  # no file: the queue begins with 0

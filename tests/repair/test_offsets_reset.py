@@ -260,3 +260,28 @@ def test_positions_in_rocksdb(golden_copy: GoldenFolder, form: str, folder: str,
     shutil.rmtree(store / ".rmqctl")
     differences = snapshot.take(kept, inodes=False).differences(snapshot.take(store, inodes=False))
     assert [line for line in differences if not line.startswith("changed: . ")] == []
+
+
+@pytest.mark.parametrize("topic", ["never", "%RETRY%billing"])
+def test_beyond_the_end_of_a_queue_that_has_no_message(tmp_path: Path, topic: str) -> None:
+    writer = filled()
+    writer.offsets[topic, "billing"] = {0: 50}
+    store = writer.write(tmp_path / "s")
+    reset(store, "--beyond-end", "--apply").expect(0)
+    assert table(store)["offsetTable"][f"{topic}@billing"] == {"0": 0}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_queue_that_can_be_rebuilt_keeps_its_offsets(tmp_path: Path, damaged: bool) -> None:
+    writer = filled()
+    writer.offsets["orders", "billing"] = {0: 5}
+    writer.offsets["never", "billing"] = {0: 5}
+    store = writer.write(tmp_path / "s")
+    shutil.rmtree(store / "consumequeue" / "orders")
+    if damaged:
+        log = next((store / "commitlog").iterdir())
+        log.write_bytes(log.read_bytes()[:200] + bytes(300) + log.read_bytes()[500:])
+    reset(store, "--beyond-end", "--apply").expect(0)
+    after = table(store)["offsetTable"]
+    assert after["orders@billing"] == {"0": 5}
+    assert after["never@billing"] == {"0": 5 if damaged else 0}
