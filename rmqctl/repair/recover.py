@@ -27,6 +27,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.config.copies import lost_config, newer_offsets_of
+from rmqctl.repair.config.epochs import mend_epochs
 from rmqctl.repair.config.exported import read_export, refuse_foreign
 from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
@@ -255,6 +256,7 @@ class _Planner:
                                  exports=self._exports)
             self._take((mended.steps, mended.actions))
             self._notes += mended.notes
+            self._take(mend_epochs(self._store))
         if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         lost, lost_total, dropped = saved.lost, saved.lost_total, saved.dropped

@@ -67,3 +67,28 @@ def test_only_the_controller_mode_opens_the_epoch_file(
     said = run("preflight", root, "--broker-version", "5.3.3", "--broker-conf", conf, "-o",
                "json").json()
     assert said["starts"] == (mode != "true")
+
+
+@pytest.mark.parametrize("main", [b"", b"3\n22", b"0\n0\n", b"9\n0\n1-0\n", None])
+def test_a_good_backup_of_the_epochs_is_restored(main: bytes | None,
+                                                 golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/controller/store")
+    file, backup = root / "epochFileCheckpoint", root / "epochFileCheckpoint.bak"
+    whole = file.read_bytes()
+    backup.write_bytes(whole)
+    if main is None:
+        file.unlink()
+    else:
+        file.write_bytes(main)
+    assert f"rmqctl recover {root}" in run("doctor", root, "-o", "json").expect(1).json()["next"]
+    run("recover", root, "--apply", "--yes").expect(0)
+    assert file.read_bytes() == whole
+    assert run("doctor", root, "-o", "json").expect(0).json()["sound"]
+
+
+@pytest.mark.parametrize("backup", [b"2\n0\n5-36022\n2-25077\n", b"1\n0\n7-9000000\n", b"", b"x"])
+def test_a_backup_that_is_wrong_as_well_is_not(backup: bytes, golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/controller/store")
+    (root / "epochFileCheckpoint").write_bytes(b"")
+    (root / "epochFileCheckpoint.bak").write_bytes(backup)
+    assert run("recover", root, "-o", "json").expect(0).json()["actions"] == []

@@ -1,0 +1,31 @@
+"""The epoch file of the controller mode, restored from its backup."""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.errors import FormatError
+from rmqctl.repair.plan import Action, Create, Planned, Replace
+from rmqctl.store.controller import MOST, disorder, read_epochs
+from rmqctl.store.store import Store
+
+
+def mend_epochs(store: Store) -> Planned:
+    """The steps that put a good backup into the place of an epoch file that is damaged or missing.
+
+    A broker reads the backup after a wrong count or CRC, and exits where the file is empty or cut.
+    A backup is good where its epochs are in order and begin within the log.
+    """
+    file = read_epochs(store)
+    main, backup = file.main, file.backup
+    end = max((each.end for each in store.log.files), default=0)
+    if (not store.layout.controller or main.epochs or not backup.epochs
+            or disorder(backup.epochs) is not None
+            or any(one.start_offset > end for one in backup.epochs)):
+        return [], []
+    if main.fault is not None and not isinstance(main.fault, FormatError):
+        return [], []  # what cannot be read may be good
+    content = store.read_small(backup.name, most=MOST)
+    step = (Replace if os.path.lexists(store.path(main.name)) else Create)(main.name, content)
+    why = f"{main.said or 'missing'}; {backup.name} is good"
+    return [step], [Action("restore", main.name, None, len(backup.epochs), why, "entry")]
