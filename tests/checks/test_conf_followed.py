@@ -377,3 +377,11 @@ def test_no_time_at_all_is_a_reserved_time(case: Callable[..., Case], hours: int
         os.utime(file, (1, 1))
     disk = one.preflight(0)["disk"]
     assert (disk["reserved_hours"], disk["expires_files"]) == (hours, 4)
+
+
+def test_a_log_that_was_found_elsewhere_is_an_assumption(golden_copy: GoldenFolder,
+                                                         rmqctl: Runner) -> None:
+    root = golden_copy("4.9.3/basic/store")
+    assert "storePathCommitLog" not in rmqctl("preflight", root).expect(0).out
+    (root / "commitlog").rename(root / "log")
+    assert f"assumed: storePathCommitLog={root}/log" in rmqctl("preflight", root).expect(0).out

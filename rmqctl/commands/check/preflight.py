@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -152,8 +153,9 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
             page.text(Phrase("- {text}", text=text))
     assumed = [f"{name}={str(value).lower() if value is True else value}"
                for name, value in prediction.assumed.items()
-               if value not in (False, "default") and name != "storePathCommitLog"
-               and (prediction.conf_path or name != "storePathRootDir")]
+               if value not in (False, "default") and (
+                   prediction.conf_path or name != "storePathRootDir")
+               and (name != "storePathCommitLog" or _is_elsewhere(prediction))]
     if assumed:
         page.blank()
         page.text(Phrase("assumed: {settings}", settings=Joined(", ", assumed)), "dim")
@@ -166,6 +168,15 @@ def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
     """The verdict in a line, and its style."""
     return _headline(prediction), ("warn" if prediction.not_judged else
                                    "good" if prediction.harmless else "bad")
+
+
+def _is_elsewhere(prediction: Prediction) -> bool:
+    """Whether a log was found where a broker looks only if its configuration says so."""
+    assumed = prediction.assumed
+    if prediction.conf_path or assumed.get("enableDLegerCommitLog"):
+        return False
+    folder = os.path.join(assumed.get("storePathRootDir", ""), "commitlog")
+    return assumed.get("storePathCommitLog") not in (None, folder)
 
 
 def _headline(prediction: Prediction) -> Phrase:
