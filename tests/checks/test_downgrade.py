@@ -126,3 +126,21 @@ def test_messages_of_pop_that_nobody_acknowledged(tmp_path: Path, acknowledged: 
         f"{topic}@CID_RMQ_SYS_REVIVE_GROUP": {"0": revived}}}))
     assert losses(ask(built.root, "4.9.3")) == ({"messages": left} if left else {})
     assert losses(ask(built.root, "5.3.3")) == {}
+
+
+# -- static topics -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("release", "count"), [("4.9.3", 1), ("5.0.0", None)])
+def test_static_topics_have_other_queues(golden_copy: GoldenFolder, release: str,
+                                         count: int | None) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    (root / "config").mkdir(exist_ok=True)
+    hosted = {"bname": "a", "endOffset": -1, "gen": 0, "logicOffset": 0, "queueId": 0,
+              "startOffset": 0, "timeOfEnd": -1, "timeOfStart": -1}
+    (root / "config" / "topicQueueMapping.json").write_text(json.dumps({
+        "dataVersion": {"counter": 1, "stateVersion": 0, "timestamp": 1},
+        "topicQueueMappingInfoMap": {"TP_ship_Event2": {
+            "bname": "a", "currIdMap": {"0": 0}, "dirty": False, "epoch": 1, "totalQueues": 1,
+            "hostedQueues": {"0": [hosted]}, "scope": "__global__", "topic": "TP_ship_Event2"}}}))
+    assert losses(ask(root, release)).get("topics") == count

@@ -34,6 +34,7 @@ _TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
            "consumerOffset.json": (OFFSETS, "offsetTable")}
 _CONFIG_SINCE = {"rocksdb-v1": "5.1.4", "rocksdb-v2": "5.3.2"}
 _COMPACTION_SINCE, _TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.1.0", "5.0.0", "5.3.2"
+_STATIC_SINCE, _MAPPINGS = "5.0.0", "topicQueueMapping.json"
 _REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _MOST = 100_000
 """Records of a queue of POP that are looked at."""
@@ -44,7 +45,7 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     release = predicted.broker_version
     losses = [loss for first, judge in (
         (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
-        (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier), (_POP_SINCE, _pop),
+        (_STATIC_SINCE, _static), (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier), (_POP_SINCE, _pop),
         (_POP_STATE_SINCE, _pop_states)) if _numbers(release) < _numbers(first)
         for loss in judge(store, release)]
     predicted.other_losses += losses
@@ -89,6 +90,17 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
         return entries
     return {(name, str(queue)): offset for name, queues in entries.items()
             if isinstance(queues, dict) for queue, offset in queues.items()}
+
+
+def _static(store: Store, release: str) -> Iterator[Loss]:
+    """Static topics: their queue ids and offsets are those of the mapping, not of the queues."""
+    if not store.layout.reads("config"):
+        return
+    topics = {row["topic"] for row in load_one(store, _MAPPINGS).rows()}
+    if topics:
+        yield Loss(TOPICS, len(topics), Phrase(
+            "a {version} broker does not read {file}: clients get other queue ids and offsets",
+            version=release, file=_MAPPINGS), f"config/{_MAPPINGS}")
 
 
 # -- messages that are not in the commitlog ---------------------------------------------------
