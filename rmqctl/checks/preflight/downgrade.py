@@ -45,8 +45,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     release = predicted.broker_version
     losses = [loss for first, judge in (
         (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
-        (_STATIC_SINCE, _static), (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier), (_POP_SINCE, _pop),
-        (_POP_STATE_SINCE, _pop_states)) if _numbers(release) < _numbers(first)
+        (_STATIC_SINCE, _static), (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
+        (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)) if _numbers(release) < _numbers(first)
         for loss in judge(store, release)]
     predicted.other_losses += losses
     predicted.incurable += len(losses)
