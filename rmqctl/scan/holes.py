@@ -1,10 +1,21 @@
-"""Where a file has data, and where holes."""
+"""Where a file has data and where it ends, without reading what was never written.
+
+Nothing here guesses: a hole within the data is no end of it. What has no hole is read, from its
+end on, in pieces that grow, so a file of which a few bytes are used costs a few.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
+
+from rmqctl.scan.frames import used_length
+from rmqctl.scan.source import Source
+
+PAGE = 4096
+"""Holes are of whole pages, or larger ones."""
+_LARGEST_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -23,3 +34,46 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         if low < end:
             yield low, min(high, end)
         position = high
+
+
+def data_end(source: Source, start: int, end: int) -> int:
+    """The position in ``[start, end]`` behind which, up to ``end``, there are holes only; up to a
+    page too far. ``start`` where there is no data.
+    """
+    low = source.next_data(start)
+    if low >= end:
+        return start
+    # There is data at `low`. Ahead in growing steps, up to where none is left.
+    high, step = end, PAGE
+    while (ahead := low + step) < end:
+        found = source.next_data(ahead)
+        if found >= end:
+            high = ahead
+            break
+        low, step = found, step * 2
+    # None is left at `high`: whether some is left at a place is a question for the system.
+    while high - low > PAGE:
+        middle = (low + high) // 2
+        found = source.next_data(middle)
+        if found >= end:
+            high = middle
+        else:
+            low = found
+    return high
+
+
+def used_end(source: Source, start: int, end: int) -> int:
+    """The position behind the last byte in ``[start, end)`` that is not zero; ``start`` if none.
+
+    Holes are not read, everything else behind that byte is, once.
+    """
+    high, piece = data_end(source, start, end), PAGE
+    while high > start:
+        low = max(start, high - piece)
+        used = used_length(source.read(low, high - low))
+        if used:
+            return low + used
+        high, piece = low, min(piece * 4, _LARGEST_PIECE)
+        if source.next_data(max(start, high - PAGE)) >= high:
+            high = data_end(source, start, high)
+    return start

@@ -83,14 +83,15 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
         return contents
     for entry in entries:
         try:
+            if entry.is_dir():  # the folder says so itself
+                contents.folders.append(entry.name)
+                continue
             info = entry.stat()
         except OSError as error:
             reason = str(StoreIOError.from_oserror(error, ""))
             contents.troubles.append(Trouble(entry.path, reason, True))
             continue
-        if stat.S_ISDIR(info.st_mode):
-            contents.folders.append(entry.name)
-        elif not stat.S_ISREG(info.st_mode):
+        if not stat.S_ISREG(info.st_mode):
             contents.troubles.append(Trouble(entry.path, "not a regular file"))
         elif not _is_name(entry.name, digits):
             contents.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
@@ -147,8 +148,8 @@ def common_size(files: list[StoreFile]) -> int | None:
     The distance of neighbouring names wins (it survives a file of the wrong length), then the
     most frequent length. None without files.
     """
-    if not files:
-        return None
+    if len(files) < 2:
+        return files[0].size or None if files else None
     steps = Counter(b.base - a.base for a, b in pairwise(files))
     if steps:
         # A missing file makes a step a multiple of the real one, never smaller.

@@ -215,10 +215,14 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
     logs = {os.path.abspath(folder) for folder in store.log_folders}
     tops = [store.root, *sorted(logs)]
     for top in tops:
+        # All below a folder has its path, and what is relative to that needs no look at the disk.
+        below, absolute = os.path.join(top, ""), os.path.abspath(top)
+        from_root = os.path.join(_relative(store, top), "") if top != store.root else ""
         for entry, info, folder in _files(top, seen, troubles):
-            path = _relative(store, entry.path)
+            path = from_root + entry.path.removeprefix(below)
             parts = tuple(path.split(os.sep))
-            in_log = os.path.abspath(folder) in logs
+            inside = folder[len(below):]  # nothing of the folder itself
+            in_log = (os.path.join(absolute, inside) if inside else absolute) in logs
             items.append(Item(path, _kind(parts, entry.path, info.st_size, in_log),
                               info.st_size, info.st_blocks * _BLOCK,
                               kinds.base_offset(entry.name)))

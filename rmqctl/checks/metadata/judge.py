@@ -281,7 +281,7 @@ class _Judge:
     def _topic(self, topic: str) -> None:
         """A configured topic whose queues consumers cannot read."""
         entry = self.topics.get(topic)
-        if not isinstance(entry, dict) or topic not in self.queues.user or (
+        if not isinstance(entry, dict) or not self.queues.is_user(topic) or (
                 topic in self._static or group_of(topic) is not None):
             return
         perm, read = entry.get("perm"), entry.get("readQueueNums")

@@ -33,6 +33,10 @@ class Queues:
             found.setdefault(topic, []).append(queue_id)
         return {topic: sorted(ids) for topic, ids in found.items()}
 
+    def is_user(self, topic: str) -> bool:
+        """Whether a topic is one of `user`."""
+        return topic in self.with_messages and is_user_topic(topic) and group_of(topic) is None
+
     @cached_property
     def user(self) -> list[str]:
         """Topics that producers send to: no system, retry or dead letter topics."""

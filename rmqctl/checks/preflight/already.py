@@ -123,9 +123,8 @@ class AlreadyLost:
             for claim in self._queues.expected(batch):
                 numbered = good[claim.record]
                 self._gaps.look(self._queues.states, claim, numbered)
-                for queue in _distinct(claim.number[numbered]).tolist():
-                    offsets = claim.offset[numbered & (claim.number == queue)]
-                    self._seen[queue] = max(self._seen.get(queue, 0), int(offsets.max()) + 1)
+                for queue, last in _last_offsets(claim.number[numbered], claim.offset[numbered]):
+                    self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
         if spans:
@@ -482,6 +481,17 @@ def _distinct(values: Array) -> Array:
     """The values, ascending, each once; without `numpy.ma`, which `np.unique` loads."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
+def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
+    """(queue, its largest offset) of each queue, of parallel columns."""
+    if not len(queues):
+        return
+    order = np.argsort(queues, kind="stable")
+    ordered = queues[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    yield from zip(ordered[starts].tolist(), np.maximum.reduceat(offsets[order], starts).tolist(),
+                   strict=True)
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:

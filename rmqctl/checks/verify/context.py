@@ -152,7 +152,7 @@ class Context:
                 if not topic.startswith(props.LMQ_PREFIX)
                 for claim in tally.claims if claim.row is None or not any(claim.row)}
 
-    @property
+    @cached_property
     def default_delays(self) -> bool:
         """Whether any delayed message was due as the default table of delays has it."""
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
 from rmqctl.errors import FormatError
@@ -57,7 +58,8 @@ _WORDS = {"true": True, "false": False, "null": None}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BAD_BYTES = re.compile("[\udc80-\udcff]+")
-_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
+_NO_BRACKETS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[^\[\]{}"]++)+', re.DOTALL)
+_STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 def _behind_space(text: str, position: int) -> int:
@@ -135,12 +137,8 @@ def _deep(text: str) -> bool:
     """Whether brackets nest so deep that only `_Reader`, which counts, may go there."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        depth += {1: 1, 2: -1}.get(match.lastindex or 0, 0)
-        if depth > MAX_DEPTH:
-            return True
-    return False
+    depths = accumulate(map(_STEPS.__getitem__, _NO_BRACKETS.sub("", text)))
+    return any(depth > MAX_DEPTH for depth in depths)
 
 
 class _Reader:

@@ -13,14 +13,14 @@ from typing import Protocol
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.frames import BLANK, used_length
+from rmqctl.scan.frames import BLANK
+from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Trouble
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-_PAGE = 4 << 20
 _MAX_TRIES = 64
 
 
@@ -51,15 +51,7 @@ def used_size(source: Source) -> int:
 
     Holes are not read.
     """
-    end = source.size
-    while end > 0:
-        start = max(0, end - _PAGE)
-        if source.next_data(start) < end:
-            used = used_length(source.read(start, end - start))
-            if used:
-                return start + used
-        end = start
-    return 0
+    return used_end(source, 0, source.size)
 
 
 def last_dispatched(store: LogAndQueues) -> int | None:

@@ -14,11 +14,14 @@ import numpy as np
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import Array, used_length
+from rmqctl.scan.frames import Array
+from rmqctl.scan.holes import data_end, used_end
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
+_FIRST_PAGE = 4096
+"""Most queues of a broker with many are short."""
 
 
 class ConsumeQueue:
@@ -161,6 +164,9 @@ class FileQueue(ConsumeQueue):
         self._bases = [file.base for file in files]
         self._source: tuple[int, FileSource] | None = None
         self._written: int | None = None
+        self._edges: dict[int, UnitRecord] = {}
+        """The first and the last row, by queue offset, once it is known where they are: nearly
+        all that is asked of most queues of a broker with many."""
 
     @property
     def exists(self) -> bool:
@@ -228,9 +234,20 @@ class FileQueue(ConsumeQueue):
             source = self._open(number)
             used = valid_prefix(source, file.size)
             end = file.base + used
+            if used:
+                self._note_edges(source, file.base, used)
             if used < min(file.size, self.file_size):
                 break
         return end // UNIT_SIZE
+
+    def _note_edges(self, source: FileSource, base: int, used: int) -> None:
+        for position in {0 if base == self.files[0].base else used - UNIT_SIZE, used - UNIT_SIZE}:
+            self._edges[(base + position) // UNIT_SIZE] = layout.decode(
+                source.read(position, UNIT_SIZE))
+
+    def unit(self, queue_offset: int) -> UnitRecord | None:
+        known = self._edges.get(queue_offset)
+        return super().unit(queue_offset) if known is None else known
 
     @property
     def disk_end(self) -> int:
@@ -253,7 +270,9 @@ class FileQueue(ConsumeQueue):
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
-            data = self._open(number).read(0, file.size)
+            source = self._open(number)
+            used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and a unit that is none
+            data = source.read(0, min(used, file.size))
             rows = UNIT.array(data)
             if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
                 continue
@@ -302,36 +321,22 @@ def valid(rows: Array) -> Array:
 
 def valid_prefix(source: FileSource, size: int) -> int:
     """Bytes of the leading run of valid units in a consumequeue file."""
-    position = 0
+    # Behind the data there are zeros, which are no unit: one of them is enough.
+    size = min(size, data_end(source, 0, size) + UNIT_SIZE)
+    position, page = 0, _FIRST_PAGE
     while position < size:
-        if source.next_data(position) >= size:
-            return position
-        data = source.read(position, min(_PAGE - _PAGE % UNIT_SIZE, size - position))
+        data = source.read(position, min(page, size - position))
         used = len(data) - len(data) % UNIT_SIZE
         if not used:
             return position
         good = valid(np.frombuffer(data[:used], UNIT.dtype()))
         if not good.all():
             return position + int(good.argmin()) * UNIT_SIZE
-        position += used
+        position, page = position + used, min(page * 4, _PAGE)
     return position
 
 
 def last_used(source: FileSource, size: int) -> int:
     """Bytes up to and with the last unit that is not all zero in a consumequeue file."""
     end = size - size % UNIT_SIZE
-    page = _PAGE - _PAGE % UNIT_SIZE
-    starts = []
-    position = 0
-    while position < end:
-        next_used = source.next_data(position)
-        if next_used >= end:
-            break
-        position = next_used - next_used % UNIT_SIZE
-        starts.append(position)
-        position += page
-    for start in reversed(starts):
-        used = used_length(source.read(start, min(page, end - start)))
-        if used:
-            return min(start + -(-used // UNIT_SIZE) * UNIT_SIZE, end)
-    return 0
+    return min(-(-used_end(source, 0, end) // UNIT_SIZE) * UNIT_SIZE, end)

@@ -1,0 +1,115 @@
+"""Where a queue's files end: by where their data ends, whatever holes and zeros lie in it."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord, build, decode
+from rmqctl.scan import holes
+from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.consume_queue import FileQueue, last_used, valid_prefix
+
+PAGE = 4096
+SIZE = 75 * PAGE  # a multiple of a unit and of a page
+
+
+def rows(count: int, first: int = 0) -> bytes:
+    return b"".join(build(UnitRecord(number * 100, 100, 7))
+                    for number in range(first, first + count))
+
+
+def laid_out(path: Path, pieces: dict[int, bytes], size: int = SIZE) -> FileSource:
+    """A file with these pieces, and holes between them."""
+    with path.open("wb") as file:
+        file.truncate(size)
+        for position, data in pieces.items():
+            file.seek(position)
+            file.write(data)
+    return FileSource(str(path))
+
+
+def first_invalid(data: bytes) -> int:
+    return next(position for position in range(0, len(data), UNIT_SIZE)
+                if decode(data, position).size <= 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_is_that_of_the_last_byte(tmp_path: Path, seed: int) -> None:
+    """Of any pieces of data, zeros that are written and holes, at any places."""
+    chance = random.Random(seed)
+    pieces = {}
+    for _ in range(chance.randrange(6)):
+        kind = chance.choice([bytes, chance.randbytes])
+        pieces[chance.randrange(SIZE - 1)] = kind(chance.choice([1, 20, PAGE, 9 * PAGE]))
+    with laid_out(tmp_path / "file", pieces) as source:
+        data = source.read(0, source.size)
+        for start, end in ((0, len(data)), (5, len(data) - 7), (PAGE, 40 * PAGE), (9, 9)):
+            used = len(data[start:end].rstrip(b"\0"))
+            assert holes.used_end(source, start, end) == start + used
+            assert holes.used_end(BytesSource(data), start, end) == start + used
+            if used:
+                assert start + used <= holes.data_end(source, start, end) <= end
+
+
+@pytest.mark.parametrize("hole", [True, False])
+@pytest.mark.parametrize("zeroed", [0, 1, 3])
+def test_a_zeroed_page_hides_no_entry_behind_it(tmp_path: Path, zeroed: int, *, hole: bool) -> None:
+    """Neither as a hole nor as zeros that are written."""
+    data = rows(PAGE)  # 20 pages
+    pieces = {0: data[:zeroed * PAGE], (zeroed + 1) * PAGE: data[(zeroed + 1) * PAGE:]}
+    if not hole:
+        pieces[zeroed * PAGE] = bytes(PAGE)
+        pieces[20 * PAGE] = bytes(SIZE - 20 * PAGE)
+    path = tmp_path / "00000000000000000000"
+    with laid_out(path, pieces) as source:
+        assert last_used(source, SIZE) == PAGE * UNIT_SIZE
+        assert valid_prefix(source, SIZE) == first_invalid(source.read(0, SIZE))
+    queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+    assert queue.disk_end == PAGE
+    assert sum(count for _, count in queue.parts(100)) == PAGE
+    assert queue.unit(PAGE - 1) == UnitRecord((PAGE - 1) * 100, 100, 7)
+    queue.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 204, 205, 5000, SIZE // UNIT_SIZE])
+@pytest.mark.parametrize("hole", [True, False])
+def test_what_is_read_is_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int,
+                                      *, hole: bool) -> None:
+    data = rows(count)
+    path = tmp_path / "00000000000000000000"
+    laid_out(path, {0: data if hole else data.ljust(SIZE, b"\0")}).close()
+    read: list[int] = []
+    whole = FileSource.read_now
+
+    def noted(self: FileSource, position: int, length: int) -> bytes:
+        found = whole(self, position, length)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(FileSource, "read_now", noted)
+    queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+    assert (queue.written, queue.disk_end) == (count, count)
+    assert queue.unit(count - 1) == (UnitRecord((count - 1) * 100, 100, 7) if count else None)
+    queue.close()
+    written = os.stat(path).st_blocks * 512 if hole else SIZE
+    assert sum(read) <= 2 * written + 3 * PAGE  # the leading rows, and the end
+
+
+@pytest.mark.parametrize("log_end", [1, 100, 20_401, 499_901, 10_000_000])
+@pytest.mark.parametrize("count", [0, 1, 204, 5000])
+def test_a_broker_ends_a_queue_at_the_same_row_with_holes_and_without(
+        tmp_path: Path, count: int, log_end: int) -> None:
+    ends = set()
+    for name, data in ((0, rows(count)), (SIZE, rows(count).ljust(SIZE, b"\0"))):
+        path = tmp_path / f"{name:020}"
+        laid_out(path, {0: data}).close()
+        queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+        ends.add(queue.truncated(log_end))
+        queue.close()
+    last = min(count, -(-log_end // 100))
+    assert ends == {max(last, 1)}
