@@ -14,13 +14,14 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local import message
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.pages import chosen_files
 from rmqctl.store.objects import FIELDS, message_object
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import Projection, checked_fields
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection, Selector
-from rmqctl.store.queue.rows import CLOCK_SLACK
+from rmqctl.store.queue.rows import CLOCK_SLACK, topic_rows, topics_on_disk
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -488,3 +489,54 @@ def test_rows_of_another_topic_or_queue_are_not_followed(tmp_path: Path) -> None
         path.write_bytes(rows)
     with Store.open(store.root) as one:  # a light queue has messages of other topics
         assert [row["body"] for row in objects(one, Selection(topic="%LMQ%a"))] == ["4"]
+
+
+# -- tags are looked for in the rows ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", sample(STORES, 30, "tags in rows"))
+def test_a_tag_finds_what_reading_everything_finds(store: golden_sets.GoldenStore,
+                                                   golden: GoldenFolder) -> None:
+    """Whatever a row's tag code is: of a delay topic it is a time, with an extension a place."""
+    with opened(store, golden) as one:
+        for topic in topics_on_disk(one):
+            rows = objects(one, Selection(topic=topic))
+            for tag in sorted({row["tags"] for row in rows if row["tags"]})[:5]:
+                if "||" not in tag:
+                    assert objects(one, Selection(topic=topic, tag=tag)) == [
+                        row for row in rows if row["tags"] == tag]
+
+
+def test_only_messages_that_may_have_the_tag_are_read(
+        basic: Store, everything: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [row["physical_offset"] for row in everything
+              if row["topic"] == "TP_ship_evt-x" and row["tags"] == "A"]
+    read: list[int] = []
+    record_at = CommitLog.record_at
+
+    def noted(self: CommitLog, physical: int, *more: Any) -> Any:
+        read.append(physical)
+        return record_at(self, physical, *more)
+
+    selector = Selector(basic, Selection(topic="TP_ship_evt-x", tag="A"), view_of(basic, "disk"))
+    topic_rows(basic, "TP_ship_evt-x", None, selector.view)  # the ends of the queues
+    monkeypatch.setattr(CommitLog, "record_at", noted)
+    found = [row["physical_offset"] for page in selector.pages() for row in Projection().rows(page)]
+    assert found == wanted
+    assert set(wanted) <= set(read)
+    assert len(read) < len(wanted) + 20
+
+
+@pytest.mark.parametrize("code", [4711, -1, 1 << 40])
+def test_a_damaged_tag_code_hides_no_message(code: int, golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    with Store.open(root) as one:
+        before = objects(one, Selection(topic="TP_ship_evt-x", tag="A"))
+        row = before[len(before) // 2]
+        place = row["queue_offset"] * 20
+        file = next(file for file in one.plain_queues["TP_ship_evt-x", row["queue_id"]].files
+                    if file.base <= place < file.end)
+    damage.cq_wrong_tag(root, f"consumequeue/TP_ship_evt-x/{row['queue_id']}/{file.name}",
+                        (place - file.base) // 20, code)
+    with Store.open(root) as one:
+        assert objects(one, Selection(topic="TP_ship_evt-x", tag="A")) == before

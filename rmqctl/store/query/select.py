@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 
 from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import has_consume_queue_row
@@ -76,12 +77,29 @@ class Selection:
             conditions.append(Condition(KEY, "=", self.key))
         return conditions + sorted(self.where, key=lambda condition: condition.cost)
 
+    def tag_hashes(self) -> frozenset[int] | None:
+        """The hashes of the tags that are wanted, as rows of consumequeues have them; None where
+        the condition on tags says nothing of hashes.
+        """
+        for condition in self.conditions():
+            if (condition.field, condition.operator) == ("tags", "="):
+                tags = condition.any_of or (str(condition.value),)
+                # What is no UTF-8 has another hash than the text that is shown for it.
+                if all(_is_plain(tag) for tag in tags):
+                    return frozenset(map(string_hash, tags))
+        return None
+
     def in_log(self) -> list[Condition]:
         """All conditions for messages in log order: those on topic and queue, too."""
         place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
                  ("queue_offset", ">=", self.from_offset))
         return [Condition(field, sign, value)  # type: ignore[arg-type]
                 for field, sign, value in place if value is not None] + self.conditions()
+
+
+def _is_plain(tag: str) -> bool:
+    return bool(tag) and "\ufffd" not in tag and not any("\ud800" <= char <= "\udfff"
+                                                         for char in tag)
 
 
 class Selector:
@@ -92,6 +110,7 @@ class Selector:
                  advance: Callable[[int], None] = lambda _bytes: None) -> None:
         self.store, self.selection, self.view = store, selection, view
         self._report, self._advance = report, advance
+        self._tags = selection.tag_hashes()
 
     def pages(self) -> Iterator[Page]:
         """The selected messages, page by page. A page is only valid until the next is asked for.
@@ -208,7 +227,7 @@ class Selector:
         wanted = self.selection
         try:
             start, end = self._range(queue)
-            for offsets, physical, sizes in queue.pages(start, end):
+            for offsets, physical, sizes in queue.pages(start, end, self._tags):
                 mask = np.ones(len(physical), bool)
                 if wanted.from_phy is not None:
                     mask &= physical >= wanted.from_phy

@@ -8,7 +8,7 @@ lead to no record are reported in runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,8 +48,11 @@ class QueueRows(Protocol):
         """Why some of these could not be read; "" where they are zero."""
         ...
 
-    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
-        """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``."""
+    def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
+            tuple[Array, Array, Array]]:
+        """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``; with ``tags``,
+        hashes of tags, only of those that may lead to a message with one of them.
+        """
         ...
 
     def backward(self) -> Iterator[tuple[int, int]]:
@@ -79,7 +82,8 @@ class PlainRows:
     def why_unread(self) -> str:
         return self._queue.why_unread
 
-    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
+    def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
+            tuple[Array, Array, Array]]:
         filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
         start = max(start, self.first)
         for first, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
@@ -88,6 +92,8 @@ class PlainRows:
             if empty.any():
                 self.unused += (np.flatnonzero(empty) + first).tolist()
             messages = np.flatnonzero((rows != filler) & ~empty)
+            if tags is not None:
+                messages = messages[_may_have(rows["tags_code"][messages], tags)]
             yield (messages + first, rows["physical_offset"][messages].astype(np.int64),
                    rows["size"][messages].astype(np.int64))
 
@@ -119,7 +125,8 @@ class BatchRows:
         rows = queue.all_used(view.log_end)
         self._rows = rows[rows["physical_offset"] >= log_min]
 
-    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
+    def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
+            tuple[Array, Array, Array]]:
         base = self._rows["msg_base_offset"].astype(np.int64)
         # The row that covers ``start`` counts although it may begin before.
         wanted = np.flatnonzero((base + self._rows["batch_size"] > start) & (base < end))
@@ -135,6 +142,26 @@ class BatchRows:
     def at_or_after(self, when: int) -> int:
         later = np.flatnonzero(self._rows["store_timestamp"] >= when)
         return int(self._rows["msg_base_offset"][later[0]]) if len(later) else self.end
+
+
+def _may_have(codes: Array, tags: Collection[int]) -> Array:
+    """Which rows, by their tag codes, may lead to a message with a tag of one of these hashes.
+
+    A code that is no hash is a time or a place in the extension. One that no other row of the page
+    has may be damaged, as no tag is: such rows are read, and the message decides.
+    """
+    codes = codes.astype(np.int64)
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    borders = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    alone: Array = np.zeros(len(codes), bool)
+    if len(codes):
+        counts = np.diff(np.append(borders, len(codes)))
+        alone[order[borders[counts == 1]]] = True
+    found: Array = alone | (codes < -(1 << 31)) | (codes >= 1 << 31)
+    for tag in tags:
+        found |= codes == tag
+    return found
 
 
 def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
