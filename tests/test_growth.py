@@ -1,0 +1,50 @@
+"""The growth test judges powers, and its stores are sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import grown, growth
+from benchmarks.growth import Cost, Growth, exponent
+from rmqctl.checks.verify.verify import Verification
+from rmqctl.store import Store
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.1, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("fixed", [0.0, 5.0, 1000.0])
+def test_the_power_is_found_whatever_does_not_grow(power: float, fixed: float) -> None:
+    costs = [fixed + 3 * times ** power for times in growth.TIMES]
+    assert exponent(costs, 0.1) == pytest.approx(power, abs=0.01)
+
+
+def test_what_hardly_grows_is_no_growth() -> None:
+    assert exponent([1.0, 1.01, 1.0, 1.2], 0.25) is None
+    assert exponent([1.0, 1.01, 1.0, 9.0], 0.25) is not None
+
+
+@pytest.mark.parametrize(("cpu", "read", "too_fast"), [
+    ((1, 2, 4, 8), (10, 20, 40, 80), False), ((1, 4, 16, 64), (10, 20, 40, 80), True),
+    ((1, 2, 4, 8), (10, 40, 160, 640), True), ((0, 0, 0, 0), (0, 0, 0, 0), False),
+])
+def test_either_cost_may_grow_too_fast(cpu: tuple[int, ...], read: tuple[int, ...],
+                                       *, too_fast: bool) -> None:
+    found = Growth("info", "queues", tuple(map(Cost, cpu, read)))
+    assert found.is_too_fast == too_fast
+    assert ("TOO FAST" in growth.table([found])[-1]) == too_fast
+
+
+@pytest.mark.parametrize("shape", [
+    grown.Shape(10, 1, 1, 1), grown.Shape(300, 7, 4, 3), grown.Shape(40, 40, 40, 2)])
+def test_its_stores_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                              shape: grown.Shape) -> None:
+    monkeypatch.setattr(grown, "INDEX_SLOTS", 1_000)
+    monkeypatch.setattr(grown, "INDEX_MAX", 4_000)
+    store = tmp_path / "store"
+    grown.make(shape, store)
+    with Store.open(str(store)) as opened:
+        verification = Verification(opened)
+        assert list(verification.findings()) == []
+        assert len(opened.log.files) == shape.files
+        assert len(opened.queues) == shape.queues
