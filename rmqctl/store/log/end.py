@@ -117,8 +117,8 @@ def first_record(log: CommitLog) -> Record | None:
     """The first provable record of the log; None where there is none or it cannot be read."""
     for number in range(len(log.files)):
         try:
-            source = log.source(number)
-            for batch in Walk(source, 0, used_size(source)):
+            # No further than that record: the zeros of a file laid out ahead are not looked at.
+            for batch in Walk(log.source(number)):
                 if len(batch):
                     return log.record_at(int(batch.offset[0]))
         except StoreIOError:

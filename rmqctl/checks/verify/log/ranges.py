@@ -18,9 +18,11 @@ from typing import Any
 from rmqctl.checks.verify.context import RangeResult, Wanted
 from rmqctl.checks.verify.log.log_pass import LogPass
 from rmqctl.checks.verify.queue.rows import QueueKey
+from rmqctl.errors import StoreIOError
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.store.live import Snapshot
+from rmqctl.store.log.end import used_size
 from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
@@ -39,23 +41,34 @@ class Range:
     resync: bool
 
 
-def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
-    """At most ``parts`` ranges of about equal bytes over all files of the log."""
+def split(store: Store, parts: int, minimum: int = MIN_RANGE, *, used: bool = False) -> list[Range]:
+    """At most ``parts`` ranges of about equal bytes over all files of the log; with ``used`` of
+    those up to the zeros at the files' ends, so that each range has something to look at.
+    """
     files = [file for file in store.log.files if file.size]
-    total = sum(file.size for file in files)
+    sizes = [_used(store, number) if used else file.size
+             for number, file in enumerate(store.log.files) if file.size]
+    total = sum(sizes)
     parts = max(1, min(parts, total // max(minimum, 1)))
     cuts: list[tuple[int, bool]] = []
     for number in range(1, parts):
         left = total * number // parts
-        for file in files:
-            if left < file.size:
+        for file, size in zip(files, sizes, strict=True):
+            if left < size:
                 cuts.append((file.base + left, left > 0))
                 break
-            left -= file.size
+            left -= size
     starts = [(files[0].base if files else 0, False), *cuts]
     ends = [*(cut for cut, _ in cuts), store.log.end]
     return [Range(start, end, resync)
             for (start, resync), end in zip(starts, ends, strict=True)]
+
+
+def _used(store: Store, number: int) -> int:
+    try:
+        return used_size(store.log.source(number))
+    except StoreIOError:  # whoever looks at the range says so
+        return store.log.files[number].size
 
 
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
@@ -129,11 +142,11 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
     log_end = store.log.end
     if count is not None:
-        pieces = split(store, count, 1)
+        pieces = split(store, count, 1, used=True)
     elif jobs == 1:
         pieces = split(store, 1)
     else:
-        pieces = split(store, max(jobs * 4, store.log.size // _MOST_BYTES), minimum)
+        pieces = split(store, max(jobs * 4, store.log.size // _MOST_BYTES), minimum, used=True)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, log_end, False)
