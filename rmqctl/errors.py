@@ -29,6 +29,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "errno_words",
+    "interruption",
     "noting_refusals",
     "require",
 ]
@@ -295,6 +296,18 @@ _ERRNO_WORDS: dict[int, str] = {
     errno.EBUSY: "is in use",
     errno.ETIMEDOUT: "timed out",
 }
+
+
+def interruption(error: BaseException) -> BaseException | None:
+    """What interrupted a library that made an error of its own of it: a signal's exception."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if not isinstance(cause, Exception):
+            return cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def errno_words(exc: OSError) -> str:

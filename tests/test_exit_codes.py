@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from rmqctl.commands.app.exit_codes import Terminated, report
+
 PROGRAM = """
 import os, signal, sys, time, weakref
 from rmqctl.commands.app.exit_codes import Terminated, terminable
@@ -64,3 +66,16 @@ def test_the_handlers_before_come_back():
     with terminable():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before
+
+
+@pytest.mark.parametrize(("raised", "code"), [(Terminated, 143), (KeyboardInterrupt, 130)])
+def test_what_a_library_makes_of_a_signal_is_still_the_signal(raised, code, capsys):
+    try:
+        try:
+            raise raised
+        except BaseException as error:
+            raise RuntimeError("Query interrupted") from error
+    except RuntimeError as error:
+        assert report(error, []) == code
+    assert "defect" not in capsys.readouterr().err
+    assert report(RuntimeError("odd"), []) == 70

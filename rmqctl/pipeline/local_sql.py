@@ -28,7 +28,7 @@ import pyarrow as pa
 from rmqctl.broker.view import view_of
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification
-from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.errors import StoreIOError, UsageError, interruption
 from rmqctl.pipeline.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
@@ -180,8 +180,9 @@ class Session:
             raise self._said(error) from None
 
     def _said(self, error: Exception) -> BaseException:
-        if self._error is not None:
-            return self._error
+        stopped = self._error or interruption(error)
+        if stopped is not None:
+            return stopped
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
             return StoreIOError(f"SQL: {lines[0]}")

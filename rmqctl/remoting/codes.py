@@ -202,8 +202,14 @@ class Request:
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
         """The fields of a header by their kinds and long names; None for what is not there.
-        Answer.
+        Answer; so is half of a surrogate pair, which JSON can write: no name has one, and UTF-8
+        cannot write it. Properties may have any text.
         """
+        for name, text in ext.items():
+            if not text.isascii() and self.long.get(name, name) != "properties" and (
+                    _SURROGATE.search(text)):
+                raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> has half of a "
+                             "surrogate pair")
         try:
             return msgspec.structs.asdict(msgspec.convert(ext, self.form, strict=False))
         except msgspec.ValidationError:
@@ -228,6 +234,7 @@ class Request:
         return found
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
 
 

@@ -211,3 +211,20 @@ def test_decoded_bodies_are_columns_where_they_are_asked_for(
     monkeypatch.setattr(local_sql, "_decoded", None)  # nothing is decoded for other columns
     assert rmqctl("sql", store, "select count(*) as n from messages where body is not null",
                   "--decode", "auto", "-o", "jsonl").jsonl() == [{"n": 4}]
+
+
+class Stop(BaseException):
+    """As a signal raises it."""
+
+
+@pytest.mark.parametrize("text", ["select count(*) from messages",
+                                  "select topic from messages order by topic"])
+def test_a_signal_within_a_table_ends_the_query_as_itself(
+        text: str, golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> Iterator[Any]:
+        raise Stop
+        yield
+
+    monkeypatch.setattr(Session, "_of_files", stopped)
+    with pytest.raises(Stop):
+        asked(golden(BASIC), text)

@@ -313,3 +313,30 @@ def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
         assert sent_back(b"K\x01" + b"v" * 32_760) == 13
         assert sent_back(b"") == 0
         assert {sent_back(b"", 18) for _ in range(100)} == {0, 16}
+
+
+_HALF = "\ud800"
+
+
+def test_half_a_character_in_a_name_is_an_error_of_the_client(served: Running, root: Path) -> None:
+    """JSON can write half of a surrogate pair, and UTF-8 cannot: no topic or group is named so."""
+    with Store.open(root) as store:
+        topic = next(iter(store.queues))[0]
+    bodies = [b"", b"{}", b'{"topic":"\\ud800","consumerGroup":"\\ud800","clientId":"\\ud800"}',
+              b'{"clientID":"\\ud800","consumerDataSet":[{"groupName":"\\ud800"}]}',
+              (b'{"clientID":"c","consumerDataSet":[{"groupName":"\\ud800","subscriptionDataSet":['
+              b'{"topic":"\\ud800","subString":"\\ud800"}]},{"groupName":"g",'
+              b'"subscriptionDataSet":[{"topic":"\\ud800"}]}],"producerDataSet":['
+              b'{"groupName":"\\ud800"}]}')]
+    with served.client() as client:
+        for code in sorted(HANDLERS):
+            fields = REQUESTS[code].fields
+            sound = {name: topic if "opic" in name or name == "b" else "0" for name in fields}
+            for name in fields:
+                for body in bodies[::4]:
+                    answer = client.ask(code, body, **{**sound, name: _HALF})
+                    assert answer.code >= 0
+            for body in bodies:
+                client.ask(code, body, **sound)
+                client.ask(code, body, **dict.fromkeys(fields, _HALF))
+    assert not served.failures

@@ -22,6 +22,7 @@ from rmqctl.errors import (
     RmqctlError,
     StoreIOError,
     UsageError,
+    interruption,
 )
 from rmqctl.output.core import say
 
@@ -162,6 +163,9 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")
         ]
+    stopped = interruption(exc)  # a library may wrap what a signal raised in its loop
+    if stopped is not None and stopped is not exc:
+        return _verdict(stopped)
     return ExitCode.INTERNAL, _defect(exc)
 
 
