@@ -185,6 +185,8 @@ def link_entries(const int64_t[::1] key_hash, const int64_t[::1] key_row,
     cdef uint8_t *cell
     if entries.shape[0] // ENTRY_SIZE != key_hash.shape[0] or not 0 < table.shape[0] <= 0x7FFFFFFF:
         raise ValueError("columns have another shape")
+    if not 0 <= page_bits < 63:  # a shift by other numbers is undefined in C
+        raise ValueError("parts of another size")
     with nogil:
         for row in range(key_hash.shape[0]):  # as many as there is room for
             if row + AHEAD < key_hash.shape[0]:

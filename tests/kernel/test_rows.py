@@ -219,15 +219,20 @@ def test_what_is_given_to_the_kernel_is_tested() -> None:
             arranged(2, *sizes)
 
     def linked(key_hash: int = 9, row: int = 0, slots: int = 4, dirty: int = 1,
-               entries: int = 20) -> Any:
+               entries: int = 20, page_bits: int = 12) -> Any:
         return kernel.link_entries(
             column(key_hash), column(row), column(5), column(NOW), 1, 0,
-            np.zeros(slots, np.int32), np.zeros(dirty, np.uint8), 12, np.empty(entries, np.uint8))
+            np.zeros(slots, np.int32), np.zeros(dirty, np.uint8), page_bits,
+            np.empty(entries, np.uint8))
 
     assert linked() == 1
     for key_hash in (-1, 1 << 31):
         with pytest.raises(ValueError, match="hash"):
             linked(key_hash)
+    assert linked(page_bits=62) == 1
+    for page_bits in (-1, 63, 64, 1 << 30, -(1 << 31)):
+        with pytest.raises(ValueError, match="parts"):
+            linked(page_bits=page_bits)
     for row, dirty in ((1, 1), (-1, 1), (0, 0)):
         with pytest.raises(IndexError):
             linked(row=row, dirty=dirty)
