@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rmqctl.commands.check import exporter
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
 
@@ -68,3 +71,28 @@ def test_over_http_it_answers_until_it_is_told_to_end(golden: GoldenFolder) -> N
 def test_where_to_listen_has_a_host_and_a_port(text: str, golden: GoldenFolder,
                                                rmqctl: Runner) -> None:
     assert "is not HOST:PORT" in rmqctl("exporter", golden(SOUND), "--listen", text).expect(2).err
+
+
+def test_connections_without_a_request_are_closed_for_others() -> None:
+    """No more threads than connections that are kept, and each wait has an end."""
+    started: list[socket.socket] = []
+    answered: list[socket.socket] = []
+    server = SimpleNamespace(process_request=lambda request, _: started.append(request),
+                             process_request_thread=lambda request, _: answered.append(request))
+    exporter.bound(server)
+    pairs = [socket.socketpair() for _ in range(exporter.MAX_CONNECTIONS + 2)]
+    ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
+    for one in ours[:-2]:
+        server.process_request(one, None)
+    assert {one.gettimeout() for one in started} == {exporter.MAX_WAIT_S}
+    server.process_request_thread(ours[1], None)  # has ended: there is room for another
+    server.process_request(ours[-2], None)
+    for other in theirs:
+        other.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        theirs[0].recv(1)
+    server.process_request(ours[-1], None)  # and for none more
+    assert theirs[0].recv(1) == b""
+    assert started == ours
+    for one in [*ours, *theirs]:
+        one.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ from rmqctl.output.prometheus import Metric, exposition, families
 from rmqctl.parse_values import Address, parse_address
 
 _FRESH_S = 5.0
+MAX_CONNECTIONS = 32
+"""Kept at once; the oldest is closed for another."""
+MAX_WAIT_S = 10.0
+"""For each part of a request, and for a client to take its answer."""
 _HERE = Address("127.0.0.1", 9877)
 
 
@@ -57,6 +62,7 @@ def command(
         server, thread = start_http_server(listen.port, listen.host, registry)
     except OSError as error:
         raise StoreIOError.from_oserror(error, str(listen), "listen on") from None
+    bound(server)
     address = str(replace(listen, port=server.server_port))
     try:
         out.document({"ready": address}, lambda page: page.text(f"ready {address}"))
@@ -67,6 +73,38 @@ def command(
         server.shutdown()
         thread.join()
         stores.end()
+
+
+def bound(server: Any) -> None:
+    """Let a server keep at most `MAX_CONNECTIONS`, and wait `MAX_WAIT_S` for a part of a request.
+
+    The library's starts a thread for each connection, which waits for ever for what a client that
+    only connects never sends. The oldest connection is closed for a new one: who asks is answered
+    in far less time than it takes to open so many.
+    """
+    lock = threading.Lock()
+    kept: dict[Any, None] = {}
+    start, answer = server.process_request, server.process_request_thread
+
+    def process_request(request: Any, address: Any) -> None:
+        request.settimeout(MAX_WAIT_S)
+        with lock:
+            if len(kept) >= MAX_CONNECTIONS:
+                oldest = next(iter(kept))
+                del kept[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends the wait of its thread
+            kept[request] = None
+        start(request, address)
+
+    def process_request_thread(request: Any, address: Any) -> None:
+        try:
+            answer(request, address)
+        finally:
+            with lock:
+                kept.pop(request, None)
+
+    server.process_request, server.process_request_thread = process_request, process_request_thread
 
 
 def _print(stores: _Stores, out: Output) -> None:
