@@ -68,6 +68,16 @@ def test_what_readers_find_out_by_themselves(tmp_path):
         "topic=a%2Fb", "topic=%25RETRY%25g"}
 
 
+def test_a_topic_with_the_name_for_none_is_no_null(tmp_path):
+    """Readers take the folder of this name for a null, percent-encoded too."""
+    root, out = write_log(tmp_path / "store", [NOTHING.encode(), b"", b"x"]), tmp_path / "out"
+    run([root], out)
+    topics = ds.dataset(out, partitioning="hive").to_table()["topic"].to_pylist()
+    [(name, value)] = manifest(out)["cut_names"].items()
+    assert value == NOTHING
+    assert sorted(map(str, topics)) == sorted(["None", "x", name.partition("=")[2]])
+
+
 def test_days_that_are_none_have_a_folder_too(tmp_path):
     times = [EPOCH, EPOCH + DAY, 1 << 62, -5, 0]
     root = write_log(tmp_path / "store", [b"t"] * 5, times)

@@ -42,7 +42,9 @@ def escape(value: str) -> str:
 
 
 def folder(name: str, value: Value) -> str:
-    """``name=value``; a value too long for a name is cut and ends in ``~`` and a digest of it."""
+    """``name=value``; a value that `is_cut` is cut where it is too long, and ends in ``~`` and a
+    digest of it.
+    """
     if not value:
         return f"{name}={NOTHING}"
     if not is_cut(name, value):
@@ -60,8 +62,8 @@ def folder(name: str, value: Value) -> str:
 
 
 def is_cut(name: str, value: str) -> bool:
-    """Whether a value is too long for the name of a folder."""
-    return len(f"{name}={escape(value)}".encode()) > LONGEST
+    """Whether the name of a folder cannot be the value: too long for one, or Hive's for none."""
+    return value == NOTHING or len(f"{name}={escape(value)}".encode()) > LONGEST
 
 
 def path(names: Sequence[str], values: Values) -> str:
