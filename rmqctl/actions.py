@@ -48,7 +48,7 @@ class Action:
         """The row of a table for people: action, target, from, to, reason."""
         before = self._cell(self.before)
         if self.offset is not None:
-            before = (f"{self.length} bytes from {self.offset}" if self.before is None
+            before = (f"{self.length or 0:,} bytes from {self.offset}" if self.before is None
                       else f"{before} at {self.offset}")
         return {"action": self.action, "target": self.target, "from": before,
                 "to": self._cell(self.after), "reason": self.reason}
@@ -62,4 +62,5 @@ class Action:
                 for name, number in value.items())
         if not self.unit:
             return value
-        return f"{value} {self.unit if value == 1 else _PLURALS.get(self.unit, self.unit + 's')}"
+        unit = self.unit if value == 1 else _PLURALS.get(self.unit, self.unit + "s")
+        return f"{value:,} {unit}" if isinstance(value, int) else f"{value} {unit}"

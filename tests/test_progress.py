@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 
 import pytest
 
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.output import Output
 from rmqctl.output.cells import display_width
 from rmqctl.output.progress import BarProgress
+from rmqctl.repair.recover import RecoverOptions, plan_recover
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store import Store
+from tests.support import damage
 
 
 class Screen(io.StringIO):
@@ -108,3 +114,39 @@ def test_a_progress_within_another_is_a_phase_of_it():
         assert "%" not in around.line()
     with out.progress("verify", 10) as later:
         assert isinstance(later, BarProgress)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+@pytest.mark.parametrize("harm", [False, True])
+def test_verify_tells_of_each_byte_once(golden_copy, jobs, harm):
+    root = golden_copy("5.3.3/basic/store")
+    if harm:
+        damage.zero(root, "commitlog/00000000000000065536", 30_000, 20_000)
+    told: list[int] = []
+    phases: list[str] = []
+    with Store.open(str(root)) as store:
+        options = VerifyOptions(jobs=jobs, minimum_range=20_000)
+        list(Verification(store, options, told.append, phase=phases.append).findings())
+        assert sum(told) == store.log.size
+        assert min(told) >= 0
+    assert phases == ["comparing consumequeues and index", "checking the other files"]
+
+
+@pytest.mark.long
+def test_recover_names_each_pass_and_tells_no_more_than_its_bytes(golden_copy):
+    root = golden_copy("5.3.3/basic/store")
+    damage.flip_bit(root, "commitlog/00000000000000065536", 40_301, 3)
+    damage.zero(root, "consumequeue/TP_fraud_Topic/0/00000000000000000380", 20, 60)
+    told: dict[str, list[int]] = {}
+
+    @contextlib.contextmanager
+    def watch(label, total):
+        told[label] = [total]
+        yield told[label].append
+
+    with Scratch() as scratch:
+        plan_recover(str(root), scratch, RecoverOptions(jobs=2), watch)
+    assert list(told)[:2] == ["looking for damage", "rebuilding"]
+    for label, (total, *parts) in told.items():
+        assert sum(parts) <= total, label
+    assert len(told["looking for damage"]) > 2

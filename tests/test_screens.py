@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.commands.shared import applying
 from tests.badinput.test_read_only import COMMANDS
 from tests.conftest import GoldenFolder
 from tests.support import cli, damage, snapshot
@@ -98,7 +99,7 @@ def test_the_verdict_is_the_first_and_the_last_line(folder, monkeypatch, command
     lines = done.out.splitlines()
     assert lines[0]
     assert lines[0] == lines[-1]
-    assert len(lines) > 2
+    assert len(lines) > 2 or command == "impact"
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +167,18 @@ def test_hex_is_whole_within_the_width(folder, monkeypatch):
         for part in rows[0]["fields"]:
             if len(part["hex"]) <= 16:
                 assert part["hex"] in squeezed
+
+
+@pytest.mark.parametrize("words", [["recover", "d"], ["truncate", "d", "--to-phy", "0"],
+                                   ["recover", "d", "-q"]])
+def test_the_question_says_that_nothing_is_deleted_and_how_to_undo(folder, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(applying, "at_a_terminal", lambda: True)
+    with snapshot.assert_unchanged(folder / "d" / "commitlog"):
+        done = cli.run(*words, "--apply", "--ambiguous", "keep", stdin=b"n\n").expect(1) if (
+            words[0] == "recover") else cli.run(*words, "--apply", stdin=b"n\n").expect(1)
+    before, asked, _ = done.err.partition("Carry this out?")
+    assert asked
+    assert "Nothing is deleted" in before
+    assert "d/.rmqctl/repairs" in before
+    assert "rmqctl undo d" in before

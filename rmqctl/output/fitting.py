@@ -32,8 +32,8 @@ _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason",
 _KEPT = frozenset({
     "action", "body", "category", "cause", "count", "detail", "error", "field", "file", "finding",
     "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",
-    "queue", "reason", "severity", "source", "store", "structure", "target", "topic", "value",
-    "verdict", "where"})
+    "offset", "queue", "reason", "severity", "source", "store", "structure", "target", "topic",
+    "value", "verdict", "where"})
 """Columns that are left out only after all others."""
 _ANY = 1 << 20
 _INDENT = 4

@@ -121,6 +121,8 @@ def test_at_a_terminal_it_asks(golden_copy: GoldenFolder) -> None:
     before = content(root)
     no = at_terminal(words, b"n\n")
     assert (no.returncode, b"Carry this out?" in no.stderr) == (1, True)
+    assert b"Nothing is deleted" in no.stderr.partition(b"Carry this out?")[0]
+    assert b"rmqctl undo" in no.stderr.partition(b"Carry this out?")[0]
     assert b"not carried out: nothing was changed" in no.stderr
     assert before.differences(content(root)) == []
     assert not (root / ".rmqctl" / "repairs").exists()

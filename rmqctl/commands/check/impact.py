@@ -114,4 +114,6 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
                         "why): what is at risk is told as if nothing were cut off",
                         version=predicted.broker_version))
-    out.conclude(found.in_words(), style)
+    if (all_queues or found.affected or found.notes or found.without_position
+            or predicted.beside_messages or repaired is not None or not found.complete):
+        out.conclude(found.in_words(), style)

@@ -247,7 +247,7 @@ def _headline(prediction: Prediction) -> Phrase:
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
     """The topics with the most of them, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown: list[str] = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
+    shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_NAMED]]
     if len(ordered) > _NAMED:
         shown.append(counted(len(ordered) - _NAMED, "more topic"))
     return Joined(", ", shown)
@@ -270,7 +270,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     if prediction.dispatch:
         values = prediction.as_dict()
         facts["dispatched again"] = Phrase(
-            "{first} to {end}: {rows} and {entries} index entries are new",
+            "{first} to {end}: {rows} and {entries:,} index entries are new",
             first=values["dispatch_from"], end=values["dispatch_to"],
             rows=counted(prediction.rows_added, "row"), entries=prediction.index_entries)
     if prediction.rows_cut:

@@ -182,6 +182,22 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
                 rows=verdicts["findings"])
     if len(judged) == 1 and judged[0].verdict is not None:
         _conclude(out, judged[0].verdict)
+    else:
+        out.conclude(*_first_line_of(judged))
+
+
+def _first_line_of(judged: Sequence[Judged]) -> tuple[Phrase, str]:
+    """The verdict on several stores in a line, and its style."""
+    verdicts = [store.verdict for store in judged if store.verdict is not None]
+    bad = sum(not verdict.ok for verdict in verdicts)
+    partly = sum(verdict.ok and bool(verdict.not_judged) for verdict in verdicts)
+    parts = [Phrase("{bad:,} of {stores:,} stores damaged", bad=bad, stores=len(judged))]
+    if partly:
+        parts.append(Phrase("{stores:,} partly judged", stores=partly))
+    if len(verdicts) < len(judged):
+        parts.append(Phrase("{stores:,} not judged", stores=len(judged) - len(verdicts)))
+    return Joined(", ", parts), "bad" if bad or len(verdicts) < len(judged) else (
+        "warn" if partly else "good")
 
 
 def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool]) -> None:
@@ -211,6 +227,8 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
     if len(judged) == 1 and judged[0].verdict is not None:
         show_page(page, judged[0].verdict, covered)
         return
+    page.text(*_first_line_of(judged))
+    page.blank()
     rows = []
     for store in judged:
         if store.verdict is None:
