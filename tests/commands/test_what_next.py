@@ -99,6 +99,17 @@ def test_so_it_does_after_a_verdict(command: str, damaged: Path, golden: GoldenF
             rmqctl(*shlex.split(finding["next"])[1:])
 
 
+@pytest.mark.parametrize("command", ["preflight", "doctor"])
+def test_the_release_stays(command: str, damaged: Path, rmqctl: Runner) -> None:
+    """Advice for another release is that of another broker."""
+    said = rmqctl(command, damaged, "--broker-version", "5.1.4", "-o", "json").expect(1).json()
+    commands = [step["command"] for step in said["steps"]]
+    judged = [words for words in commands if " verify " not in words]
+    assert judged
+    assert all(words.endswith("--broker-version 5.1.4") for words in judged)
+    assert all("--broker-version" not in words for words in commands if " verify " in words)
+
+
 def test_only_options_that_the_next_command_has(damaged: Path, rmqctl: Runner) -> None:
     said = rmqctl("verify", damaged, "--index-slots", "16", "--index-max", "64", "-o",
                   "json").json()

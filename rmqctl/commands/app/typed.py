@@ -10,8 +10,9 @@ from functools import cache
 _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
-                         "--index-slots", "--index-max", "--broker-conf"})
-"""Options that say how a store is to be read: another command needs them as well."""
+                         "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
+"""Options that say how a store is to be read, and by which release's rules: another command needs
+them as well."""
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
 """The same for a tier: the sizes are those of its index."""
 _LANGUAGE = "--lang"
