@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import GoldenFolder, Runner
+from tests.support.cli import run
 
 OLD, NEW = "4.9.3", "5.3.3"
 BOTH = pytest.mark.parametrize("release", [OLD, NEW])
@@ -385,3 +386,10 @@ def test_a_log_that_was_found_elsewhere_is_an_assumption(golden_copy: GoldenFold
     assert "storePathCommitLog" not in rmqctl("preflight", root).expect(0).out
     (root / "commitlog").rename(root / "log")
     assert f"assumed: storePathCommitLog={root}/log" in rmqctl("preflight", root).expect(0).out
+
+
+def test_impact_of_a_configuration_that_leads_to_another_log(golden_copy, tmp_path: Path):
+    store, conf = golden_copy("4.9.3/basic/store"), tmp_path / "broker.conf"
+    conf.write_text(f"storePathRootDir={store}\nstorePathCommitLog={tmp_path / 'nowhere'}\n")
+    shown = run("impact", store, "--broker-conf", conf).expect(1).out
+    assert "which does not exist, and deletes all consume queues" in " ".join(shown.split())

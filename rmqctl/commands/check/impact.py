@@ -52,6 +52,7 @@ def command(
 
         rmqctl impact STORE --group billing -o json
     """
+    from rmqctl.checks.consumers import Consumers
     from rmqctl.checks.preflight.around import IGNORE, around
     from rmqctl.checks.preflight.preflight import preflight
 
@@ -63,6 +64,9 @@ def command(
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
                                   machine=around(opened, IGNORE))
     found = predicted.consumers
+    if found is None and predicted.misled:  # the broker opens another log, without messages
+        found = Consumers((), complete=False, positions_known=False,
+                          notes=tuple(told.said for told in predicted.misled))
     if found is None:
         raise RefusedError(f"{store.root}: there is no commitlog file, so nothing can be told: is "
                            "the log in other folders (--commitlog-dir), or not mounted?")
@@ -87,7 +91,9 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words
 
-    style = "bad" if found.groups_affected else "good"
+    is_misled = predicted.consumers is None
+    first = predicted.misled[0].said if is_misled else found.in_words()
+    style = "bad" if is_misled or found.groups_affected else "good"
     if out.is_value:
         said = predicted.as_dict()
         out.document({**found.as_dict(), **{name: said[name] for name in (*_NUMBERS, "losses")}})
@@ -95,7 +101,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         out.rows((queue._asdict() for queue in found.queues), COLUMNS)
     else:
         page = out.human()
-        page.text(found.in_words(), style)
+        page.text(first, style)
         show_queues(page, list(found.queues) if all_queues else found.affected)
         show_losses(page, [loss for loss in predicted.losses if loss.what != MESSAGES])
         if found.without_position:
@@ -116,4 +122,4 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
                         version=predicted.broker_version))
     if (all_queues or found.affected or found.notes or found.without_position
             or predicted.beside_messages or repaired is not None or not found.complete):
-        out.conclude(found.in_words(), style)
+        out.conclude(first, style)
