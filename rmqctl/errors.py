@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 __all__ = [
+    "CopyLimitError",
     "ExitCode",
     "FormatError",
     "InternalError",
@@ -232,6 +233,10 @@ class StoreIOError(RmqctlError):
 
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
+
+
+class CopyLimitError(StoreIOError):
+    """A database is not read because copies of its logs would be too large: no damage of it."""
 
 
 @contextmanager

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rmqctl.errors import MissingExtraError, RmqctlError, UnsupportedError, require
+from rmqctl.errors import (
+    CopyLimitError,
+    MissingExtraError,
+    RmqctlError,
+    UnsupportedError,
+    UsageError,
+    require,
+)
 from rmqctl.store import log_folders
 from rmqctl.store.files import log_listing, node_of
 
@@ -209,7 +216,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
             open_database()
         except RmqctlError as error:
             unread["consumequeue"] = f"{_IN_ROCKSDB}, and cannot be read: {error}"
-            if not isinstance(error, MissingExtraError):
+            if not isinstance(error, MissingExtraError | CopyLimitError | UsageError):
                 damaged.add("consumequeue")
     member = not undecided and len(framed) == 1 and node_of(framed[0]) is not None
     return Layout(commitlog, queues, config, controller, member, unread, unwritten,

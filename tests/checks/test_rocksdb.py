@@ -458,3 +458,11 @@ def test_a_row_that_leads_to_another_topic_is_not_followed(golden_copy):
     assert done.jsonl() == [row for row in sound if row["queue_id"] or row["queue_offset"] != 3]
     assert "TP_audit_Topic/0: row 3 leads to no message" in done.err
     assert "the message there is one of " in done.err
+
+
+def test_a_data_base_that_is_too_large_to_copy_is_not_damaged(golden, monkeypatch):
+    """Nothing is rebuilt because of a limit of ours."""
+    monkeypatch.setenv("RMQCTL_ROCKSDB_COPY", "100")
+    with Store.open(golden(SOUND)) as opened:
+        assert "RMQCTL_ROCKSDB_COPY=SIZE" in opened.layout.unread["consumequeue"]
+        assert opened.layout.damaged == frozenset()

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.errors import CopyLimitError, FormatError, StoreIOError, UsageError
 from rmqctl.parse_values import parse_size
 from rmqctl.scan.holes import data_ranges
 
@@ -121,7 +121,7 @@ def _open(path: str, name: str) -> _Copied:
 
 
 def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
-    """StoreIOError where the copies were larger than the limit, or than what is free."""
+    """CopyLimitError where the copies were larger than the limit, or than what is free."""
     given = os.environ.get(VARIABLE, "")
     try:
         most = parse_size(given) if given else MAX_COPY
@@ -129,14 +129,14 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
         raise UsageError(f"{VARIABLE}: {error}") from None
     size = sum(file.size for file in files)
     if size > most:
-        raise StoreIOError(
+        raise CopyLimitError(
             f"{folder}: MANIFEST and write-ahead logs have {_mib(size)}, more than the "
             f"{_mib(most)} that are copied to be read; {VARIABLE}=SIZE sets another limit")
     system = os.statvfs(shadow)
     free = system.f_bavail * system.f_frsize
     needed = sum(end - start for file in files for start, end in file.data)
     if needed + _SPARE > free:
-        raise StoreIOError(
+        raise CopyLimitError(
             f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
             f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")
 
