@@ -1,4 +1,5 @@
-"""Compiles the kernel (docs/kernel.md) into wheels and editable installations, where that works.
+"""Compiles the kernel (docs/kernel.md) into wheels and editable installations, where that works,
+and adds the manual pages.
 
 ``python hatch_build.py`` compiles it in place; ``--sanitize FOLDER`` makes one that watches its
 memory. Without Cython or a C compiler the package is complete, and slower. RMQCTL_KERNEL=python
@@ -7,6 +8,7 @@ leaves the kernel out of what is installed, RMQCTL_KERNEL=compiled fails without
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -18,17 +20,24 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 KERNEL = Path("rmqctl", "kernel")
+REFERENCE = ROOT / "docs" / "reference.md"
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the kernel to a wheel, whose tag then names Python and platform."""
+    """Adds the kernel to a wheel, whose tag then names Python and platform, and manual pages."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        wanted = os.environ.get("RMQCTL_KERNEL", "")
-        if self.target_name != "wheel" or wanted == "python":
+        if self.target_name != "wheel":
             return
         self.scratch = tempfile.mkdtemp()
+        if REFERENCE.exists():  # not where only the package was copied, as for a container
+            folder = Path(self.scratch, "man1")
+            write_manual(folder, self.metadata.version)
+            build_data["shared_data"][str(folder)] = "share/man/man1"
+        wanted = os.environ.get("RMQCTL_KERNEL", "")
+        if wanted == "python":
+            return
         try:
             made = compile_kernel(Path(self.scratch))
         except (Exception, SystemExit) as exc:
@@ -45,6 +54,18 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
         if hasattr(self, "scratch"):
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def write_manual(folder: Path, version: str) -> None:
+    """The manual pages of all commands (docs/manpages.py)."""
+    found = importlib.util.spec_from_file_location("manpages", ROOT / "docs" / "manpages.py")
+    assert found is not None
+    assert found.loader is not None
+    manpages = importlib.util.module_from_spec(found)
+    found.loader.exec_module(manpages)
+    folder.mkdir()
+    for name, text in manpages.pages(REFERENCE.read_text(encoding="utf-8"), version).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def install(made: Path, folder: Path) -> None:
