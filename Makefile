@@ -10,6 +10,7 @@
 # make binary  dist/rmqctl, one executable for machines without Python, and the demo run with it
 # make image   a container image from the Dockerfile (ENGINE=podman), and the demo's first step in it
 # make docs    docs/reference.md and the table of docs/verify.md from the program
+# make site    the documentation as a web site in build/site; a broken link is an error
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
 #
@@ -32,7 +33,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-core test-serve test-tiered test-spark test-exhaustive shares lint kernel-asan wheel binary image docs bench clean
+.PHONY: help venv demo test quick test-core test-serve test-tiered test-spark test-exhaustive shares lint kernel-asan wheel binary image docs site bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -118,6 +119,11 @@ image:
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py
+
+site: $(VENV)/.installed
+	@$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is in build/site"
 
 bench: $(VENV)/.installed
 	@$(PIP) -e '.[bench]'

@@ -17,8 +17,7 @@ from rmqctl.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CHANGELOG.md",
-         *sorted(DOCS.glob("*.md")),
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")),
          *sorted((ROOT / "examples").rglob("*.md"))]
 
 

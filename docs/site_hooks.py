@@ -1,0 +1,58 @@
+"""What mkdocs does besides (mkdocs.yml): README.md is the first page, and what is not in docs/ is
+linked in the repository. A link that leads nowhere ends the build.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+#: Pages of the site that lie beside docs/, and what they are called in it.
+OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "README.zh-CN.md"}
+_LINK = re.compile(r"(!?)(\[[^\]]*\])\(([^)\s#]*)(#[^)\s]*)?\)|(```.*?```|`[^`]*`)", re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that lie beside docs/."""
+    from mkdocs.structure.files import File
+
+    for source, page in OUTSIDE.items():
+        content = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Lead each link of a page to where it is on the site."""
+    sources = {name: source for source, name in OUTSIDE.items()}
+    path = page.file.src_uri
+    return with_links(markdown, ROOT / sources.get(path, f"docs/{path}"), config["repo_url"])
+
+
+def with_links(markdown: str, source: Path, repository: str) -> str:
+    """The text of the page ``source`` with its links as the site has them. ValueError: one that
+    leads to no file.
+    """
+
+    def led(link: re.Match[str]) -> str:
+        image, text, target, anchor, code = link.groups("")
+        if code or not target or target.startswith(("http:", "https:", "mailto:")):
+            return link[0]
+        there = (source.parent / target).resolve()
+        if not there.exists() or not there.is_relative_to(ROOT):
+            raise ValueError(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
+        inside = str(there.relative_to(ROOT))
+        if inside in OUTSIDE:
+            return f"{image}{text}({OUTSIDE[inside]}{anchor})"
+        if there.is_relative_to(DOCS) and there.is_file() and there.suffix != ".py":
+            return f"{image}{text}({there.relative_to(DOCS)}{anchor})"
+        kind = "raw" if image else "tree" if there.is_dir() else "blob"
+        return f"{image}{text}({repository}/{kind}/main/{inside}{anchor})"
+
+    return _LINK.sub(led, markdown)
