@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.aliases import ALIASES
 from tests.conftest import GoldenFolder, Runner
 from tests.support import tiny as tiny_stores
+from tests.test_docs import unknown
 
 SPECS = {spec.name: spec for spec in REGISTRY}
 KEY = "FD52233BA9584B85BFF9D73797E687CB"
@@ -26,12 +28,68 @@ GROUPS = {name: {"groupName": name, "consumeEnable": True, "retryQueueNums": 1}
           for name in ("billing", "CID_RMQ_SYS_TRANS", "TOOLS_CONSUMER")}
 
 
+#: What operators type most.
+WORDS = """topicList topicRoute topicStatus brokerStatus statsAll clusterList
+queryMsgById queryMsgByKey queryMsgByUniqueKey queryMsgByOffset queryCq
+printMsg printMsgByQueue consumeMessage consumerProgress brokerConsumeStats
+getBrokerConfig resetOffsetByTime cloneGroupOffset exportMetadata
+updateTopic deleteTopic updateSubGroup sendMessage""".split()
+
+
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=lambda alias: alias.name)
 def test_an_alias_is_hidden_and_changes_nothing(alias, rmqctl: Runner) -> None:
-    assert SPECS[alias.command].effect == "read-only"
     assert (alias.name,) not in SPECS
     assert f"\n  {alias.name} " not in rmqctl("--help").expect(0).out
-    assert rmqctl(alias.name, "--help").expect(0).out.startswith(f"Usage: rmqctl {alias.name}")
+    if alias.says is None:
+        assert SPECS[alias.command].effect == "read-only"
+        assert rmqctl(alias.name, "--help").expect(0).out.startswith(f"Usage: rmqctl {alias.name}")
+
+
+@pytest.mark.parametrize("alias", [each for each in ALIASES.values() if each.says is not None],
+                         ids=lambda alias: alias.name)
+def test_an_answer_is_one_sentence_with_a_command_that_exists(alias, rmqctl: Runner) -> None:
+    for typed in ((), ("-n", "localhost:9876"), ("S", "--namesrvAddr=localhost:9876")):
+        error, pointer = rmqctl(alias.name.upper(), *typed).expect(2).err.splitlines()
+        reason, _, line = error.removeprefix("rmqctl: error: ").partition("; type: rmqctl ")
+        assert reason == alias.says
+        assert unknown(line) is None
+        assert ("S" if "S" in typed else "STORE") in line.split()
+        assert "localhost" not in line
+        assert pointer == f"Try 'rmqctl {' '.join(alias.command)} --help'."
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_mqadmins_words_are_known(word: str) -> None:
+    assert ALIASES[word.lower()].name == word
+
+
+@pytest.mark.parametrize(("mqadmin", "ours"), [
+    ("updateTopic S -n h:1 -c C -t orders -r 3 -w 2 -p 6 -o true -a +message.type=FIFO",
+     ("topic create S orders --read-queues 3 --write-queues 2 --perm 6 --order "
+      "--attribute message.type=FIFO")),
+    ("updateTopicPerm S -b h:2 -t TopicTest -p 4", "topic create S TopicTest --perm 4"),
+    ("sendMessage S -t TopicTest -p 'a b' -k k1 -c A -b broker-a -i 1 -m true",
+     "write S --topic TopicTest --body 'a b' --key k1 --tag A --queue 1"),
+    ("resetOffsetByTime S -g billing -t TopicTest -s now -f true -c C -q 0",
+     "offsets reset S --group billing --topic TopicTest --time now --queue 0"),
+    ("skipAccumulatedMessage S -g billing -t TopicTest -f true",
+     "offsets reset S --group billing --topic TopicTest --to latest"),
+    ("deleteExpiredCommitLog S -n h:1 -c C", "expire S --older-than 72h"),
+    ("topicRoute S -t TopicTest -l", "config S topics"),
+    ("clusterList S -m -i 3", "info S"),
+    ("deleteTopic S -t TopicTest -c C", "stats S --topic TopicTest --by queue"),
+    ("getConsumerConfig S -g billing", "config S groups"),
+])
+def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin: str,
+                                ours: str) -> None:
+    root = configured(tiny)
+    (root / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {"TopicTest@billing": {"0": 0}}}))
+    said = rmqctl(*(root if word == "S" else word for word in shlex.split(mqadmin))).expect(2).err
+    words = shlex.split(said.splitlines()[0].partition("; type: rmqctl ")[2])
+    assert [("S" if word == str(root) else word) for word in words] == shlex.split(ours)
+    plan = ["--dry-run"] if "--dry-run" in rmqctl(*words, "--help").out else []
+    rmqctl(*words, *plan).expect(0)
 
 
 @pytest.mark.parametrize(("mqadmin", "ours"), [
@@ -47,14 +105,31 @@ def test_an_alias_is_hidden_and_changes_nothing(alias, rmqctl: Runner) -> None:
      "read S --topic TP_fraud_Topic --since 1718999521107 --until 1718999521107"),
     ("consumerProgress S -t TP_fraud_Topic", "offsets S --topic TP_fraud_Topic"),
     ("topicStatus S -t TP_fraud_Topic", "offsets S --topic TP_fraud_Topic"),
+    ("topicStatus S -n h:1 -c C -t TP_fraud_Topic", "offsets S --topic TP_fraud_Topic"),
+    ("queryMsgByKey S -n h:1 -c C -t TP_fraud_Topic -k hot -m 2",
+     "query key S --topic TP_fraud_Topic --key hot --limit 2"),
+    ("queryMsgByOffset S -t TP_fraud_Topic -b broker-a -i 0 -o 10",
+     "query offset S --topic TP_fraud_Topic --queue 0 10"),
+    ("queryCq S -b h:2 -t TP_fraud_Topic -q 0 -i 24 -c 3 -g billing",
+     ("read S --topic TP_fraud_Topic --queue 0 --offset 24 --limit 3 --fields "
+      "queue_offset,physical_offset,total_size,tags,store_timestamp")),
+    ("printMsgByQueue S -t TP_fraud_Topic -a broker-a -i 3 -c GBK -s '*' -d false -p true -f false",
+     "read S --topic TP_fraud_Topic --queue 3 --tag '*' --body none"),
+    ("consumeMessage S -t TP_fraud_Topic -b broker-a -i 0 -o 24 -c 3 -g billing",
+     "read S --topic TP_fraud_Topic --queue 0 --offset 24 --limit 3"),
+    ("consumerProgress S -n h:1 -t TP_fraud_Topic -s true", "offsets S --topic TP_fraud_Topic"),
+    ("brokerConsumeStats S -b h:2 -t 3000 -l 1 -o false", "offsets S"),
+    ("brokerStatus S -b h:2", "info S"),
+    ("statsAll S -n h:1 -a -t TP_fraud_Topic", "stats S --by topic --topic TP_fraud_Topic"),
+    ("topicList S -n h:1 -c", "config S topics"),
     ("topics S", "config S topics"),
     ("ls S", "info S"),
 ])
 def test_mqadmins_words_do_what_ours_do(golden: GoldenFolder, rmqctl: Runner, mqadmin: str,
                                         ours: str) -> None:
     root = golden("5.3.3/basic/store")
-    said = [rmqctl(*(root if word == "S" else word for word in words.split()), "--output", "json")
-            for words in (mqadmin, ours)]
+    said = [rmqctl(*(root if word == "S" else word for word in shlex.split(words)),
+                   "--output", "json") for words in (mqadmin, ours)]
     assert (said[0].code, said[0].out) == (said[1].code, said[1].out)
     json.loads(said[0].out)
 
@@ -62,12 +137,22 @@ def test_mqadmins_words_do_what_ours_do(golden: GoldenFolder, rmqctl: Runner, mq
 @pytest.mark.parametrize(("words", "said"), [
     ("queryMsgByld S -i 1", "Did you mean 'queryMsgById'"),
     ("queryMsgById S -i", "requires an argument"),
-    ("queryMsgById -n localhost:9876 -i 1", "no name server"),
-    ("updateTopic S", "No such command"),
-    ("deleteTopic S", "No such command"),
+    ("queryMsgById -n localhost:9876 -i 1", "name a store, or set RMQCTL_STORE"),
+    ("updateTopic S -t T -a -message.type", "only sets attributes"),
+    ("exportMetadata S -f /tmp", "type: rmqctl exportMetadata STORE > metadata.json"),
+    ("printMsgByQueue S -t T -i 0 -f true", "type: rmqctl stats STORE --by tag --topic TOPIC"),
+    ("addBroker S", "No such command"),
 ])
 def test_what_is_no_alias(rmqctl: Runner, words: str, said: str) -> None:
     assert said in rmqctl(*words.split()).expect(2).err
+
+
+def test_what_has_no_effect_is_named_once_and_not_with_quiet(golden: GoldenFolder,
+                                                              rmqctl: Runner) -> None:
+    words = ("brokerStatus", golden("5.3.3/basic/store"), "-n", "h:1", "-b", "h:2", "-n", "h:3")
+    note = "rmqctl: ignored, no effect on a store: -n, -b\n"
+    assert rmqctl(*words).expect(0).err.startswith(note)
+    assert "ignored" not in rmqctl(*words, "-q").expect(0).err
 
 
 def configured(tiny: tiny_stores.Tiny) -> Path:

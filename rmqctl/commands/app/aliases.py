@@ -1,81 +1,276 @@
 """Other words for commands, which no help lists: those of mqadmin with its options, and short ones.
 
-An alias is its command with some options worded otherwise; it has no code of its own. Each leads
-to a command that changes nothing. mqadmin does not tell capital letters from small ones.
+An alias is its command with some options worded otherwise; it has no code of its own. One that
+leads to a command that reads runs it. All others are answered with the command to type, filled in
+with what was typed. mqadmin does not tell capital letters from small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import UsageError
 
 _ARGUMENT = ""
 """In the place of an option: its value is an argument."""
-_NOWHERE = "offline there is no name server, cluster or broker to ask: leave it out"
+_STORE = "STORE"
+
+Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
+"""What an option of mqadmin becomes: ours, with the value that follows; `_ARGUMENT`; what a
+function makes of the value; a tuple, for a flag. None, or () for a flag: it has no effect.
+"""
+
+
+class Translated(NamedTuple):
+    """The words behind an alias as its command has them; ``ignored``: options without effect."""
+
+    kept: list[str]
+    arguments: list[str]
+    ignored: list[str]
 
 
 class Alias(NamedTuple):
     """``name`` as mqadmin spells it, and the ``command`` it stands for.
 
-    ``options``: for words of mqadmin ours, with the value that follows; `_ARGUMENT`; or a tuple,
-    for a flag. ``first`` and ``last``: what comes before and behind what was typed.
+    ``first`` and ``last``: what comes before and behind what was typed. With ``says`` the command
+    is not run but named: ``says`` is the reason, and ``needs`` has a placeholder for each argument
+    or option that the command cannot do without.
     """
 
     name: str
     command: tuple[str, ...]
-    options: Mapping[str, str | tuple[str, ...]] = {}
+    options: Mapping[str, Worded] = {}
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
+    says: str | None = None
+    needs: Mapping[str, str] = {}
 
-    def translated(self, words: Sequence[str]) -> list[str]:
-        """The command's own words for those typed behind the alias. UsageError."""
-        kept: list[str] = []
-        arguments: list[str] = []
-        rest = iter(words)
+    def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
+        """The command's own words for those typed behind the alias, and a note on options that
+        have no effect. UsageError, which is the answer of an alias that is not run.
+        """
+        if self.says is not None:
+            raise UsageError(f"{self.says}; type: {self.answer(typed)}")
+        kept, arguments, ignored = self._translated(typed)
+        if arguments and not kept and not os.environ.get(STORE_VARIABLE):
+            # As mqadmin has it, without a store: the first argument would be taken for one.
+            raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
+        is_quiet = {"-q", "-qq", "--quiet"} & set(kept)
+        note = None if is_quiet or not ignored else (
+            f"rmqctl: ignored, no effect on a store: {', '.join(dict.fromkeys(ignored))}")
+        return [*self.first, *kept, *arguments, *self.last], note
+
+    def answer(self, typed: Sequence[str]) -> str:
+        """The command line to type instead, for a shell. UsageError."""
+        kept, arguments, _ = self._translated(typed)
+        is_named = bool(kept) and not kept[0].startswith("-")
+        store, options = (kept[0], kept[1:]) if is_named else (_STORE, kept)
+        for option, placeholder in self.needs.items():
+            if option == _ARGUMENT:
+                arguments = arguments or [placeholder]
+            elif option not in options:
+                options += [option, placeholder]
+        return shlex.join(["rmqctl", *self.command, *self.first, store, *arguments, *options,
+                           *self.last])
+
+    def _translated(self, typed: Sequence[str]) -> Translated:
+        made = Translated([], [], [])
+        known = {**_NAME_SERVER, **self.options}
+        rest = iter(typed)
         for word in rest:
             option, joined, value = word.partition("=")
-            ours = self.options.get(option)
-            if option in ("-n", "--namesrvAddr"):
-                raise UsageError(f"{option}: {_NOWHERE}")
+            if option not in known:
+                made.kept.append(word)
+                continue
+            ours = known[option]
+            if isinstance(ours, tuple):
+                (made.kept if ours else made.ignored).extend(ours or [option])
+                continue
+            given = value if joined else next(rest, None)
+            if given is None:
+                raise UsageError(f"Option {option!r} requires an argument.")
             if ours is None:
-                kept.append(word)
-            elif isinstance(ours, tuple):
-                kept += ours
+                made.ignored.append(option)
+            elif ours == _ARGUMENT:
+                made.arguments.append(given)
             else:
-                given = value if joined else next(rest, None)
-                if given is None:
-                    raise UsageError(f"Option {option!r} requires an argument.")
-                if ours == _ARGUMENT:
-                    arguments.append(given)
-                else:
-                    kept += [ours, given]
-        return [*self.first, *kept, *arguments, *self.last]
+                made.kept.extend([ours, given] if isinstance(ours, str) else ours(given))
+        return made
 
 
-_TIMES = {"-b": "--since", "--beginTimestamp": "--since", "-e": "--until",
-          "--endTimestamp": "--until"}
-_ID = {"-i": _ARGUMENT, "--msgId": _ARGUMENT}
+# What values become
 
-_TABLE = (
+
+def _if_false(*words: str) -> Callable[[str], Sequence[str]]:
+    """For an option of mqadmin that is true or false."""
+    return lambda value: words if value.strip().lower() == "false" else ()
+
+
+def _order(value: str) -> Sequence[str]:
+    return ["--order" if value.strip().lower() == "true" else "--no-order"]
+
+
+def _attributes(value: str) -> Sequence[str]:
+    """``+a=b,+c=d`` of updateTopic. UsageError: -e, which takes an attribute away."""
+    words: list[str] = []
+    for attribute in filter(None, map(str.strip, value.split(","))):
+        if not attribute.startswith("+") or "=" not in attribute:
+            raise UsageError(f"-a {attribute}: rmqctl only sets attributes, as +NAME=VALUE")
+        words += ["--attribute", attribute[1:]]
+    return words
+
+
+def _redirected(_value: str) -> Sequence[str]:
+    raise UsageError("-f: the metadata go to standard output; type: "
+                     "rmqctl exportMetadata STORE > metadata.json")
+
+
+def _by_tag(value: str) -> Sequence[str]:
+    if value.strip().lower() == "true":
+        raise UsageError("-f true counts by tag; type: rmqctl stats STORE --by tag --topic TOPIC")
+    return ()
+
+
+# Options that many have
+
+
+def _each(names: str, ours: Worded = None) -> dict[str, Worded]:
+    """Several spellings of one option, which have no effect unless ``ours`` is given."""
+    return dict.fromkeys(names.split(), ours)
+
+
+_NAME_SERVER = _each("-n --namesrvAddr")
+_BROKER = _each("-b --brokerAddr --brokerName --broker")
+_CLUSTER = _each("-c --cluster --clusterName")
+_WHERE = {**_BROKER, **_CLUSTER}
+_TOPIC = _each("-t --topic", "--topic")
+_GROUP = _each("-g --group --groupName --consumerGroup", "--group")
+_QUEUE = _each("-i --queueId --qid", "--queue")
+_CHARSET = _each("-c --charsetName")
+_ID = _each("-i --msgId", _ARGUMENT)
+_TAG = _each("-s --subExpression", "--tag")
+_TIMES = {**_each("-b --beginTimestamp", "--since"), **_each("-e --endTimestamp", "--until")}
+_BODY = _each("-d --printBody", _if_false("--body", "none"))
+_RESET = {**_GROUP, **_TOPIC, **_WHERE, **_each("-s --timestamp", "--time"),
+          **_each("-f --force"), **_each("-q --queue", "--queue")}
+_NEW_TOPIC = {
+    **_WHERE, **_each("-t --topic", _ARGUMENT), **_each("-p --perm", "--perm"),
+    **_each("-r --readQueueNums", "--read-queues"),
+    **_each("-w --writeQueueNums", "--write-queues"), **_each("-o --order", _order),
+    **_each("-a --attributes", _attributes), **_each("-u --unit -s --hasUnitSub")}
+_WHOSE = {"--group": "GROUP"}
+_CREATES = "rmqctl changes a topic only while no broker runs"
+_RESETS = "rmqctl resets offsets only while no broker runs, and shows a plan first"
+_EXPIRES = "rmqctl moves expired files aside, and shows a plan first"
+_SERVED = "with -n 127.0.0.1:9876 while rmqctl serves the store"
+_NO_CONF = "a store does not contain the broker's configuration, broker.conf does"
+
+_READ = (
     Alias("topics", ("config",), last=("topics",)),
     Alias("ls", ("info",)),
-    Alias("queryMsgById", ("query", "id"), _ID),
-    Alias("queryMsgByUniqueKey", ("query", "id"), _ID, first=("--unique",)),
+    Alias("topicList", ("config",), _each("-c --clusterModel", ()), last=("topics",)),
+    Alias("topicStatus", ("offsets",), _CLUSTER),
+    Alias("brokerStatus", ("info",), _WHERE),
+    Alias("statsAll", ("stats",), {**_TOPIC, **_each("-a --activeTopic", ())},
+          first=("--by", "topic")),
+    Alias("brokerConsumeStats", ("offsets",), {
+        **_BROKER, **_each("-t --timeoutMillis -l --level -o --order")}),
+    Alias("getBrokerEpoch", ("config",), {**_WHERE, **_each("-i --interval")}, last=("epochs",)),
+    Alias("queryMsgById", ("query", "id"), {
+        **_ID, **_CLUSTER, **_each("-f --bodyFormat -u --unitName")}),
+    Alias("queryMsgByUniqueKey", ("query", "id"), {
+        **_ID, **_CLUSTER, **_each("-a --showAll", ())}, first=("--unique",)),
     Alias("queryMsgByKey", ("query", "key"), {
-        "--msgKey": "--key", "-m": "--limit", "--maxNum": "--limit", **_TIMES},
+        **_CLUSTER, **_TIMES, "--msgKey": "--key", **_each("-m --maxNum", "--limit")},
           first=("--limit", "64")),
     Alias("queryMsgByOffset", ("query", "offset"), {
-        "--queueId": "--queue", "-o": _ARGUMENT, "--offset": _ARGUMENT}),
-    Alias("printMsg", ("read",), {"-s": "--tag", "--subExpression": "--tag", **_TIMES}),
+        **_BROKER, "--queueId": "--queue", **_each("-o --offset", _ARGUMENT),
+        **_each("-f --bodyFormat")}),
+    Alias("queryCq", ("read",), {
+        **_BROKER, **_TOPIC, **_each("-q --queue", "--queue"), **_each("-i --index", "--offset"),
+        **_each("-c --count", "--limit"), **_each("-g --consumer")},
+          first=("--limit", "10", "--fields",
+                 "queue_offset,physical_offset,total_size,tags,store_timestamp")),
+    Alias("printMsg", ("read",), {
+        **_TIMES, **_CHARSET, **_TAG, **_BODY, **_each("-l --lmqParentTopic")}),
+    Alias("printMsgByQueue", ("read",), {
+        **_TIMES, **_CHARSET, **_TAG, **_QUEUE, **_BODY, **_each("-a --brokerName -p --print"),
+        **_each("-f --calculate", _by_tag)}),
+    Alias("consumeMessage", ("read",), {
+        **_BROKER, **_QUEUE, **_each("-o --offset", "--offset"),
+        **_each("-g --consumerGroup"), **_each("-s --beginTimestamp", "--since"),
+        **_each("-e --endTimestamp", "--until"), **_each("-c --MessageNumber", "--limit")},
+          first=("--limit", "128")),
     Alias("consumerProgress", ("offsets",), {
-        "--groupName": "--group", "--topicName": "--topic"}),
-    Alias("topicStatus", ("offsets",)),
+        **_CLUSTER, "--groupName": "--group", "--topicName": "--topic",
+        **_each("-s --showClientIP")}),
     Alias("exportMetadata", ("config",), {
-        "-t": ("--only", "topics"), "--topic": ("--only", "topics"),
-        "-g": ("--only", "groups"), "--subscriptionGroup": ("--only", "groups"),
-        "-s": ("--special",), "--specialTopic": ("--special",)},
+        **_WHERE, **_each("-f --filePath", _redirected),
+        **_each("-t --topic", ("--only", "topics")),
+        **_each("-g --subscriptionGroup", ("--only", "groups")),
+        **_each("-s --specialTopic", ("--special",))},
           first=("--output", "json"), last=("metadata",)),
 )
-ALIASES = {alias.name.lower(): alias for alias in _TABLE}
+
+_ANSWERED = (
+    Alias("topicRoute", ("config",), {
+        **_each("-t --topic"), **_each("-l --list", ())}, last=("topics",),
+          says="a store contains no routes, but the queues and permissions of its topics"),
+    Alias("clusterList", ("info",), {
+        **_CLUSTER, **_each("-i --interval"), **_each("-m --moreStats", ())},
+          says="a store contains nothing about its cluster, only its own broker's files"),
+    Alias("getBrokerConfig", ("config", "check"), _WHERE, first=("broker.conf",), says=_NO_CONF),
+    Alias("exportConfigs", ("config", "check"), {**_WHERE, **_each("-f --filePath")},
+          first=("broker.conf",), says=_NO_CONF),
+    Alias("exportMetrics", ("stats",), {**_WHERE, **_each("-f --filePath")},
+          last=("--output", "json"), says="a store contains messages, but no metrics of a broker"),
+    Alias("getConsumerConfig", ("config",), _each("-g --groupName"), last=("groups",),
+          says="rmqctl shows the configuration of all groups"),
+    Alias("queryMsgTraceById", ("read",), {
+        **_each("-i --msgId", "--key"), **_each("-t --traceTopic", "--topic"), **_TIMES,
+        **_CLUSTER, **_each("-m --maxNum", "--limit")},
+          needs={"--topic": "RMQ_SYS_TRACE_TOPIC", "--key": "ID"},
+          says="traces are messages of the store that has the trace topic"),
+    Alias("sendMessage", ("write",), {
+        **_BROKER, **_TOPIC, **_QUEUE, **_each("-p --body", "--body"), **_each("-k --key", "--key"),
+        **_each("-c --tags", "--tag"), **_each("-m --msgTraceEnable")},
+          needs={"--topic": "TOPIC", "--body": "BODY"},
+          says="rmqctl writes a message only while no broker runs"),
+    Alias("updateTopic", ("topic", "create"), _NEW_TOPIC, needs={_ARGUMENT: "TOPIC"},
+          says=_CREATES),
+    Alias("updateTopicPerm", ("topic", "create"), _NEW_TOPIC,
+          needs={_ARGUMENT: "TOPIC", "--perm": "PERM"}, says=_CREATES),
+    Alias("deleteTopic", ("stats",), {**_TOPIC, **_CLUSTER}, last=("--by", "queue"),
+          needs={"--topic": "TOPIC"},
+          says="rmqctl cannot delete a topic, only show what it contains"),
+    Alias("resetOffsetByTime", ("offsets", "reset"), {
+        **_RESET, **_each("-o --offset")}, needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
+    Alias("resetOffsetByTimeOld", ("offsets", "reset"), _RESET,
+          needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
+    Alias("skipAccumulatedMessage", ("offsets", "reset"), _RESET, needs=_WHOSE,
+          last=("--to", "latest"), says=_RESETS),
+    Alias("cloneGroupOffset", ("serve",), _each(
+        "-s --srcGroup -d --destGroup -t --topic -o --offline"), last=("--writable",),
+          says=f"mqadmin itself copies offsets between groups {_SERVED}"),
+    Alias("updateSubGroup", ("serve",), {**_WHERE, **_each(
+        "-g --groupName -s --consumeEnable -m --consumeFromMinEnable -d --consumeBroadcastEnable "
+        "-o --consumeMessageOrderly -q --retryQueueNums -r --retryMaxTimes -p --groupRetryPolicy "
+        "-i --brokerId -w --whichBrokerWhenConsumeSlowly -a --notifyConsumerIdsChanged "
+        "--attributes")}, last=("--writable",),
+          says=f"mqadmin itself changes groups {_SERVED}"),
+    Alias("deleteSubGroup", ("serve",), {**_WHERE, **_each("-g --groupName -r --removeOffset")},
+          last=("--writable",), says=f"mqadmin itself deletes groups {_SERVED}"),
+    Alias("deleteExpiredCommitLog", ("expire",), _WHERE, last=("--older-than", "72h"),
+          says=_EXPIRES),
+    Alias("cleanExpiredCQ", ("expire",), _WHERE, last=("--older-than", "72h"), says=_EXPIRES),
+)
+ALIASES = {alias.name.lower(): alias for alias in (*_READ, *_ANSWERED)}
+
+
+def named() -> Iterator[str]:
+    """The names of all aliases, as mqadmin spells them."""
+    return (alias.name for alias in ALIASES.values())

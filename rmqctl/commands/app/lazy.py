@@ -182,7 +182,14 @@ class Group(HelpMixin, typer.core.TyperGroup):
             alias = ALIASES.get(args[0].lower())
             if alias is not None:
                 spec = next(spec for spec in REGISTRY if spec.name == alias.command)
-                return args[0], load(spec), alias.translated(args[1:])
+                try:
+                    words, note = alias.words(args[1:])
+                except UsageError as error:
+                    error.add_note(" ".join([ctx.command_path, *alias.command]))
+                    raise
+                if note is not None:
+                    say(note, sys.stderr)
+                return args[0], load(spec), words
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except typer.TyperException as error:
@@ -199,9 +206,9 @@ class Group(HelpMixin, typer.core.TyperGroup):
         """What may be proposed for a word that is no command: what never changes a store. Who
         pastes a proposal without looking must not write.
         """
-        from rmqctl.commands.app.aliases import ALIASES
+        from rmqctl.commands.app.aliases import named
 
-        others = [] if ctx.parent else [alias.name for alias in ALIASES.values()]
+        others = [] if ctx.parent else list(named())
         return [name for name, command in self.commands.items()
                 if not _may_mutate(command)] + others
 
