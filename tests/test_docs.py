@@ -57,12 +57,6 @@ def test_usage_has_each_bracket_once(reference, spec):
     assert "...." not in usage
 
 
-def test_the_readme_has_the_exit_codes():
-    text = (ROOT / "README.md").read_text()
-    for code in ExitCode:
-        assert f"| {int(code)} | {code.meaning} |" in text
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

@@ -18,9 +18,14 @@ HOME = "https://github.com/rmqctl/rmqctl"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SPEC = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
-SITE = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(SITE)
+def in_docs(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SITE = in_docs("site_hooks")
 
 
 class Loader(yaml.SafeLoader):
@@ -119,3 +124,20 @@ def test_links_of_a_page_lead_to_the_site_or_the_repository():
         with pytest.raises(ValueError, match="does not exist"):
             SITE.with_links(f"[a]({missing})", here, HOME)
     assert SITE.with_links("[a](docs/verify.md)", ROOT / "README.md", HOME) == "[a](verify.md)"
+
+
+def test_the_readme_is_short_and_begins_with_the_session():
+    text = (ROOT / "README.md").read_bytes()
+    assert len(text) <= 9 * 1024
+    assert b"](docs/rmqctl.svg)" in text[:400]
+
+
+@pytest.mark.long
+def test_the_session_at_the_top_of_the_readme_is_what_comes(tmp_path):
+    drawing = in_docs("generate_picture")
+    shown = drawing.TARGET.read_text()
+    assert drawing.text_of(drawing.picture(drawing.session(tmp_path))) == drawing.text_of(shown), (
+        "run `make docs`")
+    for line in (*drawing.SESSION, "store: 1 finding", "store: no damage found"):
+        assert line in drawing.text_of(shown)
+    assert re.findall(r"(?:url|href|src)[(=]\W?https?:", shown) == []
