@@ -6,7 +6,6 @@ store that is there, `checked` says which sizes are possible and how a broker ro
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -36,6 +35,8 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 def packed(address: Address) -> Host:
     """A host as records have it; the loopback where it is no number, or no single place."""
+    import socket
+
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         host = socket.inet_pton(family, address.host)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _COMPANION = "pyspark_rocketmq"
-_SOURCES = (".py", ".pyx", ".pxi")
+_SOURCES = (".py", ".pyx", ".pxi", ".toml")
 _TRIES = 4
 """Times a task is tried, on one machine as on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")

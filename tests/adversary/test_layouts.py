@@ -486,7 +486,10 @@ def test_multi_path(tmp_path: Path, name: str, queues: bool) -> None:
         run("verify", store).expect(0)
         run("preflight", store).expect(0)
         assert run("recover", store, "-o", "json").expect(0).json()["actions"] == []
-        run("write", store, "--topic", "orders", "--body", "x").expect(0)
+        new = ("write", store, "--topic", "orders", "--body", "x")
+        if beside:
+            run(*new).expect(6)  # only what lies there names the folders
+        run(*new, *(word for place in beside for word in ("--write-outside", place))).expect(0)
         run("verify", store).expect(0)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data
 from typing import NamedTuple
 
 from rmqctl.broker.versions import is_from
@@ -38,9 +37,10 @@ class Known(NamedTuple):
 @cache
 def table() -> dict[str, Known]:
     """All names of all releases. A name that several classes have is in it once."""
-    text = files("rmqctl.broker.conf").joinpath("names.toml").read_text("ascii")
+    data = get_data("rmqctl.broker.conf", "names.toml")  # also where the package is an archive
+    assert data is not None
     known: dict[str, Known] = {}
-    for section in tomllib.loads(text).values():
+    for section in tomllib.loads(data.decode("ascii")).values():
         for name, facts in section.items():
             kind, since, *until = facts.split()
             other = known.get(name)
@@ -63,6 +63,8 @@ def meant(name: str, release: str) -> str | None:
         return other
     read = [known.name for known in table().values() if known.is_read_by(release)]
     by_case = {known.casefold(): known for known in read}
+    from difflib import get_close_matches
+
     close = get_close_matches(name.casefold(), by_case, 1, _CLOSE)
     return by_case[close[0]] if close else None
 

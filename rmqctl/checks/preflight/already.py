@@ -184,7 +184,7 @@ class AlreadyLost:
         places, topics = self._by_topic(witnessed)
         self.places = places
         only_index, times = self._by_index(predicted, places)
-        self.places = np.union1d(self.places, only_index)
+        self.places = _distinct(np.concatenate((self.places, only_index)))
         gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.

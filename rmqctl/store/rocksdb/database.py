@@ -7,7 +7,6 @@ those that are read.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from rmqctl.scan.source import Closing
 from rmqctl.store.rocksdb.mirror import VanishedError, mirror
 
 if TYPE_CHECKING:
+    import tempfile
+
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
@@ -63,6 +64,8 @@ class Database(Closing):
 
     @classmethod
     def _open(cls, folder: str) -> Database:
+        import tempfile
+
         try:
             shadow = tempfile.TemporaryDirectory(prefix="rmqctl-rocksdb-",
                                                  ignore_cleanup_errors=True)
