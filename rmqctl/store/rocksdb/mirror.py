@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -136,6 +135,8 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
     free = system.f_bavail * system.f_frsize
     needed = sum(end - start for file in files for start, end in file.data)
     if needed + _SPARE > free:
+        import tempfile
+
         raise CopyLimitError(
             f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
             f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")
