@@ -70,8 +70,8 @@ ALLOWED = {
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/rocksdb_writer.py", "NewDatabase.__init__", "rmtree"): SCRATCH,
-    ("store/rocksdb/database.py", "_mirror", "open for writing"):
-        "CURRENT in the temporary folder that is opened in the place of a data base",
+    ("store/rocksdb/mirror.py", "mirror", "open for writing"): "CURRENT of the temporary copy",
+    ("store/rocksdb/mirror.py", "_copy", "open for writing"): "a file of the temporary copy",
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): COPY,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
     ("repair/dledger/index.py", "index_steps", "ftruncate"): SCRATCH,
