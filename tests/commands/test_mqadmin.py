@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 from rmqctl.commands import REGISTRY
-from rmqctl.commands.app.aliases import ALIASES
+from rmqctl.commands.app.aliases import _WITHOUT, ALIASES
 from tests.conftest import GoldenFolder, Runner
 from tests.support import tiny as tiny_stores
-from tests.test_docs import unknown
+from tests.test_docs import DOCS, unknown
 
 SPECS = {spec.name: spec for spec in REGISTRY}
 KEY = "FD52233BA9584B85BFF9D73797E687CB"
@@ -79,6 +80,7 @@ def test_mqadmins_words_are_known(word: str) -> None:
     ("clusterList S -m -i 3", "info S"),
     ("deleteTopic S -t TopicTest -c C", "stats S --topic TopicTest --by queue"),
     ("getConsumerConfig S -g billing", "config S groups"),
+    ("exportMetadataInRocksDB S -t topics -j true", "config S topics --output json"),
 ])
 def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin: str,
                                 ours: str) -> None:
@@ -122,6 +124,8 @@ def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin:
     ("brokerStatus S -b h:2", "info S"),
     ("statsAll S -n h:1 -a -t TP_fraud_Topic", "stats S --by topic --topic TP_fraud_Topic"),
     ("topicList S -n h:1 -c", "config S topics"),
+    ("checkRocksdbCqWriteProgress S -n h:1 -c C -t TP_fraud_Topic",
+     "verify S --only consumequeue"),
     ("topics S", "config S topics"),
     ("ls S", "info S"),
 ])
@@ -134,6 +138,21 @@ def test_mqadmins_words_do_what_ours_do(golden: GoldenFolder, rmqctl: Runner, mq
     json.loads(said[0].out)
 
 
+def test_every_word_on_the_page_is_known() -> None:
+    """The tables of docs/mqadmin.md have all commands of mqadmin in their first column."""
+    rows = re.findall(r"^\| (`[^|]+) \|", (DOCS / "mqadmin.md").read_text(), re.MULTILINE)
+    words = {word for row in rows for word in re.findall(r"`([A-Za-z]+)", row)}
+    assert len(words) > 90
+    assert {word for word in words if word.lower() not in ALIASES | _WITHOUT} == set()
+
+
+def test_a_file_needs_no_store(golden: GoldenFolder, rmqctl: Runner) -> None:
+    path = golden("5.3.3/basic/store") / "checkpoint"
+    said = [rmqctl(*words, "-o", "json").expect(0).out
+            for words in (("dumpCompactionLog", "-f", path), ("dump", path))]
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(("words", "said"), [
     ("queryMsgByld S -i 1", "Did you mean 'queryMsgById'"),
     ("queryMsgById S -i", "requires an argument"),
@@ -141,7 +160,8 @@ def test_mqadmins_words_do_what_ours_do(golden: GoldenFolder, rmqctl: Runner, mq
     ("updateTopic S -t T -a -message.type", "only sets attributes"),
     ("exportMetadata S -f /tmp", "type: rmqctl exportMetadata STORE > metadata.json"),
     ("printMsgByQueue S -t T -i 0 -f true", "type: rmqctl stats STORE --by tag --topic TOPIC"),
-    ("addBroker S", "No such command"),
+    ("wipewriteperm -b broker-a", "no counterpart to mqadmin's wipeWritePerm: it needs a running"),
+    ("frobnicate S", "No such command"),
 ])
 def test_what_is_no_alias(rmqctl: Runner, words: str, said: str) -> None:
     assert said in rmqctl(*words.split()).expect(2).err

@@ -56,8 +56,9 @@ class Alias(NamedTuple):
         if self.says is not None:
             raise UsageError(f"{self.says}; type: {self.answer(typed)}")
         kept, arguments, ignored = self._translated(typed)
-        if arguments and not kept and not os.environ.get(STORE_VARIABLE):
-            # As mqadmin has it, without a store: the first argument would be taken for one.
+        if self.options.keys() >= _ID.keys() and arguments and not kept \
+                and not os.environ.get(STORE_VARIABLE):
+            # As mqadmin has it, without a store: the id would be taken for one.
             raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
         is_quiet = {"-q", "-qq", "--quiet"} & set(kept)
         note = None if is_quiet or not ignored else (
@@ -167,6 +168,7 @@ _CREATES = "rmqctl changes a topic only while no broker runs"
 _RESETS = "rmqctl resets offsets only while no broker runs, and shows a plan first"
 _EXPIRES = "rmqctl moves expired files aside, and shows a plan first"
 _SERVED = "with -n 127.0.0.1:9876 while rmqctl serves the store"
+_EITHER = "rmqctl reads the configuration from RocksDB as it does from JSON files"
 _NO_CONF = "a store does not contain the broker's configuration, broker.conf does"
 
 _READ = (
@@ -208,6 +210,10 @@ _READ = (
     Alias("consumerProgress", ("offsets",), {
         **_CLUSTER, "--groupName": "--group", "--topicName": "--topic",
         **_each("-s --showClientIP")}),
+    Alias("dumpCompactionLog", ("dump",), _each("-f --file", _ARGUMENT)),
+    Alias("checkRocksdbCqWriteProgress", ("verify",), {
+        **_CLUSTER, **_each("--nameserverAddr -t --topic -cf --checkFrom")},
+          last=("--only", "consumequeue")),
     Alias("exportMetadata", ("config",), {
         **_WHERE, **_each("-f --filePath", _redirected),
         **_each("-t --topic", ("--only", "topics")),
@@ -230,6 +236,20 @@ _ANSWERED = (
           last=("--output", "json"), says="a store contains messages, but no metrics of a broker"),
     Alias("getConsumerConfig", ("config",), _each("-g --groupName"), last=("groups",),
           says="rmqctl shows the configuration of all groups"),
+    Alias("exportMetadataInRocksDB", ("config",), _each(
+        "-p --path -t --configType -j --jsonEnable"),
+          last=("topics", "--output", "json"), says=_EITHER),
+    Alias("rocksDBConfigToJson", ("config",), {
+        **_WHERE, **_each("-p --configPath -t --configType -j --jsonEnable -e --exportFile "
+                          "--nameserverAddr")},
+          last=("topics", "--output", "json"), says=_EITHER),
+    Alias("haStatus", ("diff",), {**_WHERE, **_each("-i --interval")}, last=("SLAVE",),
+          says="files do not say how far a slave is, but two stores can be compared"),
+    Alias("getSyncStateSet", ("diff",), {**_WHERE, **_each("-a --controllerAddress -i --interval")},
+          last=("SLAVE",),
+          says="files do not say how far a slave is, but two stores can be compared"),
+    Alias("DecodeMessageId", ("query", "id"), _ID, needs={_ARGUMENT: "ID"},
+          says="rmqctl finds the message of an id"),
     Alias("queryMsgTraceById", ("read",), {
         **_each("-i --msgId", "--key"), **_each("-t --traceTopic", "--topic"), **_TIMES,
         **_CLUSTER, **_each("-m --maxNum", "--limit")},
@@ -242,6 +262,8 @@ _ANSWERED = (
           says="rmqctl writes a message only while no broker runs"),
     Alias("updateTopic", ("topic", "create"), _NEW_TOPIC, needs={_ARGUMENT: "TOPIC"},
           says=_CREATES),
+    Alias("updateTopicList", ("topic", "create"), {**_WHERE, **_each("-f --filename")},
+          needs={_ARGUMENT: "TOPIC"}, says="rmqctl creates or changes one topic at a time"),
     Alias("updateTopicPerm", ("topic", "create"), _NEW_TOPIC,
           needs={_ARGUMENT: "TOPIC", "--perm": "PERM"}, says=_CREATES),
     Alias("deleteTopic", ("stats",), {**_TOPIC, **_CLUSTER}, last=("--by", "queue"),
@@ -264,11 +286,37 @@ _ANSWERED = (
           says=f"mqadmin itself changes groups {_SERVED}"),
     Alias("deleteSubGroup", ("serve",), {**_WHERE, **_each("-g --groupName -r --removeOffset")},
           last=("--writable",), says=f"mqadmin itself deletes groups {_SERVED}"),
+    Alias("setConsumeMode", ("serve",), {**_WHERE, **_each(
+        "-t --topicName -g --groupName -m --mode -q --popShareQueueNum")}, last=("--writable",),
+          says=f"mqadmin itself sets the mode of a group {_SERVED}"),
     Alias("deleteExpiredCommitLog", ("expire",), _WHERE, last=("--older-than", "72h"),
           says=_EXPIRES),
     Alias("cleanExpiredCQ", ("expire",), _WHERE, last=("--older-than", "72h"), says=_EXPIRES),
 )
 ALIASES = {alias.name.lower(): alias for alias in (*_READ, *_ANSWERED)}
+
+_RUNNING = """
+addBroker addWritePerm allocateMQ checkMsgSendRT cleanBrokerMetadata cleanUnusedTopic clusterRT
+consumer consumerConnection consumerStatus copyAcl copyUser createAcl createUser deleteAcl
+deleteKvConfig deleteUser electMaster exportPopRecord getAcl getColdDataFlowCtrInfo
+getConsumerStatus getControllerConfig getControllerMetaData getNamesrvConfig getUser listAcl
+listUser producer producerConnection remappingStaticTopic removeBroker
+removeColdDataFlowCtrGroupConfig resetMasterFlushOffset sendMsgStatus setCommitLogReadAheadMode
+startMonitoring topicClusterList updateAcl updateBrokerConfig updateColdDataFlowCtrGroupConfig
+updateControllerConfig updateKvConfig updateNamesrvConfig updateOrderConf updateStaticTopic
+updateSubGroupList updateUser wipeWritePerm
+"""
+_WITHOUT = {name.lower(): name for name in _RUNNING.split()}
+"""mqadmin's words for what no command of rmqctl does."""
+
+
+def find(word: str) -> Alias | None:
+    """The alias that is called so. UsageError: a word of mqadmin for which there is none."""
+    name = _WITHOUT.get(word.lower())
+    if name is not None:
+        raise UsageError(f"rmqctl has no counterpart to mqadmin's {name}: it needs a running "
+                         "broker, name server or controller")
+    return ALIASES.get(word.lower())
 
 
 def named() -> Iterator[str]:

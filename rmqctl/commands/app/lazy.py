@@ -177,9 +177,9 @@ class Group(HelpMixin, typer.core.TyperGroup):
             default.listed = self.commands
             return None, default, args[1:]
         if ctx.parent is None and args[0] not in self.commands:
-            from rmqctl.commands.app.aliases import ALIASES
+            from rmqctl.commands.app.aliases import find
 
-            alias = ALIASES.get(args[0].lower())
+            alias = find(args[0])
             if alias is not None:
                 spec = next(spec for spec in REGISTRY if spec.name == alias.command)
                 try:
