@@ -269,6 +269,10 @@ _ANSWERED = (
     Alias("deleteTopic", ("stats",), {**_TOPIC, **_CLUSTER}, last=("--by", "queue"),
           needs={"--topic": "TOPIC"},
           says="rmqctl cannot delete a topic, only show what it contains"),
+    *(Alias(name, ("config",), {**_WHERE, **_each(
+        "-t --topic -qn --totalQueueNum -mf --mapFile -fr --forceReplace")}, last=("mappings",),
+            says="rmqctl shows the queues of static topics, but does not change them")
+      for name in ("updateStaticTopic", "remappingStaticTopic")),
     Alias("resetOffsetByTime", ("offsets", "reset"), {
         **_RESET, **_each("-o --offset")}, needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
     Alias("resetOffsetByTimeOld", ("offsets", "reset"), _RESET,
@@ -300,10 +304,10 @@ addBroker addWritePerm allocateMQ checkMsgSendRT cleanBrokerMetadata cleanUnused
 consumer consumerConnection consumerStatus copyAcl copyUser createAcl createUser deleteAcl
 deleteKvConfig deleteUser electMaster exportPopRecord getAcl getColdDataFlowCtrInfo
 getConsumerStatus getControllerConfig getControllerMetaData getNamesrvConfig getUser listAcl
-listUser producer producerConnection remappingStaticTopic removeBroker
+listUser producer producerConnection removeBroker
 removeColdDataFlowCtrGroupConfig resetMasterFlushOffset sendMsgStatus setCommitLogReadAheadMode
 startMonitoring topicClusterList updateAcl updateBrokerConfig updateColdDataFlowCtrGroupConfig
-updateControllerConfig updateKvConfig updateNamesrvConfig updateOrderConf updateStaticTopic
+updateControllerConfig updateKvConfig updateNamesrvConfig updateOrderConf
 updateSubGroupList updateUser wipeWritePerm
 """
 _WITHOUT = {name.lower(): name for name in _RUNNING.split()}
