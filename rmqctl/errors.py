@@ -23,6 +23,7 @@ __all__ = [
     "JobError",
     "MissingExtraError",
     "NotAStoreError",
+    "OtherCommandError",
     "RefusedError",
     "RmqctlError",
     "StoreHeldError",
@@ -86,6 +87,14 @@ class UsageError(RmqctlError):
     """A bad option or argument that only the command itself could judge."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+
+class OtherCommandError(UsageError):
+    """Another ``command``, a line for a shell, does what was asked for; the text says why."""
+
+    def __init__(self, reason: str, command: str) -> None:
+        super().__init__(reason)
+        self.command = command
 
 
 class NotAStoreError(RmqctlError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rmqctl.errors import UsageError
-from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles, folded
+from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles, folded, folded_command
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
@@ -278,7 +278,8 @@ class Output:
 
 
 def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = None) -> None:
-    """Write a message to ``stream`` (stderr), folded where that has a width.
+    """Write a message to ``stream`` (stderr), folded where that has a width. A line that is a
+    command stays one that can be copied.
 
     A closed or broken stream is not worth failing for.
     """
@@ -286,7 +287,8 @@ def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = N
     text = visible_lines(line)
     if width is not None:
         text = "\n".join(part for one in text.split("\n") for part in (
-            folded(one, width, _MESSAGE_INDENT) or [""]))
+            folded_command(one, width) if one.lstrip(" ").startswith("rmqctl ")
+            else folded(one, width, _MESSAGE_INDENT) or [""]))
     text += "\n"
     if not can_encode(stream, text):
         text = text.encode("ascii", "backslashreplace").decode("ascii")

@@ -50,13 +50,22 @@ def test_an_alias_is_hidden_and_changes_nothing(alias, rmqctl: Runner) -> None:
                          ids=lambda alias: alias.name)
 def test_an_answer_is_one_sentence_with_a_command_that_exists(alias, rmqctl: Runner) -> None:
     for typed in ((), ("-n", "localhost:9876"), ("S", "--namesrvAddr=localhost:9876")):
-        error, pointer = rmqctl(alias.name.upper(), *typed).expect(2).err.splitlines()
-        reason, _, line = error.removeprefix("rmqctl: error: ").partition("; type: rmqctl ")
-        assert reason == alias.says
+        error, command = rmqctl(alias.name.upper(), *typed).expect(2).err.splitlines()
+        assert error == f"rmqctl: error: {alias.says}; type:"
+        line = command.removeprefix("  rmqctl ")
         assert unknown(line) is None
         assert ("S" if "S" in typed else "STORE") in line.split()
         assert "localhost" not in line
-        assert pointer == f"Try 'rmqctl {' '.join(alias.command)} --help'."
+
+
+def test_a_long_answer_stays_one_command_on_a_narrow_terminal(rmqctl: Runner) -> None:
+    """Its first line alone would write a message without its key."""
+    words = ("sendMessage", "S", "-t", "orders", "-p", "a  body of some length", "-k", "key-17",
+             "-c", "tag", "-i", "3")
+    wide = rmqctl(*words).expect(2).err.splitlines()[1:]
+    narrow = rmqctl(*words, env={"COLUMNS": "50"}).expect(2).err.partition("type:\n")[2]
+    assert len(narrow.splitlines()) > 1
+    assert shlex.split(narrow.replace("\\\n", "")) == shlex.split(*wide)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -88,7 +97,7 @@ def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin:
     (root / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {"TopicTest@billing": {"0": 0}}}))
     said = rmqctl(*(root if word == "S" else word for word in shlex.split(mqadmin))).expect(2).err
-    words = shlex.split(said.splitlines()[0].partition("; type: rmqctl ")[2])
+    words = shlex.split(said.partition("; type:\n  rmqctl ")[2])
     assert [("S" if word == str(root) else word) for word in words] == shlex.split(ours)
     plan = ["--dry-run"] if "--dry-run" in rmqctl(*words, "--help").out else []
     rmqctl(*words, *plan).expect(0)
@@ -158,8 +167,8 @@ def test_a_file_needs_no_store(golden: GoldenFolder, rmqctl: Runner) -> None:
     ("queryMsgById S -i", "requires an argument"),
     ("queryMsgById -n localhost:9876 -i 1", "name a store, or set RMQCTL_STORE"),
     ("updateTopic S -t T -a -message.type", "only sets attributes"),
-    ("exportMetadata S -f /tmp", "type: rmqctl exportMetadata STORE > metadata.json"),
-    ("printMsgByQueue S -t T -i 0 -f true", "type: rmqctl stats STORE --by tag --topic TOPIC"),
+    ("exportMetadata S -f /tmp", "type:\n  rmqctl exportMetadata STORE > metadata.json\n"),
+    ("printMsgByQueue S -t T -i 0 -f true", "type:\n  rmqctl stats STORE --by tag --topic TOPIC\n"),
     ("wipewriteperm -b broker-a", "no counterpart to mqadmin's wipeWritePerm: it needs a running"),
     ("frobnicate S", "No such command"),
 ])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rmqctl.commands import STORE_VARIABLE
-from rmqctl.errors import UsageError
+from rmqctl.errors import OtherCommandError, UsageError
 
 _ARGUMENT = ""
 """In the place of an option: its value is an argument."""
@@ -54,7 +54,7 @@ class Alias(NamedTuple):
         have no effect. UsageError, which is the answer of an alias that is not run.
         """
         if self.says is not None:
-            raise UsageError(f"{self.says}; type: {self.answer(typed)}")
+            raise OtherCommandError(self.says, self.answer(typed))
         kept, arguments, ignored = self._translated(typed)
         if self.options.keys() >= _ID.keys() and arguments and not kept \
                 and not os.environ.get(STORE_VARIABLE):
@@ -126,13 +126,14 @@ def _attributes(value: str) -> Sequence[str]:
 
 
 def _redirected(_value: str) -> Sequence[str]:
-    raise UsageError("-f: the metadata go to standard output; type: "
-                     "rmqctl exportMetadata STORE > metadata.json")
+    raise OtherCommandError("-f: the metadata go to standard output",
+                            "rmqctl exportMetadata STORE > metadata.json")
 
 
 def _by_tag(value: str) -> Sequence[str]:
     if value.strip().lower() == "true":
-        raise UsageError("-f true counts by tag; type: rmqctl stats STORE --by tag --topic TOPIC")
+        raise OtherCommandError("-f true counts by tag",
+                                "rmqctl stats STORE --by tag --topic TOPIC")
     return ()
 
 

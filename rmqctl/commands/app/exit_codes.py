@@ -19,6 +19,7 @@ from rmqctl.errors import (
     EXTRAS,
     ExitCode,
     MissingExtraError,
+    OtherCommandError,
     RmqctlError,
     StoreIOError,
     UsageError,
@@ -142,6 +143,8 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.INTERRUPTED, ["rmqctl: interrupted"]
     if isinstance(exc, Terminated):
         return ExitCode.TERMINATED, ["rmqctl: terminated"]
+    if isinstance(exc, OtherCommandError):  # the line alone, so that it can be copied
+        return ExitCode.USAGE, [_error(f"{exc}; type:"), f"  {exc.command}"]
     if isinstance(exc, UsageError):
         return ExitCode.USAGE, [_error(str(exc)), *_pointer(_noted(exc))]
     if isinstance(exc, RmqctlError):
