@@ -69,8 +69,7 @@ def _read_only(root: str) -> bool:
 
 
 def _in_use(store: Store) -> bool:
-    """Whether a broker uses the store here: it holds the lock, did not stop cleanly, or its
-    configuration is given. A lock file that nobody holds stays behind in every copy.
-    """
+    """Whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
     return os.access(store.root, os.W_OK) and bool(
-        store.sizes.conf.path or store.has_abort or store.lock.held)
+        store.sizes.conf.path or store.has_abort or store.lock.held
+        or os.path.exists(store.path("lock")))
