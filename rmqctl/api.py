@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
@@ -164,10 +164,14 @@ class Store:
         """Checks everything, byte by byte: the document of `rmqctl verify -o json`, which lists the
         first ``most`` findings.
         """
+        from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify.verdict import verdict
         from rmqctl.checks.verify.verify import Verification
 
-        return verdict(Verification(self._store), most).as_dict()
+        run = Verification(self._store)
+        result = verdict(run, most)
+        lost = missing(self._store, damaged=not run.ok).counted
+        return replace(result, already_lost=lost).as_dict()
 
 
 @dataclass(slots=True)
