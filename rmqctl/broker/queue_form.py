@@ -41,12 +41,14 @@ def is_unproven(store: Store, version: str | None = None) -> bool:
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether the checkpoint speaks for files where nothing else does.
+    """Return whether nothing speaks for RocksDB: files are the default of every release.
 
-    It notes the store time up to which queues are flushed. 5.3.3 leaves that at 0 for queues in
-    RocksDB; 5.2.0 to 5.3.2 note it too, so this is no proof.
+    A checkpoint that notes when the log was flushed, but never when the queues were, is that of
+    5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 note both times with either form.
     """
-    return store.checkpoint is not None and store.checkpoint.logics_msg_timestamp > 0
+    checkpoint = store.checkpoint
+    return (checkpoint is None or checkpoint.logics_msg_timestamp > 0
+            or not checkpoint.physic_msg_timestamp)
 
 
 def _is_told(sizes: Sizes) -> bool:

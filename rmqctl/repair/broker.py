@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmqctl.broker.consume_queue import PLAIN
-from rmqctl.broker.queue_form import is_unproven
+from rmqctl.broker.queue_form import is_likely_file, is_unproven
 from rmqctl.broker.recovery import DispatchRange, as_configured, dispatched
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion, version_of
@@ -98,7 +98,8 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     more = predicted.account.cut - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
-    unproven = touches(steps, "consumequeue") and is_unproven(store, version)
+    unproven = (touches(steps, "consumequeue") and is_unproven(store, version)
+                and not is_likely_file(store))
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
                 tuple(notes), consumers=predicted.consumers, form_unproven=unproven,
                 dropped=_dropped(store, predicted))

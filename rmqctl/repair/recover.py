@@ -290,14 +290,14 @@ class _Planner:
         if not self._is_form_open or self._form_unproven:
             return False
         self._notes.append(
-            "Only the checkpoint suggests that the broker keeps its consume queues in files. The "
-            "abort file stays, so that a broker with queues in RocksDB rebuilds them. Pass "
-            "--consumequeue file or rocksdb if you know it")
+            "Nothing proves that the broker keeps its consume queues in files; that is the "
+            "default, so files are created. The abort file stays, so that a broker with queues in "
+            "RocksDB rebuilds them. Pass --consumequeue file or rocksdb if you know it")
         return True
 
     @property
     def _form_unproven(self) -> bool:
-        """Whether the plan creates consume queues, and nothing suggests that they are files."""
+        """Whether the plan creates consume queues that may as well be in RocksDB."""
         return self._is_form_open and not is_likely_file(self._store)
 
     @property

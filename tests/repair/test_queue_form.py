@@ -123,11 +123,24 @@ def test_the_abort_file_stays_where_only_the_checkpoint_speaks_for_files(golden_
     store = golden_copy("5.3.3/crash-nocq/before")
     done = run("recover", store, "--apply", "--yes", "-o", "json").expect(0).json()
     assert (store / "abort").exists()
-    assert any("Only the checkpoint" in note for note in done["notes"])
+    assert any("that is the default" in note for note in done["notes"])
     assert (store / "consumequeue").is_dir()
     sure = golden_copy("5.3.3/crash-nocq/before")
     run("recover", sure, "--consumequeue", "file", "--apply", "--yes").expect(0)
     assert not (sure / "abort").exists()
+
+
+@pytest.mark.parametrize("gone", ["checkpoint", "everything"])
+def test_files_are_the_default_where_nothing_speaks_for_rocksdb(golden_copy, gone: str):
+    """A log that was saved alone, or without its checkpoint, is repaired without a question."""
+    store = golden_copy("5.3.3/basic/store")
+    for path in store.iterdir():
+        if path.name != "commitlog" and (gone == "everything" or path.name == "checkpoint"
+                                         or path.name in ("consumequeue", "index", "config")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = run("recover", store, "--apply", "--yes", "-o", "json").expect(0).json()
+    assert (store / "consumequeue/TP_fraud_Topic/0").is_dir()
+    assert "consumequeue_unproven" not in done
 
 
 def info(store: Path) -> dict:
