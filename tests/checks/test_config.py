@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.store.config import config as store_config
+from rmqctl.store.store import Store
 from tests.checks.small_checks import CLEAN, IDS, Log, brief, one_of, run, run_golden, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
@@ -84,10 +86,19 @@ def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> No
     damage.remove(root, BACKUP)
     found, what = one_of(check(root), root)
     assert (what, found.severity) == (("config-unreadable", MAIN, offset), "error")
+    assert "a broker starts without what was in it" in found.detail
+    assert not _refused(root)
     damage.config(root, NAME, data, backup=b"{\x00")
     found, what = one_of(check(root), root)
     assert what == ("config-unreadable", MAIN, offset)
     assert f"{NAME}.bak is no better" in found.detail
+    assert "a broker does not start with it" in found.detail
+    assert _refused(root)
+
+
+def _refused(root: Path) -> list[str]:
+    with Store.open(root) as store:
+        return preflight(store, "4.9.3").refusals
 
 
 def test_only_the_backup_is_there(root: Path) -> None:

@@ -20,7 +20,7 @@ from rmqctl.formats.config.epoch import stops_broker
 from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.phrases import Phrase
-from rmqctl.store.config.config import UNREADABLE, load_one
+from rmqctl.store.config.config import load_one
 from rmqctl.store.controller import MOST, read_epochs
 from rmqctl.store.files import StoreFile, Trouble, listing, queue_size
 from rmqctl.store.layout import SUPERSEDED
@@ -121,7 +121,7 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
         except StoreIOError as error:
             loading.refuse(f"config/{name}", str(error))
             continue
-        if not config.main.usable and config.backup.state == UNREADABLE:
+        if config.stops_broker:
             loading.refuse(f"config/{name}", Phrase("neither it nor its backup can be decoded"))
 
 

@@ -102,8 +102,8 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
             yield tell("config-backup", main, f"{reason}; {_of_backup(backup)}")
         else:
             yield tell("config-unreadable", main, f"{reason}; {_of_backup(backup)}: " + (
-                "a broker starts without what was in it" if main.state == EMPTY
-                and backup.state in (EMPTY, MISSING) else "a broker does not start with it"))
+                "a broker does not start with it" if file.stops_broker
+                else "a broker starts without what was in it"))
     elif main.state == MISSING:
         if backup.usable:
             yield tell("config-backup", main, f"missing; {_of_backup(backup)}")

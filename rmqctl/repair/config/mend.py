@@ -144,7 +144,7 @@ class _Mender:
         for copy in (file.main, file.backup):
             if copy.state == UNREADABLE and copy.offset is None:
                 return  # it cannot be read from the disk
-        self._aside(file, f"a broker starts without it, not with it: {what_follows}", empty=True)
+        self._aside(file, what_follows, empty=True)
 
     # -- of what can be read --------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class _Mender:
             self._put(kind, file, {kind.table: entries}, "rebuild",
                       f"{why}, and no backup tells; {tells}", proof)
         elif not never:
-            self._aside(file, "a broker starts without it, not with it")
+            self._aside(file)
 
     def _told(self, kind: _Kind, file: ConfigFile,
               export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
@@ -329,11 +329,14 @@ class _Mender:
                 f"them by a time{': ' if groups else ''}"
                 f"{known.text_of(dict.fromkeys(sorted(groups)))}")
         if not never:
-            self._aside(file, "a broker starts without it, not with it")
+            self._aside(file)
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _aside(self, file: ConfigFile, why: str, *, empty: bool = False) -> None:
+    def _aside(self, file: ConfigFile, what_follows: str = "", *, empty: bool = False) -> None:
+        why = "a broker starts without it, not with it" if file.stops_broker else (
+            "a broker reads nothing from it")
+        why += f": {what_follows}" if what_follows else ""
         for copy in (file.main, file.backup):
             if (copy.state == UNREADABLE and copy.offset is not None) or (
                     empty and copy.state == EMPTY):

@@ -87,6 +87,13 @@ class ConfigFile:
         return self.used is self.backup
 
     @property
+    def stops_broker(self) -> bool:
+        """Whether a broker loads neither copy and does not start. Where there is no backup, or an
+        empty one, it starts with an empty table.
+        """
+        return not self.main.usable and self.backup.state == UNREADABLE
+
+    @property
     def damaged(self) -> bool:
         """Whether the main file is not what a broker needs.
 
