@@ -269,7 +269,8 @@ class _Planner:
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
             dropped = replace(dropped, messages=dropped.messages + told.more)
         total = lost_total if lost_total > len(lost) else None
-        if lost_total and not self._logs and self._options.whole:
+        if (lost_total and not self._logs and self._options.whole
+                and not self._store.layout.is_dledger):  # its own note asks for another member
             self._notes.append(
                 f"if a replica, a backup or another disk has this log, `rmqctl recover {self._root}"
                 " --from COPY` restores messages that this plan only replaces")

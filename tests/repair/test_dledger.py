@@ -126,3 +126,15 @@ def test_damaged_properties_stay_and_are_said(tmp_path: Path, name: str) -> None
     assert plan["left_damaged"][0] == "commitlog"
     assert any("1 message with damaged properties" in note for note in plan["notes"])
     assert log_of(store) == log
+
+
+def test_entries_that_no_member_gave_stay_lost(tmp_path: Path) -> None:
+    """The plan removes the consume queue entries; DLedger's checkpoint still names the messages."""
+    store = layout_copy("4.9.3/dledger-crash-trunc", tmp_path, "before")
+    lost = run("doctor", store, "-o", "json").expect(1).json()["messages_already_lost"]
+    plan = run("recover", store, "--apply", "-o", "json").expect(1).json()
+    assert plan["messages_lost_total"] == lost > len(plan["messages_lost"])
+    assert not any("--from COPY" in note for note in plan["notes"])
+    for command in ("doctor", "preflight"):
+        after = run(command, store, "-o", "json").expect(1).json()
+        assert after["messages_already_lost"] == lost

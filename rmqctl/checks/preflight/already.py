@@ -11,6 +11,9 @@ No proof is what leads before the log's beginning (expired), a row whose message
 same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
 recovery leaves the bytes of rows which it cuts off, and its index uncut: so what leads beyond an
 end that a clean stop has confirmed, or the consumequeues agree with, is said and not counted again.
+
+A DLedger member's checkpoint names the last entry that was written: entries after the last intact
+one are lost, whoever else knows of them.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ascending
+from rmqctl.store.log.chain import lost_at_the_end
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -171,6 +175,8 @@ class AlreadyLost:
                         "the last clean stop left a checkpoint with this very end of the log: the "
                         "intact messages beyond it were cut off by an earlier start, unless the "
                         "damage is newer than that stop; which of the two cannot be told"))
+        tail, tail_from = (0, 0) if running or len(self._store.nodes) != 1 else (
+            lost_at_the_end(self._store.log.files, self._store.nodes[0]))
         self._settle(log, up_to_end=running or confirmed)
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
@@ -194,6 +200,8 @@ class AlreadyLost:
         predicted.messages_already_lost = (topics.total() + witnessed.more.total()
                                            + in_gaps.total() + max(unplaced, by_offsets.total()))
         predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
+        known = int((self.places >= tail_from).sum()) + predicted.lost_by_offsets
+        predicted.messages_already_lost += max(0, tail - known)
         if predicted.messages_already_lost:
             self._times(predicted, log, places, times)
             if log.files:

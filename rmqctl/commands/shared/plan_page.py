@@ -227,7 +227,10 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
         time = None if message.time_from is None else time_text(message.time_from)
         rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
     page.table(rows, _LOST_COLUMNS)
-    if count > len(rows):
-        page.text(Phrase("and {some:,} more (--all lists them)", some=count - len(rows)))
+    listed, unnamed = len(plan.messages_lost), count - len(plan.messages_lost)
+    if listed > len(rows):
+        page.text(Phrase("and {some:,} more (--all lists them)", some=listed - len(rows)))
+    if unnamed > 0:
+        page.text(Phrase("and {some:,} more of which nothing else is known", some=unnamed))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from isal.isal_zlib import crc32
 
+from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.formats.local.message import CRC_MASK, MIN_SIZE
 from rmqctl.phrases import Phrase, counted
@@ -296,6 +297,26 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
                 int(unit["entry_index"]) == last.number + 1 and int(unit["term"]) >= last.term):
             return None  # the index leads on: there is damage, and no entry that nobody wants
     return LeftOver(end, last.number, last.term, chain.left)
+
+
+def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
+    """(how many entries after the last intact one DLedger's checkpoint names as written, the byte
+    offset after that one); (0, 0) where it names none. StoreIOError.
+    """
+    try:
+        saved = node.checkpoint
+    except FormatError:
+        return 0, 0
+    if saved is None:
+        return 0, 0
+    last: Link | None = None
+    with closing(UnitReader(node)) as units:
+        for page in Chain([file for file in files if file.head][-2:], units):
+            intact = np.flatnonzero(page.whole)
+            last = page.link(int(intact[-1])) if len(intact) else last
+    if last is None or saved["end_index"] <= last.number:
+        return 0, 0
+    return saved["end_index"] - last.number, last.end
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
