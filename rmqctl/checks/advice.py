@@ -61,6 +61,8 @@ class Outlook:
     is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
     log, where truncating the files that go on beyond it loses no message and helps.
     ``form_unproven``: the user has to name the form in which consume queues are created.
+    ``groups_beyond``: groups with an offset that is beyond the end of its queue after the repair,
+    None where this is unknown.
     """
 
     changes: bool = False
@@ -71,6 +73,7 @@ class Outlook:
     is_member: bool = False
     truncate_to: int | None = None
     form_unproven: bool = False
+    groups_beyond: frozenset[str] | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -139,7 +142,10 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
         yield from (step for step in further if step.command.endswith(_FROM_COPY))
         yield from repairs
         yield from (step for step in further if not step.command.endswith(_FROM_COPY))
-        yield from to_the_end(root, {offset.group for offset in start.offsets_beyond_end})
+        beyond = {offset.group for offset in start.offsets_beyond_end}
+        if outlook.groups_beyond is not None:  # a startup would truncate what a repair keeps
+            beyond &= outlook.groups_beyond
+        yield from to_the_end(root, beyond)
     if is_damaged:
         yield Step(f"rmqctl verify {root}", Phrase("lists every finding with its place"))
     if start.consumers is not None and start.consumers.groups_affected:

@@ -116,9 +116,7 @@ class Diagnosis:
         if not start.starts:
             parts.append(Phrase("a broker would not start"))
         elif lost.would_lose:
-            parts.append(Phrase("a start would lose {count} intact message",
-                                "a start would lose {count} intact messages",
-                                count=lost.would_lose))
+            parts.append(lost.what_a_start_loses)
         elif start.second_start is not None:
             parts.append(Phrase("the second start would lose {count} intact message",
                                 "the second start would lose {count} intact messages",

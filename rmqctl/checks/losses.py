@@ -172,6 +172,16 @@ class Losses:
         return self.cut + (self.without_entry or 0)
 
     @property
+    def what_a_start_loses(self) -> Phrase:
+        """The sentence; an undecided record is not called intact."""
+        if self.cut_undecided:
+            return Phrase("a start would lose {count} message, {undecided} of them undecided",
+                          "a start would lose {count} messages, {undecided} of them undecided",
+                          count=self.would_lose, undecided=self.cut_undecided)
+        return Phrase("a start would lose {count} intact message",
+                      "a start would lose {count} intact messages", count=self.would_lose)
+
+    @property
     def would_lose_by_topic(self) -> dict[str, int]:
         """The same by topic."""
         return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
@@ -207,9 +217,7 @@ class Losses:
             said.append(Phrase("{count:,} message is lost already",
                                "{count:,} messages are lost already", count=self.already))
         if self.would_lose:
-            said.append(Phrase("a start would lose {count} intact message",
-                               "a start would lose {count} intact messages",
-                               count=self.would_lose))
+            said.append(self.what_a_start_loses)
         if self.undecided:
             said.append(Phrase("{count:,} record is undecided",
                                "{count:,} records are undecided", count=self.undecided))

@@ -39,7 +39,9 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch,
             return None
     end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
     return Outlook(not plan.empty, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
-                   is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven)
+                   is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
+                   groups_beyond=None if plan.consumers is None else frozenset(
+                       queue.group for queue in plan.consumers.affected if queue.beyond_end))
 
 
 def _truncates(store: Store) -> int | None:

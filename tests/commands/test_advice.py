@@ -70,6 +70,29 @@ def test_offsets_beyond_the_end_move_to_the_end_and_no_others(
     assert after == {str(queue): end if queue in (0, 1) else 2 for queue, end in queues.items()}
 
 
+def test_offsets_that_a_repair_leaves_in_their_queue_are_not_moved(
+        golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    """A startup would truncate the log before the messages that these offsets are about."""
+    store = golden_copy("5.3.3/basic/store")
+    log = sorted((store / "commitlog").iterdir())[1]
+    data = log.read_bytes()
+    log.write_bytes(data[:8192] + bytes(4096) + data[12288:])
+    shutil.rmtree(store / "consumequeue")
+    shutil.rmtree(store / "index")
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config/consumerOffset.json").write_text(
+        '{"offsetTable":{"TP_ship_Event2@g1":{2:2}}}')
+    said = rmqctl("doctor", store, "-o", "json").expect(1).json()
+    assert said["offsets_beyond_end"]
+    assert [step for step in said["next"] if " recover " in step]
+    assert not [step for step in said["next"] if " offsets reset " in step]
+    # Undecided records are among what a startup truncates, and are not called intact.
+    assert said["messages_undecided"]
+    assert "intact" not in said["verdict"]
+    assert f"{said['would_lose']} messages, {said['messages_undecided']} of them undecided" in (
+        said["verdict"])
+
+
 def test_a_bare_queue_id_stays_bare(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
     store = golden_copy("4.9.3/basic/store")
     file = store / "config/consumerOffset.json"

@@ -225,7 +225,9 @@ def _batch_types(store: Store, loading: Load) -> None:
     batch = batch_topics(store)
     for topic in sorted({topic for topic, _ in store.batch_queues} - batch):
         loading.refuse(f"batchconsumequeue/{topic}", Phrase(
-            "topic {topic} is configured with plain queues or not at all", topic=topic))
+            "topic {topic} is configured with plain queues or not at all; `rmqctl topic create` "
+            "with --attribute queue.type=BatchCQ corrects that", topic=topic))
     for topic in sorted({topic for topic, _ in store.queues} & batch):
         loading.refuse(f"consumequeue/{topic}", Phrase(
-            "topic {topic} is configured with queue.type=BatchCQ", topic=topic))
+            "topic {topic} is configured with queue.type=BatchCQ; `rmqctl topic create` with "
+            "--attribute queue.type=SimpleCQ corrects that", topic=topic))

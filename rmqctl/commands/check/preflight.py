@@ -202,9 +202,12 @@ def _headline(prediction: Prediction) -> Phrase:
         costs.append(Phrase("not read {count:,} intact message",
                             "not read {count:,} intact messages", count=account.cut))
     elif account.cut:
-        costs.append(Phrase("cut {count:,} intact message off the log",
-                            "cut {count:,} intact messages off the log",
-                            count=account.cut))
+        costs.append(Phrase(
+            "cut {count:,} message off the log, {undecided:,} of them undecided",
+            "cut {count:,} messages off the log, {undecided:,} of them undecided",
+            count=account.cut, undecided=account.cut_undecided) if account.cut_undecided else
+            Phrase("cut {count:,} intact message off the log",
+                   "cut {count:,} intact messages off the log", count=account.cut))
     if account.without_entry:
         costs.append(Phrase("leave {count:,} message in the log without a row in the queue",
                             "leave {count:,} messages in the log without a row in the queue",
