@@ -17,6 +17,7 @@ from rmqctl.checks.preflight.around import Around
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.timer import timer_check, timer_wheel
+from rmqctl.parse_values import time_text
 from rmqctl.store import Store
 from tests.checks.timers import CHECK, FILE_SIZE, LOGS, SET, WHEEL, place
 from tests.conftest import GoldenFolder, Runner
@@ -57,13 +58,17 @@ def test_messages_that_are_overdue_by_a_week_are_skipped(golden: GoldenFolder, n
 def test_a_clock_before_the_newest_message_is_named(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     with Store.open(root) as store:
+        last = store.log.record_at(325887)  # later than any time of the checkpoint
+        assert last is not None
         assert store.checkpoint is not None
-        stored = store.checkpoint.physic_msg_timestamp
+        stored = last.store_timestamp
+        assert stored > store.checkpoint.physic_msg_timestamp
     for now, said in ((stored, ""), (stored - 7_200_000, "after the time of this machine"),
                       (stored + 366 * 86_400_000, "more than a year ago")):
         notes = [note for note in ask(root, now).notes if "check the clock" in note]
         assert (said in "".join(notes)) is bool(notes or not said), now
         assert bool(notes) is bool(said)
+        assert not said or time_text(stored) in notes[0]
 
 
 def test_a_timer_that_was_read_far_ahead_is_named(golden_copy: GoldenFolder) -> None:

@@ -7,7 +7,6 @@ own.
 from __future__ import annotations
 
 from rmqctl.checks.preflight import around
-from rmqctl.checks.preflight.timers import newest_stored
 from rmqctl.store.config.config import TIMERCHECK, load_one
 from rmqctl.store.store import Store
 
@@ -17,7 +16,8 @@ HOUR = 3_600_000
 def after_the_last_use(store: Store) -> int:
     """An hour after what checkpoint and timer noted last (ms)."""
     check = load_one(store, TIMERCHECK).main.value
-    return max(newest_stored(store) or 0, getattr(check, "last_read_time_ms", 0)) + HOUR
+    noted = 0 if store.checkpoint is None else store.checkpoint.physic_msg_timestamp
+    return max(noted, 0, getattr(check, "last_read_time_ms", 0)) + HOUR
 
 
 def install() -> None:

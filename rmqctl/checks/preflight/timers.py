@@ -15,6 +15,7 @@ from rmqctl.checks.preflight.load import relative
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase
+from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 _ANYWHERE = 1 << 62
@@ -115,7 +116,10 @@ def _clock(predicted: Prediction, store: Store, now: int) -> None:
 
 
 def newest_stored(store: Store) -> int | None:
-    """About when (ms) the newest message was stored: what checkpoint and timer noted last."""
-    checkpoint = store.checkpoint
-    return None if checkpoint is None or checkpoint.physic_msg_timestamp <= 0 else (
-        checkpoint.physic_msg_timestamp)
+    """When (ms) the newest message was stored, by the log's last record or the checkpoint, whose
+    times are behind it. StoreIOError.
+    """
+    last, checkpoint = find_end(store).last, store.checkpoint
+    times = [0 if last is None else last.store_timestamp,
+             0 if checkpoint is None else checkpoint.physic_msg_timestamp]
+    return max(times) if max(times) > 0 else None
