@@ -57,7 +57,7 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
     if page.every or len(findings) <= FEW:
         page.table(map(one, findings), columns, styles=styles)
         return
-    from rmqctl.checks.findings import CATEGORIES
+    from rmqctl.checks.findings import CATEGORIES, INFO
 
     groups = _grouped(findings, lambda finding: (
         finding.severity, finding.category, finding.topic or _top(finding, root)))
@@ -73,7 +73,8 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
         if len(alike) == 1:
             row = one(first)
             rows.append({"severity": first.severity, "category": first.category, "count": 1,
-                         "where": first.topic or row["where"], "detail": first.detail})
+                         "where": row["where"] if first.structure == "commitlog" or not first.topic
+                         else first.topic, "detail": first.detail})
             continue
         rows.append({
             "severity": first.severity, "category": first.category, "count": len(alike),
@@ -81,7 +82,10 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
             if first.topic else _files(_top(first, root), {finding.file for finding in alike}),
             "detail": Phrase(CATEGORIES[category].meaning)})
     page.table(rows, ("severity", "category", "count", "where", "detail"), styles=styles)
-    _more(page, counted(len(findings), "finding"), len(rows))
+    infos = sum(finding.severity == INFO for finding in findings)  # no verdict counts these
+    what = counted(len(findings) - infos, "finding")
+    _more(page, what if not infos else Phrase(
+        "{findings} and {some:,} with severity info", findings=what, some=infos), len(rows))
 
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
