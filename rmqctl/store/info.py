@@ -35,6 +35,7 @@ _BY_FOLDER = {"tieredstore": "tiered", "tiered_index_file": "tiered", ".rmqctl":
 _OF_DATABASES = (kinds.CONSUMEQUEUE, kinds.CONFIG)
 """Folders of a store in which RocksDB has data bases."""
 _MAX_DEPTH = 16
+_BEHIND_LINKS = 3  # as deep as the folder of a queue: consumequeue/TOPIC/QUEUE
 _HEAD = 4096
 _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
@@ -248,10 +249,12 @@ def _relative(store: Store, path: str) -> str:
 
 def _files(top: str, seen: set[tuple[int, int]],
            troubles: list[Trouble]) -> Iterator[tuple[os.DirEntry[str], os.stat_result, str]]:
-    """(entry, stat, its folder) of the regular files below ``top``; no folder is entered twice."""
-    stack = [(top, 0)]
+    """(entry, stat, its folder) of the regular files below ``top``; no folder is entered twice,
+    and behind a link none that is deeper than a store's own: a link may lead to all of a disk.
+    """
+    stack = [(top, 0, _MAX_DEPTH)]
     while stack:
-        folder, depth = stack.pop()
+        folder, depth, deepest = stack.pop()
         try:
             info = os.stat(folder)
             if (info.st_dev, info.st_ino) in seen:
@@ -278,10 +281,13 @@ def _files(top: str, seen: set[tuple[int, int]],
                 yield entry, info, folder
             elif not stat.S_ISDIR(info.st_mode):
                 troubles.append(Trouble(entry.path, "not a regular file"))
-            elif depth >= _MAX_DEPTH:
+            elif depth >= deepest:
+                if deepest < _MAX_DEPTH:
+                    continue  # a folder that is none of the store's
                 troubles.append(Trouble(entry.path, "nested too deep; not looked into", True))
             else:
-                stack.append((entry.path, depth + 1))
+                stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)
+                              if entry.is_symlink() else deepest))
 
 
 def _kind(parts: tuple[str, ...], path: str, size: int, in_log: bool) -> str:

@@ -238,6 +238,18 @@ def test_folders_in_a_circle(tiny: tiny_stores.Tiny) -> None:
     assert problems == []
 
 
+def test_a_link_to_all_of_a_disk_is_not_walked(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:
+    deep = tmp_path / "disk" / "home" / "somebody"
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(b"1")
+    (tmp_path / "disk" / "0").write_bytes(b"1")
+    (tiny.root / "consumequeue" / "orders" / "9").symlink_to(tmp_path / "disk")
+    with Store.open(tiny.root) as store:
+        paths = {item.path for item in inventory(store)[0]}
+    assert "consumequeue/orders/9/0" in paths
+    assert not [path for path in paths if "somebody" in path]
+
+
 def test_a_linked_commitlog(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:
     """As on brokers whose log has a disk of its own."""
     (tiny.root / "commitlog").rename(tmp_path / "disk")
