@@ -386,3 +386,12 @@ def test_retry_messages_prove_that_offsets_are_lost(store: Build) -> None:
     assert (defect.category, defect.loss.what, defect.loss.already) == (
         "config-emptied", "offsets", True)
     assert GROUP in defect.loss.cause
+
+
+def test_a_damaged_file_is_repaired_by_one_step(store: Build) -> None:
+    root = store("5.3.3")
+    (root / "config" / TOPICS).write_bytes(b"")
+    doctor = answers(root, "doctor", 1)
+    assert [step for step in doctor["next"] if " recover " in step] == [f"rmqctl recover {root}"]
+    run("recover", root, "--apply", "--yes").expect(0)
+    assert set(read(root, TOPICS)["topicConfigTable"]) == set(queues(root))

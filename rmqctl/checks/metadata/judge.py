@@ -30,7 +30,7 @@ from rmqctl.checks.metadata.tables import (
 )
 from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.phrases import Phrase, some_of
-from rmqctl.store.config.config import EMPTY, MISSING, load_one
+from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
 from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
@@ -271,8 +271,9 @@ class _Judge:
               cause: Phrase, category: str | None, *, already: bool = False) -> None:
         if known and name in _LOST:
             self.made.restored.setdefault(name, {}).update(known)
-        command = "rmqctl recover STORE" if known else (
-            "rmqctl recover STORE --only config" if name in (TOPICS, GROUPS) else None)
+        rebuilt = name in (TOPICS, GROUPS)  # one that is damaged, by every repair
+        command = "rmqctl recover STORE" if known or (rebuilt and found.file.main.state in (
+            EMPTY, UNREADABLE)) else "rmqctl recover STORE --only config" if rebuilt else None
         self.made.defects.append(Defect(Loss(
             _LOST[name], count, cause, found.path, already), category, cause, command=command))
 
