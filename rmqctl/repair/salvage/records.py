@@ -19,7 +19,9 @@ from rmqctl.formats.local.message import (
     Message,
     Record,
     decode,
+    is_magic,
     longest_topic,
+    magic_at,
     properties_length_at,
     total_size_at,
     variant,
@@ -133,6 +135,13 @@ def is_foreign_place(said: int, start: int, file_size: int) -> bool:
     (files are used again) say a place some files away, which may be one bit too.
     """
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
+
+
+def is_shifted(source: Source, position: int, shift: int) -> bool:
+    """Whether the record at a position of a file says a place that is off by ``shift`` bytes."""
+    head = source.read(position, START_SIZE)
+    return len(head) == START_SIZE and is_magic(magic_at(head)) and (
+        field_of(head, "physical_offset") == source.base + position + shift)
 
 
 def unless_crc_differs(raw: bytes) -> bytes | None:

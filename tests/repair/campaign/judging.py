@@ -18,7 +18,7 @@ from rmqctl.formats.local.filler import DAMAGED, MARK, is_filler
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Action, Plan
 from tests.repair import salvaging
-from tests.repair.campaign.stores import Base, walk
+from tests.repair.campaign.stores import Base
 from tests.support.model import java_hash
 
 FATES = ("damaged", "corrected", "copied", "mended", "filled", "kept", "unseen", "near", "lost",
@@ -62,7 +62,7 @@ class After:
 
     def __post_init__(self) -> None:
         log = self.base.log(self.root)
-        self.start, self.messages = log.start, walk(log)
+        self.start, self.messages = log.start, self.base.walk(log)
         self.broken: list[str] = []
         self.records: dict[int, Record] = {}
         for place, raw in self.messages.items():

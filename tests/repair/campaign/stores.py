@@ -65,6 +65,10 @@ class Base:
         """The files of the log of a store of this kind."""
         return Stream(*(root / name for name in self.folders))
 
+    def walk(self, stream: Stream) -> dict[int, bytes]:
+        """The records of a log of this kind, by their places."""
+        return walk(stream)
+
     @cached_property
     def files(self) -> dict[int, bytes]:
         """The log's files by the physical offset of their first byte."""
@@ -72,7 +76,7 @@ class Base:
 
     @cached_property
     def messages(self) -> dict[int, bytes]:
-        return walk(self.log(self.root))
+        return self.walk(self.log(self.root))
 
     @cached_property
     def records(self) -> dict[int, Record]:

@@ -61,6 +61,7 @@ from rmqctl.repair.salvage.records import (
     extent,
     field_of,
     is_foreign_place,
+    is_shifted,
     whole_record,
     with_fields,
     with_other_lengths,
@@ -288,8 +289,10 @@ class _Round:
             said = field_of(head, "physical_offset")
             # A place that this log has not reached is no other record's of it.
             near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
+            # Where the next record is off by as much, the file was moved: no field was damaged.
             foreign = is_foreign_place(said, start, part.size) and not (
-                near and _is_timely(region, record))
+                near and _is_timely(region, record)
+                and not is_shifted(source, position + len(candidate), said - start))
             if not self._supported(record, rows, foreign,
                                    moved=self._may_be_of(said)):
                 continue

@@ -1,0 +1,132 @@
+"""Worlds of damage: forms of a log, honest or with forged bodies, each damaged in every way.
+
+``python -m benchmarks.worlds --seeds 1000 --seed 1 --write-results`` damages, reads, recovers and
+judges the world of each seed (tests/repair/campaign/worlds), and counts what is wrong by kind.
+Each wrong one is shown; exit code 1 if there is any. ``--seconds`` ends it in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import results
+from tests.repair.campaign.worlds import trial
+from tests.repair.campaign.worlds.grounds import FORMS, LARGE
+from tests.repair.campaign.worlds.harms import KINDS
+from tests.support import unforced
+
+HEADING = "## Worlds of damage"
+LIMIT = 120
+"""Seconds that no world takes."""
+MOST_PER_PAGE = 200
+"""Undecided records per damaged page of an honest log that is longer than its largest record."""
+TEXT = """Made by `{command}`: {seeds:,} seeds, {first:,} to {last:,}. A seed chooses a form of the log, whether bodies hold forged records, the damage, and the state of entries and index. *forged*: worlds in which a record from a body is shown or published without `--ambiguous keep`. *lost*: an intact message is hidden, left out or lost without being counted, with `--ambiguous keep` or without. *nothing*: "nothing is lost" is said, and a message has to be filled. *verify*: an error after `recover` that the plan did not announce. *stale*: `read` shows records from an earlier use of a file which the entries contradict. *other*: a second plan is not empty, or `undo` does not restore every byte. *undecided*: intact and forged records of which the plan says so, in all worlds, and their share of all messages; *most a page*: the most of one world, divided by its damaged places.
+"""  # noqa: E501 - a paragraph of Markdown
+COLUMNS = ("seeds", "refused", "damaged", "back", "filled", *trial.KINDS_OF_WRONG, "undecided",
+           "share", "most a page")
+
+
+@dataclass
+class Sums:
+    """By world: seeds, fates of messages, and how many seeds have each kind of error."""
+
+    seeds: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)
+    bad: int = 0
+
+    def add(self, outcome: trial.Outcome) -> None:
+        one = outcome.world
+        counts = outcome.counts + Counter({kind for kind, _ in outcome.wrong})
+        for name in (f"{one.form}, {'forged' if one.forged else 'honest'}", one.kind):
+            self.seeds[name] += 1
+            self.counts.setdefault(name, Counter()).update(counts)
+            if counts["pages"]:
+                self.most[name] = max(self.most.get(name, 0),
+                                      counts["undecided"] / counts["pages"])
+        if outcome.wrong:
+            self.fail(outcome.describe())
+
+    def fail(self, text: str) -> None:
+        self.bad += 1
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def table(self, names: list[str]) -> Iterator[str]:
+        yield "| world | " + " | ".join(COLUMNS) + " |"
+        yield "| --- |" + " ---: |" * len(COLUMNS)
+        for name in names:
+            counts = self.counts.get(name, Counter())
+            share = counts["undecided"] / max(1, counts["messages"])
+            cells = [self.seeds[name], *(counts[one] for one in COLUMNS[1:-2]),
+                     f"{share:.2%}", f"{self.most.get(name, 0):.0f}"]
+            yield f"| {name} | " + " | ".join(
+                one if isinstance(one, str) else f"{one:,}" for one in cells) + " |"
+
+    @property
+    def too_many(self) -> bool:
+        """Whether an honest long log keeps more records undecided than it may."""
+        return self.most.get(f"{LARGE}, honest", 0) >= MOST_PER_PAGE
+
+
+def run(seeds: range, base: Path, seconds: float | None = None) -> tuple[Sums, int]:
+    """The worlds of ``seeds``, as many as there is time for; how many these were."""
+    sums, started, done = Sums(), time.monotonic(), 0
+    for seed in seeds:
+        if seconds is not None and time.monotonic() - started > seconds:
+            break
+        signal.alarm(LIMIT)
+        try:
+            sums.add(trial.try_one(trial.world(seed), base))
+        except Exception:  # noqa: BLE001 - whatever it is, it is to be shown with its seed
+            sums.fail(f"{trial.world(seed).name}\n{traceback.format_exc(limit=-8)}")
+        finally:
+            signal.alarm(0)
+        done += 1
+    return sums, done
+
+
+def section(sums: Sums, command: str, first: int, done: int) -> str:
+    """The section of RESULTS.md."""
+    forms = [f"{form}, {what}" for form in FORMS for what in ("honest", "forged")]
+    return "\n".join([
+        TEXT.format(command=command, seeds=done, first=first, last=first + done - 1),
+        *sums.table(forms), "", *sums.table([*KINDS]), "",
+        f"{sums.bad:,} of {done:,} seeds have an error of any kind."])
+
+
+def _too_long(_number: int, _frame: object) -> None:
+    raise TimeoutError(f"more than {LIMIT} s")
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command line; 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seconds", type=float, help="begin no world after this time")
+    parser.add_argument("--write-results", action="store_true")
+    given = parser.parse_args(words)
+    signal.signal(signal.SIGALRM, _too_long)
+    unforced.install()
+    with tempfile.TemporaryDirectory() as folder:
+        sums, done = run(range(given.seed, given.seed + given.seeds), Path(folder), given.seconds)
+    text = section(sums, f"python -m benchmarks.worlds --seeds {done} --seed {given.seed}",
+                   given.seed, done)
+    if given.write_results:
+        results.publish(HEADING, [HEADING, "", text])
+    sys.stdout.write(text + "\n")
+    return 1 if sums.bad or sums.too_many else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What is done to the stores of the worlds: to the log, and to what follows from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.adversary import heads
+from tests.repair.campaign import damages
+from tests.repair.campaign.damages import Target
+from tests.repair.campaign.worlds.grounds import DLEDGER, ROCKSDB, SECTOR, Ground
+from tests.support import damage
+
+STATES = ("whole", "whole", "damaged", "no rows", "no index", "nothing", "nothing")
+"""Of entries and index. Of a database one file is damaged, where others have no entries."""
+
+
+@dataclass(frozen=True)
+class WorldTarget(Target):
+    """``base`` is a `Ground`, whose forged messages are hit more often than others."""
+
+    @property
+    def victims(self) -> list[int]:
+        """Messages to be hit: the forged ones, if there are any, every other time."""
+        assert isinstance(self.base, Ground)
+        forged = self.base.forged
+        return [*forged] if forged and self.luck.random() < 0.6 else sorted(self.base.messages)
+
+    def write(self, at: int, data: bytes) -> str:
+        """Writes at a physical offset, as far as that file goes."""
+        base = max(one for one in self.base.files if one <= at)
+        path = self.base.path(self.root, base)
+        if not path.exists():
+            return "gone already"
+        room = path.stat().st_size - (at - base)
+        damage.write(self.root, self.file(base), at - base, data[:max(0, room)])
+        return f"@{at}+{len(data)}"
+
+
+def zeroed_page(target: WorldTarget) -> str:
+    """A page of zeros: where a message begins, or anywhere in it."""
+    size, place = target.luck.choice((SECTOR, SECTOR, 4096)), target.luck.choice(target.victims)
+    at = place if target.luck.random() < 0.6 else place + target.luck.randrange(
+        len(target.base.messages[place]))
+    base = max(one for one in target.base.files if one <= at)
+    return target.write(max(base, at - at % size), bytes(size))
+
+
+def zeroed_head(target: WorldTarget) -> str:
+    """The header of a message is zeros, or noise."""
+    place = target.luck.choice(target.victims)
+    size = target.luck.choice((88, 88, 100, 120))
+    return target.write(place, bytes(size) if target.luck.random() < 0.8
+                        else target.luck.randbytes(size))
+
+
+def moved_page(target: WorldTarget) -> str:
+    """A page in another one's place; zeros, or the same again, where it was."""
+    first, at, size, _ = target.page()
+    second, other, length, _ = target.page()
+    piece = target.read(first)[at:at + min(size, length)]
+    damage.write(target.root, second, other, piece)
+    if target.luck.random() < 0.5 and (second, other) != (first, at):
+        damage.write(target.root, first, at, bytes(len(piece)))
+    return f"{first} @{at} to {second} @{other} of {len(piece)}"
+
+
+def copied_file(target: WorldTarget) -> str:
+    """A file with the content of another one, which is still there, or is gone."""
+    if len(target.used) < 2:
+        return moved_page(target)
+    one, other = target.luck.sample(target.used, 2)
+    source = target.base.path(target.root, one)
+    target.base.path(target.root, other).write_bytes(source.read_bytes())
+    gone = target.luck.random() < 0.4
+    if gone:
+        source.unlink()
+    return f"{one} over {other}{', and gone itself' if gone else ''}"
+
+
+def torn_properties(target: WorldTarget) -> str:
+    """The properties of a message end in zeros, or in noise; or so does a sector in them."""
+    place = target.luck.choice([one for one, record in target.base.records.items()
+                                if record.properties])
+    end = place + len(target.base.messages[place])
+    length = len(target.base.records[place].properties)
+    at = end - length + target.luck.randrange(length)
+    if target.luck.random() < 0.5:
+        end = min(end, at - at % SECTOR + SECTOR)
+    return target.write(at, bytes(end - at) if target.luck.random() < 0.6
+                        else target.luck.randbytes(min(end - at, target.luck.randint(1, 20))))
+
+
+def header_field(target: WorldTarget) -> str:
+    """Any value in one field of a header."""
+    place = target.luck.choice(target.victims)
+    name = target.luck.choice(heads.FIELDS)
+    at, width = heads.places_of(target.base.messages[place])[name]
+    return f"{name} {target.write(place + at, target.luck.randbytes(width))}"
+
+
+def torn_last(target: WorldTarget) -> str:
+    """The log's last message is torn somewhere behind its head, and its head is damaged too, or
+    not.
+    """
+    place = max(target.base.messages)
+    base = max(one for one in target.base.files if one <= place)
+    size = len(target.base.files[base])
+    at = place + target.luck.randrange(100, max(101, len(target.base.messages[place])))
+    said = f"from {target.write(at, bytes(max(0, base + size - at)))}"
+    if target.luck.random() < 0.7:
+        said += f"; head {target.write(place, bytes(target.luck.choice((4, 88))))}"
+    return said
+
+
+KINDS: Mapping[str, Callable[[WorldTarget], str]] = {
+    "zeroed page": zeroed_page, "zeroed header": zeroed_head, "stale page": damages.stale_pages,
+    "swapped pages": damages.swapped_pages, "moved page": moved_page,
+    "swapped files": damages.swapped_files, "copied file": copied_file,
+    "lost files": damages.lost_files, "torn log": damages.torn_tail, "torn last": torn_last,
+    "torn properties": torn_properties, "header field": header_field}
+
+
+def derived(target: WorldTarget, state: str) -> str:
+    """Brings entries and index into one of `STATES`."""
+    form, luck = target.base.name, target.luck
+    if form == DLEDGER and state == "nothing":
+        (target.root / "dledger-n0/index" / f"{0:020d}").unlink()
+    if form != ROCKSDB:
+        return damages.do_derived(target, state)
+    if state in ("no index", "nothing"):
+        shutil.rmtree(target.root / "index", ignore_errors=True)
+    if state in ("no rows", "nothing", "damaged"):
+        names = sorted(one.name for one in (target.root / "consumequeue").iterdir()
+                       if one.name == "CURRENT" or one.suffix == ".sst")
+        name = luck.choice(names)
+        path = target.root / "consumequeue" / name
+        if name == "CURRENT":
+            path.unlink()
+        else:
+            damage.flip_bit(target.root, f"consumequeue/{name}",
+                            luck.randrange(path.stat().st_size), luck.randrange(8))
+        return f"{state}: consumequeue/{name}"
+    return state
+
+
+def do(target: WorldTarget, kind: str) -> list[str]:
+    """Damages the log once, or, one time in four, once more in any way."""
+    names = [kind]
+    if target.luck.random() < 0.25:
+        names.append(target.luck.choice([*KINDS]))
+    return [f"{name}: {KINDS[name](target)}" for name in names if target.used]
+
+
+__all__ = ["KINDS", "STATES", "WorldTarget", "derived", "do"]

@@ -1,0 +1,92 @@
+"""One fixed seed of each world (`grounds.FORMS`, honest and forged) and of each damage
+(`harms.KINDS`), and each that was wrong once. All others: `python -m benchmarks.worlds`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from benchmarks import worlds
+from rmqctl.formats.local.message import decode
+from tests.adversary.writer import V1, Layout, Writer
+from tests.repair.campaign.worlds import grounds, harms, trial
+from tests.support.cli import run
+from tests.support.share import RUN
+
+PART = 40
+WRONG_ONCE = (1010,)
+"""Seeds: 1010 is a file over another one, gone itself, whose places were off by one bit."""
+
+
+def judged(one: trial.World, folder: Path) -> trial.Outcome:
+    outcome = trial.try_one(one, folder)
+    assert not outcome.wrong, outcome.describe()
+    return outcome
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("forged", [False, True], ids=["honest", "forged"])
+@pytest.mark.parametrize("form", grounds.FORMS)
+def test_each_form(form: str, forged: bool, tmp_path: Path) -> None:
+    one = trial.world(7, form, "zeroed page", forged)
+    assert judged(one, tmp_path).counts["damaged"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*harms.KINDS])
+def test_each_damage(kind: str, tmp_path: Path) -> None:
+    one = trial.world(8, grounds.MANY, kind, True)
+    assert judged(one, tmp_path).counts["damaged"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", grounds.FORMS)
+def test_an_undamaged_ground_is_sound(form: str, tmp_path: Path) -> None:
+    ground = grounds.make(tmp_path, form, True, 3)
+    assert ground.forged
+    document = run("verify", ground.root, "-o", "json").expect(0).json()
+    assert document["coverage"]["messages"] == len(ground.messages)
+
+
+@pytest.mark.parametrize("kind", grounds.FORGERIES)
+def test_a_forgery_is_one(kind: str) -> None:
+    """Its first forged record is a whole one, of the physical offset where it is."""
+    writer = Writer(Layout(16 << 10), 1)
+    put = grounds.forge(writer, random.Random(kind), kind)
+    at = put.raw.index(struct.pack(">I", V1), 8) - 4
+    size, = struct.unpack_from(">i", put.raw, at)
+    record = decode(put.raw[at:at + size])
+    assert record.body.startswith(grounds.FORGED)
+    assert (record.physical_offset, record.topic) == (put.physical + at, put.topic.encode())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", WRONG_ONCE)
+def test_what_was_wrong_once(seed: int, tmp_path: Path) -> None:
+    judged(trial.world(seed), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(20))
+def test_many_worlds(part: int, tmp_path: Path) -> None:
+    first = 1_000_000 + 1000 * RUN.seed + PART * part
+    for seed in range(first, first + PART):
+        judged(trial.world(seed), tmp_path)
+
+
+def test_what_the_table_says() -> None:
+    """Each error is counted once for its world, and for its damage."""
+    sums = worlds.Sums()
+    one = trial.world(1, grounds.LARGE, "zeroed page", False)
+    outcome = trial.Outcome(one, ["a", "b"], [(trial.LOST, "x"), (trial.LOST, "y")])
+    outcome.counts.update(damaged=5, messages=1000, undecided=250, pages=1)
+    sums.add(outcome)
+    text = worlds.section(sums, "command", 1, 1)
+    row = next(line for line in text.splitlines() if line.startswith("| one large file, honest"))
+    assert [cell.strip() for cell in row.split("|")][2:-1] == [
+        "1", "0", "5", "0", "0", "0", "1", "0", "0", "0", "0", "250", "25.00%", "250"]
+    assert sums.too_many

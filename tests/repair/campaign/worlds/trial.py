@@ -1,0 +1,194 @@
+"""One store of a world: damaged, read, recovered with and without undecided records, and judged.
+
+Wrong is: a forged message that is shown or published without `--ambiguous keep`; an intact one
+that is hidden, left out or lost without being counted; "nothing is lost" where something is; an
+error that `verify` finds after `recover` and the plan did not announce.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rmqctl.errors import RmqctlError
+from rmqctl.repair.plan import Plan
+from tests.repair.accidents import differences, state, undo_all
+from tests.repair.campaign import trial
+from tests.repair.campaign.judging import After, judge
+from tests.repair.campaign.worlds import grounds, harms
+from tests.repair.campaign.worlds.grounds import DLEDGER, FORMS, Ground
+from tests.support import cli
+
+FATES = ("filled", "kept", "unseen", "near", "lost", "left out")
+_NOTHING = ("messages_already_lost", "would_lose", "messages_undecided", "messages_replaced",
+            "messages_damaged")
+"""What `doctor` counts; "nothing is lost" is said where each is 0."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A seed, and all that follows from it; ``form``, ``forged`` and ``kind`` name the world."""
+
+    seed: int
+    form: str
+    forged: bool
+    kind: str
+    state: str
+    correct: str
+    keep: bool
+    source: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return (f"seed {self.seed}: {self.form}, {'forged' if self.forged else 'honest'}; "
+                f"{self.kind}; entries and index {self.state}; --correct {self.correct}"
+                f"{' --keep-damaged' * self.keep}; source {self.source}; store {self.number}")
+
+
+@dataclass
+class Outcome:
+    """What came of a world; ``wrong`` has the kind of each error and its words."""
+
+    world: World
+    done: list[str]
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, text: str) -> None:
+        self.wrong.append((kind, text))
+
+    def describe(self) -> str:
+        return "\n  ".join([self.world.name, *self.done, *(
+            f"{kind}: {text}" for kind, text in self.wrong[:10])])
+
+
+FORGED, LOST, NOTHING, VERIFY, STALE, OTHER = KINDS_OF_WRONG = (
+    "forged", "lost", "nothing is lost", "verify", "stale shown", "other")
+
+
+def world(seed: int, form: str | None = None, kind: str | None = None,
+          forged: bool | None = None) -> World:
+    """The world of a seed; what is given is not chosen by it."""
+    luck = random.Random(seed)
+    chosen = luck.choice(FORMS), luck.random() < 0.5, luck.choice([*harms.KINDS])
+    form = form or chosen[0]
+    return World(seed, form, chosen[1] if forged is None else forged, kind or chosen[2],
+                 luck.choice(harms.STATES), luck.choice(trial.CORRECT), luck.random() < 0.2,
+                 luck.choice((trial.NONE, trial.WHOLE)) if form == DLEDGER else trial.NONE,
+                 luck.randrange(40))
+
+
+def try_one(one: World, folder: Path) -> Outcome:
+    """The whole of it. Undamaged stores are made below ``folder`` and stay there."""
+    ground = grounds.make(folder / "made", one.form, one.forged, one.number)
+    work = folder / "one"
+    shutil.rmtree(work, ignore_errors=True)
+    root = ground.copy(work / "store")
+    outcome = Outcome(one, _damaged(one, ground, root))
+    hit = trial.touched(ground, root)
+    outcome.counts.update(damaged=len(hit), messages=len(ground.messages))
+    intact = ground.messages.keys() - hit.keys()
+
+    # Before anything is repaired: what is shown, and what is said of the rest.
+    said = _shown(ground, root, intact, outcome)
+
+    # Recovered without undecided records, then with them.
+    source = work / "source" if one.source == trial.WHOLE else None
+    if source is not None:
+        ground.copy(source)
+    options = trial.options_of(ground, one, source)  # type: ignore[arg-type]
+    second = shutil.copytree(root, work / "second", symlinks=True)
+    was = state(root) if one.form != DLEDGER else None
+    plan = _recovered(root, options, outcome)
+    if plan is None:
+        return outcome
+    _judge(one, ground, root, hit, plan, said, outcome, options)
+    if was is not None:
+        undo_all(root)
+        for text in differences(state(root), was):
+            outcome.add(OTHER, f"after undo: {text}")
+    if plan.ambiguous:
+        kept = _recovered(second, replace(options, ambiguous="keep"), outcome)
+        now = After(ground, second).messages if kept is not None else ground.messages
+        for place in sorted(intact):
+            if now.get(place) != ground.messages[place]:
+                outcome.add(LOST, f"with --ambiguous keep: intact message @{place}")
+    return outcome
+
+
+def _damaged(one: World, ground: Ground, root: Path) -> list[str]:
+    luck = random.Random(f"{one.seed} damage")
+    older = grounds.older(one.form, one.forged, one.number, luck.randrange(50)) if (
+        one.state in ("whole", "no index", "damaged") and one.form != DLEDGER) else None
+    target = harms.WorldTarget(ground, root, luck, older)
+    done = harms.do(target, one.kind)
+    done.append("entries and index: " + harms.derived(target, one.state))
+    return done
+
+
+def _shown(ground: Ground, root: Path, intact: set[int], outcome: Outcome) -> dict[str, Any]:
+    """What `doctor` says; `read` shows no forged message, and all intact ones but as many as are
+    undecided.
+    """
+    sizes = ("--commitlog-file-size", str(ground.sizes.commitlog_file))
+    said: dict[str, Any] = cli.run("doctor", root, *sizes, "-o", "json").json()
+    read = cli.run("read", root, *sizes, "-o", "jsonl", "--body", "none")
+    shown = {row["physical_offset"] for row in read.jsonl()}
+    stale = any("of an older log" in text for text in outcome.done)
+    for place in sorted(shown - ground.messages.keys()):
+        outcome.add(STALE if stale else FORGED,
+                    f"read shows a message @{place} that never was there")
+    hidden = intact - shown
+    if len(hidden) > said["messages_undecided"]:
+        outcome.add(LOST, f"read hides {len(hidden)} intact messages, of which "
+                    f"{said['messages_undecided']} are counted: {sorted(hidden)[:5]}")
+    return said
+
+
+def _recovered(root: Path, options: Any, outcome: Outcome) -> Plan | None:
+    """The plan, carried out; None where it is refused."""
+    try:
+        return trial.recover(root, options)
+    except RmqctlError as error:
+        outcome.counts["refused"] += 1
+        outcome.done.append(f"refused: {error}")
+        return None
+
+
+def _judge(one: World, ground: Ground, root: Path, hit: dict[int, bytes | None], plan: Plan,
+           said: dict[str, Any], outcome: Outcome, options: Any) -> None:
+    """Compares a recovered store with what it was, and with what was said of it."""
+    if one.form == DLEDGER and trial.touched(ground, root):
+        # Without a member that has it, the log stays as the damage left it.
+        for place in sorted(trial.touched(ground, root).keys() - hit.keys()):
+            outcome.add(LOST, f"intact message @{place} of a member is changed")
+        return
+    verdict = judge(ground, hit, After(ground, root), plan)
+    fates = verdict.fates
+    trial._look_again(ground, root, options, plan, verdict)
+    for text in verdict.wrong:
+        outcome.add(_kind(text), text)
+    if fates["left out"] > plan.ambiguous:
+        outcome.add(LOST, f"{fates['left out']} intact messages are left out, {plan.ambiguous} "
+                    "are counted")
+    if fates["filled"]:
+        if not any(said[name] for name in _NOTHING) and said["sound"]:
+            outcome.add(NOTHING, f"doctor: {said['verdict']}; {fates['filled']} are filled")
+        if not plan.lost and not plan.ambiguous:
+            outcome.add(NOTHING, f"the plan loses nothing; {fates['filled']} are filled")
+    outcome.counts.update({name: fates[name] for name in FATES})
+    outcome.counts["back"] += fates["corrected"] + fates["copied"] + fates["mended"]
+    outcome.counts["undecided"] += plan.ambiguous
+    outcome.counts["pages"] += len(outcome.done) - 1
+
+
+def _kind(text: str) -> str:
+    return (FORGED if "never was there" in text or "leads to another" in text else
+            LOST if "intact message" in text else VERIFY if text.startswith("verify") else OTHER)
+
+
