@@ -455,10 +455,12 @@ class _Job:
         counts = {start: len(bulk) for start, bulk in bulks.items()}
         log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
         # The bytes of each region: a blank, zeros, or fillers.
-        filled = set(bulks)
+        filled, reached = set(bulks), 0
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
             span.time = bulk.time if bulk is not None else span.time
+            if region.before is None and region.after is None:  # no message is left to tell it
+                span.time = max(span.time, reached)
             missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
                 span.items, piece = [], Piece(0, part.size, filler.blank(part.size))
@@ -475,6 +477,7 @@ class _Job:
             else:
                 filled.add(region.start)
                 piece = filling.piece(part.base)
+                reached = max(reached, filling.time)
                 if filling.short:
                     piece = padded(part, region, filling.short, self._style(survey))
                 if span.mode in ("tail", "exact"):
