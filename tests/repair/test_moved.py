@@ -69,6 +69,27 @@ def test_what_was_swapped_comes_back(swap: Callable[[Path], None], gone: tuple[s
     assert recover(store, options=(*sizes, *JSON)).expect(0).json()["actions"] == []
 
 
+@pytest.mark.parametrize("gone", [("consumequeue",), ("consumequeue", "index")])
+def test_a_file_that_took_the_place_of_the_next(gone: tuple[str, ...], tmp_path: Path) -> None:
+    """All its messages say places that are off by one bit: it was moved, and goes back whole."""
+    writer = filled()
+    for number in range(0, 300, 7):
+        writer.put("orders", b"x" * (5 * number), keys=f"x{number}")
+    store = writer.write(tmp_path / "store")
+    before, (one, other) = log_of(store), names(store)[2:4]
+    assert (int(Path(one).name) ^ int(Path(other).name)).bit_count() == 1
+    (store / one).rename(store / other)
+    for part in gone:
+        shutil.rmtree(store / part)
+    recover(store, options=(*SIZES, "--consumequeue-file-size", "400", *APPLY)).expect(0, 1)
+    now = log_of(store)
+    assert now[one] == before[one]
+    found = run("read", store, "-o", "jsonl").expect(0, 1).jsonl()
+    put = {one.physical for one in writer.puts}
+    assert {row["physical_offset"] for row in found if row["properties"].get("RMQCTL") != "lost"
+            } <= put
+
+
 @pytest.mark.parametrize("gone", [(), ("consumequeue",), ("index",)])
 def test_a_page_of_an_earlier_life(gone: tuple[str, ...], tmp_path: Path) -> None:
     """The log was cut at message 20 once and written anew; one page never reached the disk."""
