@@ -12,6 +12,7 @@ import pytest
 from tests.adversary.writer import Layout, Put, Writer
 from tests.support import damage
 from tests.support.cli import run
+from tests.support.model import java_hash
 
 JSON = ("-o", "json")
 SIZES = ("--index-slots", "101", "--index-max", "256")
@@ -112,6 +113,24 @@ def test_an_index_entry_in_the_chain_of_another_hash_is_set_right(tmp_path: Path
     damage.flip_bit(store, name, 40 + 101 * 4 + 20 * 9 + 3, 0)
     recover(store, "--apply", "--yes")
     assert contents(store) == whole
+
+
+def test_zeroed_index_entries_are_of_no_message(tmp_path: Path) -> None:
+    """In the chain of slot 0 they looked like one of the key hash 0 of the message at 0."""
+    key = next(f"k{number}" for number in range(1000) if java_hash(
+        f"orders#k{number}") % 101 == 0)
+    writer = Writer(Layout(log_file_size=64 << 10, index_slots=101, index_entries=256))
+    for number in range(20):
+        writer.put("orders", b"order", keys=key if number == 9 else f"order-{number}")
+    store = writer.write(tmp_path / "store")
+    whole = contents(store)
+    name = next(name for name in whole if name.startswith(INDEX))
+    number = int.from_bytes(whole[name][40:44], "big")
+    assert number == 20
+    damage.zero(store, name, 40 + 101 * 4 + 20 * (number - 1), 60)
+    recover(store, "--apply", "--yes")
+    assert contents(store) == whole
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
 
 
 @pytest.mark.parametrize(("number", "verdict", "remedy"), [

@@ -195,10 +195,11 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], in
             ordered: Array = np.ones(len(rows), bool)
             ordered[1:] &= place[1:] >= place[:-1]
             ordered[:-1] &= place[:-1] <= place[1:]
-            odd = np.unique(place[~known.hold(place, rows["key_hash"])])
+            zeroed = (place == 0) & (rows["key_hash"] == 0)  # of no message: it was overwritten
+            odd = np.unique(place[~(zeroed | known.hold(place, rows["key_hash"]))])
             if len(odd) > _MOST:
                 continue
-            for number in np.flatnonzero(ordered & np.isin(place, odd)).tolist():
+            for number in np.flatnonzero(ordered & ~zeroed & np.isin(place, odd)).tolist():
                 key = int(rows["key_hash"][number])
                 if _hangs(index, number + 1, key):
                     at = int(place[number])

@@ -18,9 +18,10 @@ from tests.support.cli import run
 from tests.support.share import RUN
 
 PART = 40
-WRONG_ONCE = (1010, 1116)
+WRONG_ONCE = (1010, 1116, 2124)
 """Seeds: 1010 is a file over another one, gone itself, whose places were off by one bit.
-1116 lost all messages; the fillers of a later file were older than those before."""
+1116 lost all messages; the fillers of a later file were older than those before.
+2124 has zeroed index entries in the chain of a slot."""
 
 
 def judged(one: trial.World, folder: Path) -> trial.Outcome:
