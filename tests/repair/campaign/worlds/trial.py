@@ -21,7 +21,7 @@ from tests.repair.accidents import differences, state, undo_all
 from tests.repair.campaign import trial
 from tests.repair.campaign.judging import After, judge
 from tests.repair.campaign.worlds import grounds, harms
-from tests.repair.campaign.worlds.grounds import DLEDGER, FORMS, Ground
+from tests.repair.campaign.worlds.grounds import DLEDGER, FORMS, HEAD, Ground
 from tests.support import cli
 
 FATES = ("filled", "kept", "unseen", "near", "lost", "left out")
@@ -91,7 +91,7 @@ def try_one(one: World, folder: Path) -> Outcome:
     shutil.rmtree(work, ignore_errors=True)
     root = ground.copy(work / "store")
     outcome = Outcome(one, _damaged(one, ground, root))
-    hit = trial.touched(ground, root)
+    hit = _touched(ground, root)
     outcome.counts.update(damaged=len(hit), messages=len(ground.messages))
     intact = ground.messages.keys() - hit.keys()
 
@@ -120,6 +120,20 @@ def try_one(one: World, folder: Path) -> Outcome:
             if not _is_kept(now.get(place), ground.messages[place]):
                 outcome.add(LOST, f"with --ambiguous keep: intact message @{place}")
     return outcome
+
+
+def _touched(ground: Ground, root: Path) -> dict[int, bytes | None]:
+    """What is left of the messages that are damaged, or whose entry in DLedger's data is."""
+    found = trial.touched(ground, root)
+    if ground.name != DLEDGER:
+        return found
+    now, was = dict(ground.log(root).files), ground.files
+    for place, raw in ground.messages.items():
+        base = max(one for one in was if one <= place)
+        head = slice(place - HEAD - base, place - base)
+        if now.get(base, b"")[head] != was[base][head]:
+            found.setdefault(place, raw)
+    return found
 
 
 def _damaged(one: World, ground: Ground, root: Path) -> list[str]:
