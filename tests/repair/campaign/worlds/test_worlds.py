@@ -90,5 +90,5 @@ def test_what_the_table_says() -> None:
     text = worlds.section(sums, "command", 1, 1)
     row = next(line for line in text.splitlines() if line.startswith("| one large file, honest"))
     assert [cell.strip() for cell in row.split("|")][2:-1] == [
-        "1", "0", "5", "0", "0", "0", "1", "0", "0", "0", "0", "250", "25.00%", "250"]
+        "1", "0", "5", "0", "0", "0", "0", "1", "0", "0", "0", "0", "250", "25.00%", "250"]
     assert sums.too_many

@@ -69,7 +69,7 @@ class Outcome:
 
 
 FORGED, LOST, NOTHING, VERIFY, STALE, OTHER = KINDS_OF_WRONG = (
-    "forged", "lost", "nothing is lost", "verify", "stale shown", "other")
+    "forged", "not counted", "nothing is lost", "verify", "stale shown", "other")
 
 
 def world(seed: int, form: str | None = None, kind: str | None = None,
