@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.store.store import Store
-from tests.support import engine
+from tests.support import engine, snapshot
 from tests.support.cli import run
 from tests.support.layouts import layout_copy, layout_set
 
+SIZES = ("--consumequeue-file-size", "440", "--index-slots", "100", "--index-max", "400")
 ONLY = ("--only", "consumequeue,index")
 
 
@@ -55,6 +57,22 @@ def test_it_is_no_source_for_a_plain_log(tmp_path: Path) -> None:
     plain = layout_copy("5.3.3/controller", tmp_path)
     source = layout_set("5.3.3/dledger") / "store"
     assert "is no source" in run("recover", plain, "--from", source).expect(3).err
+
+
+@pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger"])
+def test_a_member_without_the_folder_commitlog_is_a_source(tmp_path: Path, name: str) -> None:
+    """It was taken for a folder of saved configuration, and nothing was copied from it."""
+    whole = layout_copy(name, tmp_path / "whole")
+    shutil.rmtree(whole / "commitlog", ignore_errors=True)
+    (whole / "config").mkdir()
+    (whole / "config/consumerOffset.json").write_text('{"offsetTable": {}}')
+    store = snapshot.copy_tree(whole, tmp_path / "store")
+    data = sorted((store / "dledger-n0/data").iterdir())[1]
+    raw = data.read_bytes()
+    data.write_bytes(raw[:512] + bytes(512) + raw[1024:])
+    damaged = log_of(store)
+    run("recover", store, "--from", whole, *SIZES, "--apply", "--yes").expect(0, 1)
+    assert log_of(store) == log_of(whole) != damaged
 
 
 @pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger", "5.3.3/dledger-mixed"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.errors import FormatError, RefusedError, UsageError
+from rmqctl.errors import FormatError, RefusedError, RmqctlError, UsageError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.config.copies import why
@@ -47,7 +47,7 @@ def expanded(names: Iterable[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         files: list[str] = []
-        if os.path.isdir(name) and not os.path.isdir(os.path.join(name, "commitlog")):
+        if os.path.isdir(name) and not _has_log(name):
             folder = os.path.join(name, FOLDER)
             folder = folder if os.path.isdir(folder) else name
             both = [(os.path.join(folder, file), os.path.join(folder, file + BACKUP))
@@ -56,6 +56,17 @@ def expanded(names: Iterable[str]) -> list[str]:
                      if any(map(os.path.isfile, pair))]
         found += files or [name]
     return found
+
+
+def _has_log(root: str) -> bool:
+    """Whether a folder is a store with a log: of a DLedger member, or one of several paths too."""
+    if os.path.isdir(os.path.join(root, "commitlog")):
+        return True
+    try:
+        with Store.open(root) as store:
+            return bool(store.log.files)
+    except RmqctlError:
+        return False
 
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:

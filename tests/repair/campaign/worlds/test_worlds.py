@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def judged(one: trial.World, folder: Path) -> trial.Outcome:
 def test_each_form(form: str, forged: bool, tmp_path: Path) -> None:
     one = trial.world(7, form, "zeroed page", forged)
     assert judged(one, tmp_path).counts["damaged"]
+
+
+@pytest.mark.long
+def test_a_member_brings_all_back(tmp_path: Path) -> None:
+    one = replace(trial.world(1, grounds.DLEDGER, "zeroed page"), source="whole", state="whole")
+    counts = judged(one, tmp_path).counts
+    assert counts["back"] == counts["damaged"] > 0
 
 
 @pytest.mark.long
