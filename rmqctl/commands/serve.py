@@ -31,6 +31,8 @@ _FAST_PORT = 2
 _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _SMALLEST = 1 << 10
+_LARGEST_KEPT = 1 << 20
+"""Bytes of a buffer: what clients make larger is not kept when they are gone."""
 _LIMITS = "What clients may take"
 
 
@@ -51,16 +53,19 @@ class LimitOptions(OptionGroup):
 
     connections: Annotated[int, typer.Option(
         "--max-connections", metavar="N", min=1, rich_help_panel=_LIMITS,
-        help="More are turned away.")] = 1000
+        help="When all are taken, a connection that is not in use gives way.")] = 1000
     frame: Annotated[int | None, _limit(
         "--max-frame", "Of a request; a connection that sends a larger one is closed  "
         "[default: 16MiB]")] = None
     unsent: Annotated[int | None, _limit(
         "--max-unsent", "Answers that a client has not taken, beside the one under way: till it "
         "takes them, nothing more is read from it  [default: 1MiB]")] = None
+    unsent_in_all: Annotated[int | None, _limit(
+        "--max-unsent-total", "The same of all connections together; beyond it the connection that "
+        "has taken nothing for the longest time is closed  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
-        "--max-unfinished", "Requests of all connections of which a part is missing yet; a "
-        "connection that would bring more is closed  [default: 256MiB]")] = None
+        "--max-unfinished", "Requests of all connections that are not complete; beyond it the "
+        "connection with the oldest one is closed  [default: 128MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
         help="A connection that sends nothing, or takes nothing of what waits for it, for so long "
@@ -72,6 +77,7 @@ class LimitOptions(OptionGroup):
     def checked(self) -> dict[str, Any]:
         """What was given, as `Limits` has it. UsageError."""
         for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
+                            ("--max-unsent-total", self.unsent_in_all),
                             ("--max-unfinished", self.held)):
             if value is not None and value < _SMALLEST:
                 raise UsageError(f"{name} {value}: no client could work with less than "
@@ -79,7 +85,7 @@ class LimitOptions(OptionGroup):
         if self.idle is not None and self.idle < 1000:
             raise UsageError("--max-silence: at least a second")
         found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
-                 "held": self.held, "idle": None if self.idle is None else self.idle / 1000}
+                 "unsent_in_all": self.unsent_in_all, "held": self.held, "idle": None if self.idle is None else self.idle / 1000}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -153,8 +159,9 @@ def command(
     from rmqctl.commands.shared.serve_shown import Shown
     from rmqctl.scan import malloc_tuning
     from rmqctl.serve.access import read_keys
+    from rmqctl.serve.limits import Limits
     from rmqctl.serve.producing.opening import temporary_store
-    from rmqctl.serve.server import Limits, Server, bind
+    from rmqctl.serve.server import Server, bind
     from rmqctl.serve.serving import CLUSTER, Settings, Wanted, open_brokers
     from rmqctl.store.broker_conf import NO_CONF
 
@@ -218,7 +225,7 @@ def command(
         if metrics is not None and metrics.host not in _LOOPBACK:
             shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
                        "groups")
-        malloc_tuning.keep_freed_memory()
+        malloc_tuning.keep_freed_memory(_LARGEST_KEPT)
         malloc_tuning.collect_rarely()
         with shown.of(server, metrics), asyncio.Runner(
                 loop_factory=import_module("uvloop").new_event_loop if uvloop else None) as runner:

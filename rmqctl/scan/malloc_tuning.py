@@ -18,13 +18,15 @@ _KEEP = 16 << 20
 
 
 @cache
-def keep_freed_memory() -> bool:
-    """Tells the allocator once per process; whether it listened."""
+def keep_freed_memory(largest: int = _KEEP) -> bool:
+    """Tells the allocator once per process; whether it listened. Buffers above ``largest`` bytes
+    are returned to the system all the same.
+    """
     import ctypes
 
     try:
         libc = ctypes.CDLL(None)
-        done = libc.mallopt(_M_MMAP_THRESHOLD, _KEEP) and libc.mallopt(_M_TRIM_THRESHOLD, _KEEP)
+        done = libc.mallopt(_M_MMAP_THRESHOLD, largest) and libc.mallopt(_M_TRIM_THRESHOLD, _KEEP)
     except (OSError, AttributeError):
         return False
     return bool(done)

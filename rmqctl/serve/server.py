@@ -1,13 +1,8 @@
-"""Sockets: connections of clients, their limits, and what is done every now and then.
-
-One thread, one event loop. A connection whose client does not read is not read from either, so no
-request is answered that nobody takes.
-"""
+"""The server: its sockets, and what is done every now and then. One thread, one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,18 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, cast
-
-from msgspec.structs import replace
+from typing import TYPE_CHECKING
 
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.parse_values import Address
-from rmqctl.remoting.codes import Status
-from rmqctl.remoting.command import Command, read_command, response_head, write_command
-from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
-from rmqctl.serve.broker import Broker, Buffer, Response
-from rmqctl.serve.dispatch import answer
+from rmqctl.scan import malloc_tuning
+from rmqctl.serve.broker import Broker
+from rmqctl.serve.connection import ClientConnection
+from rmqctl.serve.limits import Limits, Places, Shared
+from rmqctl.serve.turns import Turns
 
 if TYPE_CHECKING:
     from rmqctl.serve.grpc.server import Proxy
@@ -41,30 +33,10 @@ _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG = 512
 _LAST_PORT = 65_535
-_LARGEST_BODY = MAX_FRAME - (1 << 20)
-_TURN_S = 0.02
-"""So long requests of one connection are answered before it is the others' turn."""
-_MOST_ASKED = 64
-"""Requests to one client that wait for its response."""
 _RECEIVED = 256 << 10
 """Bytes that are received at once."""
-_GATHERED = 320 << 10
-"""Bytes of answers to one client that wait for others of this turn, to be sent together."""
-_MOST_BUFFERS = 512
-"""Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What clients may take. Bytes and seconds; ``held``: of frames that are not whole, and of
-    answers that are not taken, of all connections together.
-    """
-
-    connections: int = 1000
-    frame: int = MAX_FRAME
-    held: int = 256 << 20
-    unsent: int = 1 << 20
-    idle: float = 120.0
+_SIZABLE = 8 << 20
+"""Memory that was in use and is not: it is given back to the system."""
 
 
 @dataclass(eq=False)
@@ -86,8 +58,7 @@ class Server:
     """
     each_second: Callable[[], None] = lambda: None
     """Called each second, and once more at the end."""
-    connections: set[_Connection] = field(default_factory=set)
-    held: int = 0
+    connections: set[ClientConnection] = field(default_factory=set)
     accepted: int = 0
     turned_away: int = 0
     broken: int = 0
@@ -95,12 +66,21 @@ class Server:
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
     """Where what arrives is put, for whichever connection: it is taken out at once."""
-    answered: list[_Connection] = field(default_factory=list)
+    answered: list[ClientConnection] = field(default_factory=list)
     """Connections with answers that are sent at the end of this turn."""
+    turns: Turns = field(default_factory=lambda: Turns(
+        lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """One thread: positions are written down once at a time."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.limits.connections)
+        self.unfinished = Shared(self.limits.held)
+        """Of frames that are not whole, or wait for their turn."""
+        self.unsent = Shared(self.limits.unsent_in_all)
+        """Of answers that are not taken."""
 
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
@@ -113,14 +93,14 @@ class Server:
             for broker, bound in zip(self.brokers, sockets, strict=True):
                 try:
                     servers.append(await loop.create_server(
-                        partial(_Connection, self, broker), sock=bound, backlog=_BACKLOG))
+                        partial(ClientConnection, self, broker), sock=bound, backlog=_BACKLOG))
                 except OSError as error:
                     raise StoreIOError.from_oserror(
                         error, str(broker.address), "listen on") from None
             if self.fast is not None:
                 with suppress(OSError):  # only old clients ask there
                     servers.append(await loop.create_server(
-                        partial(_Connection, self, self.brokers[0]), self.fast.host,
+                        partial(ClientConnection, self, self.brokers[0]), self.fast.host,
                         self.fast.port, backlog=_BACKLOG))
             if self.proxy is not None:
                 await self.proxy.start()
@@ -173,7 +153,7 @@ class Server:
             self._problem = problem
             self.problem(problem)
 
-    def send_soon(self, connection: _Connection) -> None:
+    def send_soon(self, connection: ClientConnection) -> None:
         """Has a connection send its answers when others of this turn may have joined them."""
         if not self.answered:
             asyncio.get_running_loop().call_soon(self._send_answers)
@@ -203,6 +183,15 @@ class Server:
         for connection in list(self.connections):
             if connection.is_stale(now):
                 connection.end()
+        if self.unfinished.freed() + self.unsent.freed() > _SIZABLE:
+            malloc_tuning.give_back()
+
+    def make_room(self) -> None:
+        """Ends those who do not take their answers, if all of them together are too many."""
+        paused = [each for each in self.connections if each.is_full]
+        for connection in paused:
+            connection.count_unsent()
+        self.unsent.make_room(paused)
 
     async def _save_beside(self) -> None:
         """Saves now and then, in a thread."""
@@ -254,235 +243,3 @@ def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
             raise StoreIOError.from_oserror(
                 error, str(Address(listen.host, port)), "listen on") from None
     return sockets
-
-
-class _Connection(asyncio.BufferedProtocol):
-    """One client."""
-
-    def __init__(self, server: Server, broker: Broker) -> None:
-        self._server, self._broker = server, broker
-        self._frames = FrameReader(server.limits.frame)
-        self._paused = False
-        self._busy = self._waits = False
-        self.at_end: set[Callable[[], None]] = set()
-        self.peer = self.local_host = ""
-        self._last = self._since = time.monotonic()
-        self._held = 0
-        self._out: list[Buffer] = []
-        self._out_size = 0
-        self._transport: asyncio.Transport | None = None
-        self._asked: dict[int, tuple[Callable[[Command | None], None], asyncio.TimerHandle]] = {}
-        self._numbers = count(1)
-
-    def _forget_held(self) -> None:
-        self._server.held -= self._held
-        self._held = 0
-
-    # -- what the event loop says -------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        server = self._server
-        self._transport = cast("asyncio.Transport", transport)
-        if len(server.connections) >= server.limits.connections:
-            server.turned_away += 1
-            self._transport.abort()
-            return
-        server.connections.add(self)
-        server.accepted += 1
-        peer = transport.get_extra_info("peername") or ("?", 0)
-        self.peer = str(Address(*peer[:2]))
-        self.local_host = (transport.get_extra_info("sockname") or ("",))[0]
-        self._fd = transport.get_extra_info("socket").fileno()
-        self._transport.set_write_buffer_limits(high=server.limits.unsent)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        server = self._server
-        if self not in server.connections:
-            return
-        server.connections.discard(self)
-        server.last_used = time.monotonic()
-        self._forget_held()
-        for end in list(self.at_end):
-            end()
-        for number in list(self._asked):
-            self._heard(number, None)
-        self._broker.forget(self)
-        self._transport = None
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.received
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._frames.feed(self._server.received[:nbytes])
-        self._work()
-
-    def pause_writing(self) -> None:
-        self._paused = True
-        self._since = time.monotonic()
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        self._work()
-        self._read_on()
-
-    def _read_on(self) -> None:
-        if not (self._paused or self._waits or self._transport is None
-                or self._transport.is_closing()):
-            self._transport.resume_reading()
-
-    def _go_on(self) -> None:
-        """It is this connection's turn again."""
-        self._waits = False
-        self._work()
-        self._read_on()
-
-    # -- requests -----------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        """Answers what is there, as long as the client takes the answers."""
-        if self._busy or self._waits:
-            return
-        self._busy = True
-        late = time.monotonic() + _TURN_S
-        pulls, sends = self._broker.pulls, self._broker.sends
-        try:
-            while not self._paused and (transport := self._transport) is not None:
-                if not pulls.take_all(self, self._frames, late) and (
-                        sends is None or not sends.take_all(self, self._frames)):
-                    frame = self._frames.next()
-                    if frame is None:
-                        break
-                    command = read_command(frame)
-                    if command.is_response:
-                        self._heard(command.opaque, command)
-                    else:
-                        answer(self._broker, self, command)
-                if not self._frames.held:
-                    break
-                if time.monotonic() > late and not transport.is_closing():
-                    self._waits = True
-                    transport.pause_reading()
-                    asyncio.get_running_loop().call_soon(self._go_on)
-                    break
-        except FrameError:
-            self._server.broken += 1
-            self.end()
-        finally:
-            self._busy = False
-            self.flush()
-        self._count()
-
-    def _count(self) -> None:
-        """What is held of frames that are not whole, against what all may hold."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._last = time.monotonic()
-        held = self._frames.held
-        if not held or held < self._held:
-            self._since = self._last
-        if held == self._held:
-            return
-        self._server.held += held - self._held
-        self._held = held
-        if held and self._server.held > self._server.limits.held:
-            self.end()
-
-    def is_stale(self, now: float) -> bool:
-        """Whether nothing came for too long, or only a part of something, or nothing is taken."""
-        idle = self._server.limits.idle
-        return now - self._last > idle or (
-            (self._paused or self._held > 0) and now - self._since > idle)
-
-    @property
-    def is_full(self) -> bool:
-        return self._paused
-
-    @property
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    # -- answers ------------------------------------------------------------------------------
-
-    def send(self, command: Command) -> None:
-        if self._transport is not None and not (self._paused or self._transport.is_closing()):
-            data = write_command(command)
-            self._write([data], len(data))
-
-    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
-        if self._transport is None or len(self._asked) >= _MOST_ASKED:
-            then(None)
-            return
-        number = next(self._numbers)
-        timer = asyncio.get_running_loop().call_later(seconds, self._heard, number, None)
-        self._asked[number] = then, timer
-        self.send(replace(command, opaque=number))
-
-    def _heard(self, number: int, response: Command | None) -> None:
-        """The response to what the client was asked, if it still counts."""
-        then, timer = self._asked.pop(number, (None, None))
-        if then is not None and timer is not None:
-            timer.cancel()
-            then(response)
-
-    def reply(self, request: Command, response: Response) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        parts = response.parts
-        size = sum(map(len, parts)) if parts else 0
-        if size > _LARGEST_BODY:
-            size, parts, response = 0, (), Response(code=Status.SYSTEM_ERROR, remark=(
-                f"the answer has {size} bytes, and a frame takes {_LARGEST_BODY} of them"))
-        head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
-                             size)
-        self._write([head, *parts], len(head) + size)
-
-    def send_bytes(self, data: bytes) -> None:
-        self.send_parts([data], len(data))
-
-    def send_parts(self, parts: list[Buffer], size: int) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._write(parts, size)
-
-    def _write(self, parts: list[Buffer], size: int) -> None:
-        """Sends at the end of this turn, or when it is enough."""
-        if not (self._out or self._busy):
-            self._server.send_soon(self)
-        self._out += parts
-        self._out_size += size
-        if self._out_size >= _GATHERED or len(self._out) >= _MOST_BUFFERS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Gives answers to the system as they are, copied only if it does not take them all."""
-        parts, size, transport = self._out, self._out_size, self._transport
-        if not parts:
-            return
-        self._out, self._out_size = [], 0
-        if transport is None or transport.is_closing():
-            return
-        sent = 0
-        if not transport.get_write_buffer_size() and len(parts) < 2 * _MOST_BUFFERS:
-            try:
-                sent = os.writev(self._fd, parts)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            except OSError:
-                transport.abort()
-                return
-            if sent == size:
-                return
-        for number, part in enumerate(parts):
-            if sent < len(part):
-                transport.write(b"".join((part[sent:], *parts[number + 1:])))
-                return
-            sent -= len(part)
-
-    def end(self) -> None:
-        """Closes the connection at once; what was answered before is on its way."""
-        self.flush()
-        self._forget_held()
-        if self._transport is not None:
-            self._transport.abort()

@@ -16,7 +16,8 @@ from rmqctl.engine.config.create import create_store
 from rmqctl.parse_values import Address
 from rmqctl.remoting.client import Client
 from rmqctl.serve.broker import Broker
-from rmqctl.serve.server import Limits, Server, bind
+from rmqctl.serve.limits import Limits
+from rmqctl.serve.server import Server, bind
 from rmqctl.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Sizes, Store
 

@@ -25,8 +25,8 @@ from rmqctl.serve import reading
 from rmqctl.serve.broker import Broker, Call, Response
 from rmqctl.serve.consuming import positions
 from rmqctl.serve.dispatch import HANDLERS
+from rmqctl.serve.limits import Limits
 from rmqctl.serve.log_reader import LogReader
-from rmqctl.serve.server import Limits
 from rmqctl.serve.serving import Settings
 from rmqctl.serve.source import Source
 from rmqctl.store.store import Store
@@ -140,7 +140,7 @@ def test_connections_are_limited_and_given_back(root: Path) -> None:
         for each in open_ones:
             each.close()
     assert served.server.turned_away >= 1
-    assert served.server.held == 0
+    assert served.server.unfinished.held == 0
 
 
 def test_frames_that_are_not_whole_are_held_up_to_a_limit(root: Path) -> None:
