@@ -85,7 +85,8 @@ class LimitOptions(OptionGroup):
         if self.idle is not None and self.idle < 1000:
             raise UsageError("--max-silence: at least a second")
         found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
-                 "unsent_in_all": self.unsent_in_all, "held": self.held, "idle": None if self.idle is None else self.idle / 1000}
+                 "unsent_in_all": self.unsent_in_all, "held": self.held,
+                 "idle": None if self.idle is None else self.idle / 1000}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from msgspec.structs import replace
 
@@ -21,9 +21,8 @@ from rmqctl.remoting.command import Command, read_command, response_head, write_
 from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.serve.broker import Broker, Buffer, Response
 from rmqctl.serve.dispatch import answer
-
-if TYPE_CHECKING:
-    from rmqctl.serve.server import Server
+from rmqctl.serve.limits import Limits, Places, Shared
+from rmqctl.serve.turns import Turns
 
 _LARGEST_BODY = MAX_FRAME - (1 << 20)
 _MOST_ASKED = 64
@@ -32,6 +31,26 @@ _GATHERED = 320 << 10
 """Bytes of answers to one client that wait for others of this turn, to be sent together."""
 _MOST_BUFFERS = 512
 """Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
+
+
+class Server(Protocol):
+    """What all connections of a server have in common; `server.Server` says more of each."""
+
+    limits: Limits
+    turns: Turns
+    places: Places
+    unfinished: Shared
+    unsent: Shared
+    connections: set[ClientConnection]
+    accepted: int
+    turned_away: int
+    broken: int
+    last_used: float
+    received: memoryview
+
+    def send_soon(self, connection: ClientConnection) -> None: ...
+
+    def make_room(self) -> None: ...
 
 
 class ClientConnection(asyncio.BufferedProtocol):

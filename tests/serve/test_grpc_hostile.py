@@ -249,3 +249,61 @@ def test_many_clients_that_are_gone_do_not_hold_others_up(served: Running,
     served.do(lambda: (proxy.expire(), left.append(len(known))))  # type: ignore[func-returns-value]
     assert 0 < left[0] < 6
     until(lambda: not known)
+
+
+def test_few_clients_share_a_connection(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_STREAMS_OF_CLIENTS", 2)
+    ended = threading.Event()
+
+    def settings() -> Iterator[Any]:
+        yield MESSAGES["TelemetryCommand"](settings={"subscription": {"group": {"name": "G"}}})
+        ended.wait(10)
+
+    streams: list[Any] = []
+
+    def opened(channel: Any, name: str) -> int:
+        streams.append(channel.stream_stream(
+            f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
+            MESSAGES["TelemetryCommand"].FromString)(
+                settings(), 10, [("x-mq-client-id", name)]))
+        return int(next(streams[-1]).status.code)
+
+    proxy = served.server.proxy
+    assert proxy is not None
+    with Stub(served) as stub, grpc.insecure_channel(
+            str(proxy.address), [("grpc.use_local_subchannel_pool", 1)]) as other:
+        assert [opened(stub.channel, f"c{number}") for number in range(3)] == [OK, OK, BUSY]
+        assert opened(other, "d") == OK
+        ended.set()
+        until(lambda: not proxy._streams)
+        assert opened(stub.channel, "c4") == OK
+
+
+def test_streams_that_are_opened_and_reset_take_nothing_from_others(served: Running) -> None:
+    def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+        return (len(data).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+                + data)
+
+    def field(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+    assert served.server.proxy is not None
+    address = served.server.proxy.address
+    header = b"".join((
+        field(b":method", b"POST"), field(b":scheme", b"http"), field(b":authority", b"x"),
+        field(b":path", f"/{SERVICE}/QueryRoute".encode()), field(b"te", b"trailers"),
+        field(b"content-type", b"application/grpc"), field(b"x-mq-client-id", b"c")))
+    with socket.create_connection((address.host, address.port)) as hostile, Stub(
+            served, "T") as stub:
+        hostile.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+        codes = []
+        for turn in range(20):
+            try:
+                hostile.sendall(b"".join(
+                    frame(1, 4, stream, header) + frame(3, 0, stream, (8).to_bytes(4, "big"))
+                    for stream in range(turn * 1000 + 1, turn * 1000 + 1001, 2)))
+            except OSError:  # the server has had enough
+                break
+            codes.append(stub.code("AckMessage", topic=stub.topic, group=stub.group, timeout=10,
+                                   entries=[{"receipt_handle": "broker-a 0 0 0 0"}]))
+        assert set(codes) <= {BAD_HANDLE}

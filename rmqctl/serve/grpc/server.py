@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -39,6 +40,12 @@ _END_S = 2.0
 """So long the answers that are on their way have at the end."""
 _CALLS = 4
 """So many calls at a time for each connection that may be there."""
+_STREAMS = 100
+"""Calls of one connection at a time; its client keeps others back."""
+_STREAMS_OF_CLIENTS = 8
+"""Clients that may share a connection."""
+_HANDSHAKE_MS = 5000
+"""A connection on which the client says nothing is closed after so long."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
 """A client that does not take a message for so long is given no more."""
@@ -59,6 +66,8 @@ class Proxy:
         self._connections = self._streams_left = connections
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
+        self._streams: Counter[str] = Counter()
+        """Streams of clients by connection."""
         self._reading = asyncio.Semaphore(_MOST_READ)
         self._readers: dict[asyncio.Timeout, float] = {}
         """Who reads without hurry, and since when: the one that began first is the first."""
@@ -82,6 +91,10 @@ class Proxy:
             handlers=[self._handlers()], maximum_concurrent_rpcs=self._connections * _CALLS,
             options=[
                 ("grpc.max_allowed_incoming_connections", self._connections),
+                ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.server.max_pending_requests", 5000),
+                ("grpc.server.max_pending_requests_hard_limit", 10000),
                 ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
@@ -230,6 +243,20 @@ class Proxy:
 
     async def _heard(self, context: Any) -> None:
         """What a client says of itself is answered; what is to be said to it is sent."""
+        peer = context.peer()
+        if self._streams[peer] >= _STREAMS_OF_CLIENTS:
+            await context.write(MESSAGES["TelemetryCommand"](status=status(
+                Code.TOO_MANY_REQUESTS, "too many clients are on this connection")))
+            return
+        self._streams[peer] += 1
+        try:
+            await self._heard_of(context)
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    async def _heard_of(self, context: Any) -> None:
         self._streams_left -= 1
         commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
