@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl import kernel
 from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError, require
+from rmqctl.files.named import open_to_append
 from rmqctl.pipeline.versions import has_source, require_jobs
 
 if TYPE_CHECKING:
@@ -71,11 +72,14 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
     ``conf`` are Spark's own settings and win. ``log``: where Spark's messages go; by default a
     file that is removed unless something fails. UnsupportedError without Java, JobError when
-    the session does not come up; both name what to do. MissingExtraError.
+    the session does not come up; both name what to do. MissingExtraError. RefusedError,
+    StoreIOError for the log.
     """
     require("pyspark", "pyarrow")
     require_jobs()
     workers = workers_of(master)
+    if log is not None:
+        os.close(open_to_append(log))  # before anybody else opens it by its name
     with contextlib.ExitStack() as held:
         folder = tempfile.mkdtemp(prefix="rmqctl-spark-")
         held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -188,7 +192,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     real = f"local[{workers},{_TRIES}]" if workers is not None else master
     settings_of_spark = SparkConf().setMaster(real).setAppName("rmqctl").setAll(
         list(settings.items()))
-    out = held.enter_context(open(log, "ab"))  # noqa: SIM115  # it stays open as long as Spark
+    out = held.enter_context(os.fdopen(open_to_append(log), "ab"))  # as long as Spark
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         launch: Any = launch_gateway

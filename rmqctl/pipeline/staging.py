@@ -24,6 +24,7 @@ from rmqctl.files.durable import (
     remove_folder,
     sync_folder,
 )
+from rmqctl.files.named import refuse_link_of_others
 from rmqctl.store.inside_store import refuse_in_store
 
 MARK = ".rmqctl-export-"
@@ -31,8 +32,9 @@ MARK = ".rmqctl-export-"
 
 def checked_target(out: str) -> str:
     """The real path of OUT. UsageError if it lies in a store; RefusedError if it is there, unless
-    as an empty folder; StoreIOError without a folder to put it into.
+    as an empty folder, or a link of somebody else; StoreIOError without a folder to put it into.
     """
+    refuse_link_of_others(out)
     target = os.path.realpath(out)
     refuse_in_store(out)
     try:

@@ -1,0 +1,41 @@
+"""Files that the user named, and links in their place.
+
+Whole files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
+write through a link. Where a link is followed, it must not be one that anybody may have made.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import open_file
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def refuse_link_of_others(path: str) -> None:
+    """RefusedError for a link in a folder that others may write to. StoreIOError."""
+    try:
+        if not os.path.islink(path):
+            return
+        mode = os.stat(os.path.dirname(os.path.abspath(path))).st_mode
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "look into") from None
+    if mode & _OTHERS:
+        raise RefusedError(f"{path}: is a link in a folder that others may write to; nothing is "
+                           "written through it")
+
+
+def open_to_append(path: str) -> int:
+    """A descriptor of that file, which is created if it does not exist. RefusedError, StoreIOError.
+
+    A link is followed, but for those that `refuse_link_of_others` refuses.
+    """
+    try:
+        return open_file(path, _APPEND | os.O_NOFOLLOW, "write to")
+    except RefusedError:
+        refuse_link_of_others(path)
+    return open_file(path, _APPEND, "write to")
