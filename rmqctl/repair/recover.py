@@ -527,8 +527,10 @@ class _Planner:
             raise RefusedError(
                 f"{self._root}: entries of the log are lost or damaged, nothing is put in their "
                 "place, as a group agrees on no filler, and without them rows would stand at other "
-                "queue offsets than their messages have: another node of the group may have them "
-                "(`rmqctl diff` compares two, `rmqctl recover --from` copies them)")
+                "queue offsets than their messages have: " + (
+                    "a further member of the group may have them" if self._logs else
+                    "another node of the group may have them (`rmqctl diff` compares two, "
+                    "`rmqctl recover --from` copies them)"))
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
         with self._watch("comparing with what is there", 0):

@@ -172,3 +172,16 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     other = layout_set("5.3.3/dledger") / "store"
     assert "another group" in run("recover", store, "--from", other).expect(6).err
     run("recover", store, "--from", store).expect(2)
+
+
+@pytest.mark.parametrize("only", [LOG, ()])
+def test_who_named_a_member_is_not_told_to_name_one(tmp_path: Path, only: tuple[str, ...]) -> None:
+    ours, theirs = (layout_copy("5.3.3/dledger3", tmp_path / name) for name in ("a", "b"))
+    for store in (ours, theirs):
+        damage(store, 1, 9000, 20)
+    alone = run("recover", ours, *only).expect(1, 6)
+    assert "--from" in alone.out + alone.err, alone.describe()
+    named = run("recover", ours, *only, "--from", theirs).expect(1, 6)
+    said = " ".join((named.out + named.err).replace(f"--from {theirs}", "").split())
+    assert "further member of the group" in said, named.describe()
+    assert "--from" not in said, named.describe()

@@ -425,8 +425,8 @@ class _Job:
             stay = "stays" if total == 1 else "stay"
             self.notes.append(
                 f"{plural(total, 'entry', 'entries')} {stay} damaged or lost, and nothing is put "
-                "in the place: a group does not agree on a filler. Another member has what was "
-                "committed (--from)")
+                "in the place: a group does not agree on a filler. "
+                f"{self._who} has what was committed")
         gone = self._gone(-1 if last is None else last.number)
         if gone:
             self.notes.append(
@@ -448,14 +448,20 @@ class _Job:
             messages=entries - damaged, conflicts=self.conflicts, void_from=self.void_from,
             wrong_corrections=self.chances.expected, unmarked=unmarked), index
 
+    @property
+    def _who(self) -> str:
+        """Who else may have what this member has not; members that were named do not have it."""
+        return "A further member of the group" if self.sources else (
+            "Another member (name it with --from)")
+
     def _with_bad_properties(self) -> int:
         """How many messages have damaged properties: most of them count as whole entries."""
         places = _bad_properties([part for part in self.parts if part.head])
         if places:
             self.notes.append(
                 f"{plural(len(places), 'message')} with damaged properties, the first at physical "
-                f"offset {places[0]}: an entry of a group is not marked; left as it is. Another "
-                "member may have it intact (--from)")
+                f"offset {places[0]}: an entry of a group is not marked; left as it is. "
+                f"{self._who} may have it intact")
         return len(places)
 
 
