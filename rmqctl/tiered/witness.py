@@ -23,7 +23,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
 from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
 from rmqctl.scan.walk import Walk
-from rmqctl.store.log.witness import NOTHING, Pages, Pair
+from rmqctl.store.log.leads import NOTHING, Pages, Pair
 from rmqctl.tiered.files.reader import Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded

@@ -350,7 +350,7 @@ def _unknown(ours: Store, log: _PartsLog, found: Comparison, blank: Range) -> li
     source = place[0]
     records = records_between(source, blank.start, source.base + source.size)
     known = Known(ours, witness, records)
-    if len(records) > MOST or known.at_borders()[0] != records or not known.contradicts(
+    if len(records) > MOST or not known.are_none() or not known.contradicts(
             records, besides=1):
         return []
     return [record.physical_offset for record in records]

@@ -47,9 +47,11 @@ def stale_records(store: Store, parts: Sequence[LogPart],
                 records = records_between(source, start, end)
                 known = Known(store, part.witness, records, taken)
                 for some in known.at_borders():
-                    is_older = before is not None and records[:1] == some[:1] and all(
+                    if not some or len(some) > MOST:
+                        continue
+                    is_older = before is not None and records[0] is some[0] and all(
                         record.store_timestamp < before for record in some)
-                    if some and len(some) <= MOST and known.contradicts(some, besides=is_older):
+                    if known.contradicts(some, besides=is_older):
                         for record in some:
                             (found if any(known.against(record)) else unclear).add(
                                 record.physical_offset)

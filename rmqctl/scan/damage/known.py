@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 
 from rmqctl.errors import FormatError
@@ -15,6 +13,7 @@ from rmqctl.scan.resync import located_size
 from rmqctl.scan.source import Source
 
 _WINDOW = 16 << 20
+_FIRST_STEP = 16 << 10
 
 
 class Known:
@@ -36,34 +35,43 @@ class Known:
 
     def _rows(self, at: int) -> tuple[Array, Array]:
         assert self._witness is not None
+        return self._witness.rows(*self._window(at))
+
+    def _window(self, at: int) -> tuple[int, int]:
+        """What is asked for at once, as physical offsets."""
         start = at - at % _WINDOW
-        return self._witness.rows(self._base + start,
-                                  self._base + min(start + _WINDOW, self._source.size))
+        return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 
     def first(self, start: int, end: int) -> int | None:
         """The first record in positions ``[start, end)`` that a row or an index entry leads to."""
         if self._witness is None:
             return None
-        base = self._base
         at = start
         while at < end:
             upto = min(at - at % _WINDOW + _WINDOW, end)
-            physical, size = self._rows(at)
-            places, hashes = self._witness.keys(base + at - at % _WINDOW, base + min(
-                at - at % _WINDOW + _WINDOW, self._source.size))
-            low, high = np.searchsorted(physical, (base + at, base + upto)).tolist()
-            rows = list(zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True))
-            low, high = np.searchsorted(places, (base + at, base + upto)).tolist()
-            keys = places[low:high].tolist()
-            for place in sorted({*(one for one, _ in rows), *keys}):
-                here = bisect_left(rows, (place, 0))
-                sizes = set()
-                while here < len(rows) and rows[here][0] == place:
-                    sizes.add(rows[here][1])
-                    here += 1
-                if self._is_record(place - base, sizes, places, hashes):
-                    return int(place - base)
-            at = upto
+            rows = self._rows(at)
+            keys = self._witness.keys(*self._window(at))
+            # It is near, mostly, so little is looked at first.
+            step = _FIRST_STEP
+            while at < upto:
+                found = self._first_of(rows, keys, at, min(at + step, upto))
+                if found is not None:
+                    return found
+                at, step = min(at + step, upto), step * 4
+        return None
+
+    def _first_of(self, rows: tuple[Array, Array], keys: tuple[Array, Array], start: int,
+                  end: int) -> int | None:
+        base = self._base
+        (physical, size), (places, hashes) = rows, keys
+        low, high = np.searchsorted(physical, (base + start, base + end)).tolist()
+        sizes: dict[int, set[int]] = {}
+        for place, one in zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True):
+            sizes.setdefault(place, set()).add(one)
+        low, high = np.searchsorted(places, (base + start, base + end)).tolist()
+        for place in sorted({*sizes, *places[low:high].tolist()}):
+            if self._is_record(place - base, sizes.get(place, set()), places, hashes):
+                return int(place - base)
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:

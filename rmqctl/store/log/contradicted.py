@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from itertools import groupby
 
 from rmqctl.errors import FormatError
@@ -47,7 +48,10 @@ class Known(Leads):
                  taken: Taken | None = None) -> None:
         super().__init__(witness, records)
         self._store, self._taken = store, taken
-        self._places = {*self.keys, *(place for place, _ in self.rows)}
+
+    @cached_property
+    def _places(self) -> set[int]:
+        return {*self.keys, *(place for place, _ in self.rows)}
 
     def contradicts(self, records: Sequence[Record], *, besides: int = 0) -> bool:
         """Whether enough speaks against records to which nothing leads: one damaged row does not,

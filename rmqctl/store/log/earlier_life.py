@@ -12,13 +12,14 @@ ambiguous.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.source import Source, Witness
-from rmqctl.scan.walk import Walk, start_of
+from rmqctl.scan.walk import CHUNK, Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 MOST = 64
@@ -28,6 +29,7 @@ _FARTHEST = 64 << 10
 """Bytes between two damaged places that pages of an earlier life may have left."""
 _MOST_LOOKS = 1000
 _WINDOW = 64 << 10
+_LEAST_CHUNK = 4 << 10
 
 
 class Damaged(NamedTuple):
@@ -116,16 +118,41 @@ def _without_proof(source: Source, start: int, end: int) -> list[Record]:
     """The records of ``[start, end)`` where they are few and nothing leads to any of them."""
     records = records_between(source, start, end)
     unled = len(records) <= MOST and source.witness is not None and (
-        Leads(source.witness, records).at_borders()[0] == records)
-    return records if unled else []
+        Leads(source.witness, records).are_none())
+    return list(records) if unled else []
 
 
-def records_between(source: Source, start: int, end: int) -> list[Record]:
+class _Records(Sequence[Record]):
+    """Records at places (position, size) of a source, read when they are asked for."""
+
+    def __init__(self, source: Source, places: Sequence[tuple[int, int]]) -> None:
+        self._source, self._places = source, places
+        self._known: dict[int, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, wanted: int) -> Record: ...
+    @overload
+    def __getitem__(self, wanted: slice) -> Sequence[Record]: ...
+    def __getitem__(self, wanted: int | slice) -> Record | Sequence[Record]:
+        if isinstance(wanted, slice):
+            return [self[number] for number in range(*wanted.indices(len(self)))]
+        number = range(len(self))[wanted]
+        found = self._known.get(number)
+        if found is None:
+            found = self._known[number] = decode(self._source.read(*self._places[number]))
+        return found
+
+
+def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
     """The records of a stretch without damage, of more than twice `MOST` only those near its two
-    ends; none where there are very many.
+    ends; none where there are very many. StoreIOError, also when one is asked for.
     """
     places: list[tuple[int, int]] = []
-    for batch in Walk(source, start - source.base, end - source.base, growing=True):
+    for batch in Walk(source, start - source.base, end - source.base, growing=True,
+                      chunk=min(CHUNK, max(end - start, _LEAST_CHUNK))):
         places += zip((batch.offset - source.base).tolist(), batch.column("total_size").tolist(),
                       strict=True)
         if len(places) > _MOST_READ:
@@ -133,7 +160,7 @@ def records_between(source: Source, start: int, end: int) -> list[Record]:
     near = MOST + 1  # so many are no page's, whatever lies between
     if len(places) > 2 * near:
         places[near:-near] = []
-    return [decode(source.read(*place)) for place in places]
+    return _Records(source, places)
 
 
 class Leads:
@@ -141,22 +168,42 @@ class Leads:
 
     def __init__(self, witness: Witness, records: Sequence[Record]) -> None:
         self.witness, self._records = witness, records
-        self.rows: set[tuple[int, int]] = set()
-        self.keys: dict[int, set[int]] = {}
-        if records:
-            span = records[0].physical_offset, records[-1].physical_offset + records[-1].total_size
-            places, sizes = witness.rows(*span)
-            self.rows = {*zip(places.tolist(), sizes.tolist(), strict=True)}
-            places, hashes = witness.keys(*span)
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        first, last = self._records[0], self._records[-1]
+        return first.physical_offset, last.physical_offset + last.total_size
+
+    @cached_property
+    def rows(self) -> set[tuple[int, int]]:
+        """(place, size) of all rows that lead into them."""
+        if not self._records:
+            return set()
+        places, sizes = self.witness.rows(*self._span)
+        return {*zip(places.tolist(), sizes.tolist(), strict=True)}
+
+    @cached_property
+    def keys(self) -> dict[int, set[int]]:
+        """By place the hashes of all index entries that lead into them."""
+        known: dict[int, set[int]] = {}
+        if self._records:
+            places, hashes = self.witness.keys(*self._span)
             for place, key in zip(places.tolist(), hashes.tolist(), strict=True):
-                self.keys.setdefault(place, set()).add(key)
+                known.setdefault(place, set()).add(key)
+        return known
+
+    def are_none(self) -> bool:
+        """Whether nothing leads to any of the records."""
+        return not any(map(self._leads, self._records))
 
     def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
         """The records before the first and behind the last to which anything leads."""
-        led = [number for number, record in enumerate(self._records) if self._leads(record)]
-        if not led:
+        numbers = range(len(self._records))
+        first = next((number for number in numbers if self._leads(self._records[number])), None)
+        if first is None:
             return self._records, ()
-        return self._records[:led[0]], self._records[led[-1] + 1:]
+        last = next(number for number in reversed(numbers) if self._leads(self._records[number]))
+        return self._records[:first], self._records[last + 1:]
 
     def _leads(self, record: Record) -> bool:
         return bool(self.witness.confirms(record)) or bool(

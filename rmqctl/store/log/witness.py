@@ -1,20 +1,17 @@
 """What consumequeues, index and DLedger's index know of where the records of a log lie.
 
-It is asked only behind damage. The first question reads all rows once and notes of each page
-where its rows lead; later ones read the pages that matter. Rows are taken one by one, in any
-order, so a damaged one costs nothing but itself. Of the index only those files are read which by
-their headers know the place.
+It is asked only behind damage. The first question reads all rows once (`rmqctl.store.log.leads`
+holds them). Rows are taken one by one, in any order, so a damaged one costs nothing but itself. Of
+the index only those files are read which by their headers know the place.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,13 +21,14 @@ from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.slots import queues, records_in
-from rmqctl.scan.frames import BLANK, Array
-from rmqctl.scan.resync import MAX_RECORD, provable
+from rmqctl.scan.frames import BLANK
+from rmqctl.scan.resync import provable
 from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, QueueEnds
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.leads import CELL, NOTHING, Held, Pages, Pair, merged
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 
@@ -54,78 +52,46 @@ class Opened(Protocol):
     def open_index(self, file: StoreFile) -> IndexFile: ...
 
 
-_PAGE = 1 << 15
-_WINDOWS = 8
-_LARGE = 1 << 20
-_MOST_LARGE = 1000
+_PAGE, _LEAST_PAGE = 1 << 15, 1 << 9
 _NEAR = 8192
 """Messages of a neighbouring file that tell queue offsets."""
-Pair = tuple[Array, Array]
 
 
-@dataclass(slots=True)
-class Pages:
-    """Pages of rows or entries, with the first and the last of the places that each leads to.
+class _IndexPages:
+    """Index files: the entries of one are read when a place is asked for that its header covers."""
 
-    ``large``: rows of the largest sizes.
-    """
-
-    low: list[int] = field(default_factory=list)
-    high: list[int] = field(default_factory=list)
-    read: list[Callable[[], Pair]] = field(default_factory=list)
-    windows: OrderedDict[tuple[int, int], Pair] = field(default_factory=OrderedDict)
-    large: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, read: Callable[[], Pair]) -> None:
-        places, values = read()
-        if len(places):
-            large = np.flatnonzero((values > _LARGE) & (values <= MAX_RECORD))[:_MOST_LARGE]
-            if len(self.large) < _MOST_LARGE:
-                self.large += zip(places[large].tolist(), values[large].tolist(), strict=True)
-            self.low.append(int(places.min()))
-            self.high.append(int(places.max()))
-            self.read.append(read)
+    def __init__(self, files: Iterable[_IndexEntries], held: Held) -> None:
+        self._files, self._held = list(files), held
+        self._begin = np.array([file.begin for file in self._files], np.int64)
+        self._end = np.array([file.end for file in self._files], np.int64)
+        self._pages: dict[int, Pages] = {}
 
     def within(self, start: int, end: int) -> Pair:
-        """(place, value) of ``[start, end)``, ascending; the last few answers are remembered."""
-        known = self.windows.get((start, end))
-        if known is None:
-            parts = []
-            low, high = np.array(self.low, np.int64), np.array(self.high, np.int64)
-            for page in np.flatnonzero((low < end) & (high >= start)).tolist():
-                places, values = self.read[page]()
-                inside = (places >= start) & (places < end)
-                parts.append((places[inside], values[inside]))
-            places, values = (np.concatenate([np.zeros(0, np.int64), *column])
-                              for column in (zip(*parts, strict=True) if parts else ((), ())))
-            order = np.argsort(places, kind="stable")
-            known = self.windows[start, end] = places[order], values[order]
-            if len(self.windows) > _WINDOWS:
-                self.windows.popitem(last=False)
-        self.windows.move_to_end((start, end))
-        return known
+        covered = (self._begin > self._end) | ((self._begin < end) & (self._end >= start))
+        return merged([self._of(number).within(start, end)
+                       for number in np.flatnonzero(covered).tolist()])
+
+    def _of(self, number: int) -> Pages:
+        pages = self._pages.get(number)
+        if pages is None:
+            pages = self._pages[number] = Pages(self._held)
+            file = self._files[number]
+            for first in range(0, file.entries, _PAGE):
+                pages.add(partial(_entries, file.file, file.first + first * ENTRY.size,
+                                  min(_PAGE, file.entries - first)))
+        return pages
 
 
-@dataclass(slots=True)
-class _IndexPages:
-    """One index file: its entries are read when a place is asked for that its header covers."""
+class _IndexEntries(NamedTuple):
+    """A file of the index, the position of its first entry, how many there are, and what its header
+    says of the places that they lead to.
+    """
 
     file: StoreFile
     first: int
-    count: int
+    entries: int
     begin: int
     end: int
-    pages: Pages | None = None
-
-    def within(self, start: int, end: int) -> Pair:
-        if self.begin <= self.end and not (self.begin < end and self.end >= start):
-            return NOTHING
-        if self.pages is None:
-            self.pages = Pages()
-            for number in range(0, self.count, _PAGE):
-                self.pages.add(partial(_entries, self.file, self.first + number * ENTRY.size,
-                                       min(_PAGE, self.count - number)))
-        return self.pages.within(start, end)
 
 
 class StoreWitness:
@@ -139,8 +105,9 @@ class StoreWitness:
         self._opener, self._given, self._usual = opener, given, usual
         self._largest: int | None = None
         self._store: Opened | None = None
+        self._held = Held()
         self._rows: Pages | None = None
-        self._keys: list[_IndexPages] | None = None
+        self._keys: _IndexPages | None = None
         self._before: dict[int, tuple[QueueEnds, int] | None] = {}
         self._behind: dict[int, QueueEnds | None] = {}
         self._lock = RLock()
@@ -167,23 +134,25 @@ class StoreWitness:
         return self._largest
 
     def rows(self, start: int, end: int) -> Pair:
-        return self._all_rows().within(start, end)
+        with self._lock:
+            return self._all_rows().within(start, end)
 
     def _all_rows(self) -> Pages:
         if self._rows is None:
-            self._rows = Pages()
+            rows = Pages(self._held)
             for read in self._row_pages():
-                self._rows.add(read)
+                rows.add(read)
+            self._rows = rows
         return self._rows
 
     def keys(self, start: int, end: int) -> Pair:
+        with self._lock:
+            return self._all_keys().within(start, end)
+
+    def _all_keys(self) -> _IndexPages:
         if self._keys is None:
-            self._keys = [_IndexPages(*file) for file in self._index_files()]
-        parts = [index.within(start, end) for index in self._keys]
-        places, hashes = (np.concatenate([np.zeros(0, np.int64), *column])
-                          for column in (zip(*parts, strict=True) if parts else ((), ())))
-        order = np.argsort(places, kind="stable")
-        return places[order], hashes[order]
+            self._keys = _IndexPages(self._index_files(), self._held)
+        return self._keys
 
     def confirms(self, record: Record) -> bool | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
@@ -249,8 +218,11 @@ class StoreWitness:
 
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
         store = self._opened()
-        for queue in store.rows_as_evidence().values():
-            for first, count in queue.parts(_PAGE):
+        queues = store.rows_as_evidence()
+        # Of many queues each has few rows in a cell: no more than these are to be read for it.
+        page = max(_LEAST_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
+        for queue in queues.values():
+            for first, count in queue.parts(page):
                 yield partial(_plain, queue, first, count)
         for batch in store.batch_queues.values():
             for number in range(len(batch.files)):
@@ -258,8 +230,7 @@ class StoreWitness:
         for node in store.nodes:
             yield from node.leads()
 
-    def _index_files(self) -> Iterator[tuple[StoreFile, int, int, int, int]]:
-        """(file, position of its first entry, how many, what its header says of their places)."""
+    def _index_files(self) -> Iterator[_IndexEntries]:
         store = self._opened()
         for file in store.index_listing.files:
             try:
@@ -269,7 +240,8 @@ class StoreWitness:
             with closing(index):
                 first, header = index.shape.entry_position(1), index.header
                 count = min(header.entries, max(0, index.source.size - first) // ENTRY.size)
-                yield file, first, count, header.begin_phy_offset, header.end_phy_offset
+                yield _IndexEntries(file, first, count, header.begin_phy_offset,
+                                    header.end_phy_offset)
 
 
 class _WithoutThePast(StoreWitness):
@@ -277,13 +249,16 @@ class _WithoutThePast(StoreWitness):
 
     def __init__(self, known: StoreWitness) -> None:
         super().__init__(known._opener, known.largest_record)
-        self._store, self._rows, self._keys = known._store, known._rows, known._keys
+        self._known, self._store, self._lock = known, known._store, known._lock
+
+    def _all_rows(self) -> Pages:
+        return self._known._all_rows()
+
+    def _all_keys(self) -> _IndexPages:
+        return self._known._all_keys()
 
     def offsets_before(self, physical: int) -> None:
         return None
-
-
-NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:

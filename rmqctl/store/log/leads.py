@@ -1,0 +1,167 @@
+"""Where rows or index entries lead, in the order of the log: read once, asked often.
+
+All there is of a store of usual size is read once, sorted and held. Of a larger one the log is cut
+into cells to which about as many rows lead; a cell is read and sorted when it is first asked for,
+and the last few are held. Questions come in the order of the log, mostly, so that every page of
+rows is read about once more, however many questions there are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import MAX_RECORD
+
+Pair = tuple[Array, Array]
+NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+CELL = 1 << 20
+"""Leads of a cell, about: 16 MiB."""
+MOST_HELD = 4 << 20
+"""Leads of all cells that are held."""
+_MOST_CELLS = 3
+"""Cells of a question whose answer is put together from them."""
+_SAMPLED = 256
+"""Each how many-th lead of a page is remembered, to find borders of cells."""
+_LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_LARGE = 1 << 20
+_MOST_LARGE = 1000
+
+
+class Held:
+    """Sorted cells of some `Pages`, the least used given up first."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[tuple[int, int], Pair] = OrderedDict()
+        self._count = 0
+
+    def get(self, key: tuple[int, int], read: Callable[[], Pair]) -> Pair:
+        """What is held under a key, else read."""
+        found = self._cells.get(key)
+        if found is None:
+            found = self._cells[key] = read()
+            self._count += len(found[0])
+            while self._count > MOST_HELD and len(self._cells) > 1:
+                _, (places, _) = self._cells.popitem(last=False)
+                self._count -= len(places)
+        self._cells.move_to_end(key)
+        return found
+
+
+class Pages:
+    """Pages of rows or entries, with the first and the last of the places that each leads to.
+
+    ``large``: rows of the largest sizes. ``held``: what several share.
+    """
+
+    def __init__(self, held: Held | None = None) -> None:
+        self.large: list[tuple[int, int]] = []
+        self._held = Held() if held is None else held
+        self._low: list[int] = []
+        self._high: list[int] = []
+        self._read: list[Callable[[], Pair]] = []
+        self._fresh: list[Pair] | None = []
+        """What was read, as long as it is all and no more than a cell."""
+        self._samples: list[Array] = []
+        self._count = 0
+        self._bounds: Pair | None = None
+        self._borders: Array | None = None
+
+    def add(self, read: Callable[[], Pair]) -> None:
+        """One more page; all are added before the first question. ``read`` gives its (place, value)
+        in any order, the same each time.
+        """
+        places, values = read()
+        if not len(places):
+            return
+        large = np.flatnonzero((values > _LARGE) & (values <= MAX_RECORD))[:_MOST_LARGE]
+        if len(self.large) < _MOST_LARGE:
+            self.large += zip(places[large].tolist(), values[large].tolist(), strict=True)
+        self._low.append(int(places.min()))
+        self._high.append(int(places.max()))
+        self._read.append(read)
+        self._samples.append(places[::_SAMPLED].copy())
+        self._count += len(places)
+        if self._fresh is not None:
+            self._fresh.append((places, values))
+            if self._count > CELL:
+                self._fresh = None
+
+    def within(self, start: int, end: int) -> Pair:
+        """(place, value) of ``[start, end)``, ascending, and as they were added where they lead to
+        the same place.
+        """
+        borders = self._cells()
+        start, last = max(start, _LEAST), min(end - 1, _MOST)
+        if start > last:
+            return NOTHING
+        begin, stop = np.searchsorted(borders, (start, last), "right").tolist()
+        if stop - begin >= _MOST_CELLS:
+            return self._between(start, last)
+        parts = []
+        for number in range(begin, stop + 1):
+            places, values = self._held.get((id(self), number), partial(self._cell, number))
+            inside = slice(int(np.searchsorted(places, start)),
+                           int(np.searchsorted(places, last, "right")))
+            parts.append((places[inside], values[inside]))
+        return joined(parts)
+
+    def _cells(self) -> Array:
+        """Where a cell ends and the next begins."""
+        if self._borders is None:
+            samples = np.sort(np.concatenate([NOTHING[0], *self._samples]))
+            step = max(1, len(samples) * CELL // max(self._count, 1))
+            self._borders = (NOTHING[0] if self._count <= CELL
+                             else np.unique(samples[step:-(step // 2):step]))
+            self._bounds = np.array(self._low, np.int64), np.array(self._high, np.int64)
+            self._samples, self._low, self._high = [], [], []
+        return self._borders
+
+    def _cell(self, number: int) -> Pair:
+        """All that lead into a cell, ascending."""
+        borders = self._cells()
+        if not len(borders):
+            fresh, self._fresh = self._fresh, None
+            parts = [read() for read in self._read] if fresh is None else fresh
+            return _sorted(parts)
+        return self._between(int(borders[number - 1]) if number else _LEAST,
+                             int(borders[number]) - 1 if number < len(borders) else _MOST)
+
+    def _between(self, start: int, last: int) -> Pair:
+        """All that lead from ``start`` to ``last``, read, ascending."""
+        assert self._bounds is not None
+        low, high = self._bounds
+        parts = []
+        for page in np.flatnonzero((low <= last) & (high >= start)).tolist():
+            places, values = self._read[page]()
+            inside = (places >= start) & (places <= last)
+            parts.append((places[inside], values[inside]))
+        return _sorted(parts)
+
+
+def joined(parts: list[Pair]) -> Pair:
+    """Answers one behind the other."""
+    parts = [part for part in parts if len(part[0])] or parts[:1]
+    if len(parts) < 2:
+        return parts[0] if parts else NOTHING
+    places, values = zip(*parts, strict=True)
+    return np.concatenate(places), np.concatenate(values)
+
+
+def merged(parts: list[Pair]) -> Pair:
+    """Ascending answers as one that is ascending."""
+    parts = [part for part in parts if len(part[0])]
+    return joined(parts) if len(parts) < 2 else _sorted(parts)
+
+
+def _sorted(parts: list[Pair]) -> Pair:
+    places, values = joined(parts)
+    if len(places) < 2 or bool((places[1:] >= places[:-1]).all()):
+        return places, values
+    order = np.argsort(places, kind="stable")
+    return places[order], values[order]
