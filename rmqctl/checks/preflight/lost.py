@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -94,6 +94,9 @@ class Counted:
                 first=self.first_damaged))
 
 
+_NOTED = ("queue_id", "queue_offset", "physical_offset", "total_size", "store_timestamp")
+
+
 class _Topics:
     """Messages by topic, the first of them singly."""
 
@@ -111,22 +114,24 @@ class _Topics:
         return sum(self.by_topic.values())
 
     def _take(self, batch: Batch, rows: Array) -> None:
+        self._count(self._columns(batch), rows)
+
+    def _columns(self, batch: Batch) -> list[Array]:
+        """What is noted of messages: the number of the topic, and the fields of `_NOTED`."""
+        return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
+
+    def _count(self, columns: Sequence[Array], rows: Array) -> None:
+        topic, queue_id, offset, place, size, when = (column[rows] for column in columns)
         if len(rows):
-            when = batch.column("store_timestamp")[rows]
             self.times = [min([*self.times[:1], int(when.min())]),
                           max([*self.times[1:], int(when.max())])]
-        topic = self._topics.encode(text.topics(batch))[rows]
         names = [os.fsdecode(topic) for topic in self._topics.texts]
         for number, count in zip(*np.unique(topic, return_counts=True), strict=True):
             self.by_topic[names[int(number)]] += int(count)
-        for row, number in zip(rows[:KEEP - len(self.first)].tolist(), topic.tolist(),
-                               strict=False):
-            self.first.append(LostMessage(
-                names[number], int(batch.column("queue_id")[row]),
-                int(batch.column("queue_offset")[row]), int(batch.column("physical_offset")[row]),
-                int(batch.column("total_size")[row]),
-                int(batch.column("store_timestamp")[row])))
-
+        left = slice(0, KEEP - len(self.first))
+        for number, *rest in zip(*(column[left].tolist() for column in (
+                topic, queue_id, offset, place, size, when)), strict=True):
+            self.first.append(LostMessage(names[number], *rest))
 
     def _take_undecided(self, log: CommitLog, batch: Batch, end: int) -> None:
         frames = [frame for span in batch.spans for frame in span.doubtful if frame[0] >= end]
@@ -165,6 +170,9 @@ class Lost(_Topics):
         self.superseded = 0
         self.offsets: dict[int, OffsetRuns] = {}
         """Their queue offsets in their own queues, by number of the queue."""
+        self._pending: list[tuple[list[Array], Array, list[Claims]]] = []
+        """Columns of messages of batches, which of them count, what these claim."""
+        self._held = 0
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None, *, whether: bool = False) -> None:
@@ -176,32 +184,47 @@ class Lost(_Topics):
                 look(batch)
                 if len(batch):
                     self._add(batch)
+                if whether or self._held >= _BLOCK or any(span.doubtful for span in batch.spans):
+                    self._settle()
                 self._take_undecided(log, batch, self._end)
                 if whether and self.total:
                     return
             if progress is not None:
                 progress(file.end - max(file.base, self._end))
+        self._settle()
 
     def _add(self, batch: Batch) -> None:
-        good = intact(batch) & (batch.offset >= self._end)
-        old: Array = np.zeros(len(batch), bool)
-        claims = self._queues.expected(batch)
-        for claim in claims:
-            number, offset, place, record = claim.number, claim.offset, claim.place, claim.record
-            for part in by_queue(number):
-                queue = self._queues.states[int(number[part[0]])].found
+        self._pending.append((self._columns(batch), intact(batch) & (batch.offset >= self._end), [
+            replace(claim, record=claim.record + self._held)
+            for claim in self._queues.expected(batch)]))
+        self._held += len(batch)
+
+    def _settle(self) -> None:
+        """Holds what is held back against the rows on disk: many of a queue at a time."""
+        if not self._pending:
+            return
+        columns, masks, lists = zip(*self._pending, strict=True)
+        claims = [claim for some in lists for claim in some]
+        self._pending, self._held = [], 0
+        good = np.concatenate(masks)
+        old: Array = np.zeros(len(good), bool)
+        if claims:
+            every = Claims(*(np.concatenate([getattr(claim, field.name) for claim in claims])
+                             for field in fields(Claims)))
+            for part in by_queue(every.number):
+                queue = self._queues.states[int(every.number[part[0]])].found
                 if isinstance(queue, ConsumeQueue):
-                    units = _units(queue, offset[part])
-                    other = ((units["physical_offset"] != place[part])
+                    units = _units(queue, every.offset[part])
+                    other = ((units["physical_offset"] != every.place[part])
                              & (units["physical_offset"] < self._end)
                              & (units["physical_offset"] >= 0) & (units["size"] > 0)
                              & (units["size"] != FILLER.size))
-                    old[record[part[other]]] = True
+                    old[every.record[part[other]]] = True
         self.superseded += int((old & good).sum())
         good &= ~old
-        self._take(batch, np.flatnonzero(good))
-        for claim in claims:
-            collect(self.offsets, claim, good[claim.record])
+        self._count([*map(np.concatenate, zip(*columns, strict=True))], np.flatnonzero(good))
+        if claims:
+            collect(self.offsets, every, good[every.record])
 
 
 class Unreachable:
