@@ -71,12 +71,16 @@ class OffsetRuns:
         """What ``other`` has not, in a new set."""
         left = OffsetRuns()
         left.complete = self.complete and other.complete
-        low, high = other.runs()[:, 0], other.runs()[:, 1]
-        for first, end in self.runs().tolist():
-            begin, stop = np.searchsorted(high, first, "right"), np.searchsorted(low, end)
-            borders = [first, *other.runs()[begin:stop].ravel().tolist(), end]
-            for start, behind in zip(borders[::2], borders[1::2], strict=True):
-                left.add_run(start, behind)
+        runs, others = self.runs(), other.runs()
+        begin = np.searchsorted(others[:, 1], runs[:, 0], "right").tolist()
+        stop = np.searchsorted(others[:, 0], runs[:, 1]).tolist()
+        kept: list[tuple[int, int]] = []
+        for number, (first, end) in enumerate(runs.tolist()):
+            borders = [first, *others[begin[number]:stop[number]].ravel().tolist(), end]
+            kept += zip(borders[::2], borders[1::2], strict=True)
+        if kept:
+            starts, ends = np.array(kept, np.int64).T
+            left.add(starts, ends - starts)
         return left
 
     def _below(self, offset: int) -> int:
