@@ -31,8 +31,8 @@ MOST_PER_PAGE = 200
 """Undecided records per damaged page of an honest log that is longer than its largest record."""
 TEXT = """Made by `{command}`: {seeds:,} seeds, {first:,} to {last:,}. A seed chooses a form of the log, whether bodies hold forged records, the damage, and the state of entries and index. *refused*: nothing is changed. *damaged* messages are *back* with their bytes, *filled*, or *lost*: nothing stands for them. *forged*: worlds in which a record from a body is shown or published without `--ambiguous keep`. *not counted*: an intact message is hidden, left out or lost without being counted, with `--ambiguous keep` or without. *nothing is lost*: that is said, and a message has to be filled. *verify*: an error after `recover` that the plan did not announce. *stale shown*: `read` shows records from an earlier use of a file which the entries contradict. *other*: a second plan is not empty, or `undo` does not restore every byte. *undecided*: intact and forged records of which the plan says so, in all worlds, and their share of all messages; *most a page*: the most of one world, divided by its damaged places.
 """  # noqa: E501 - a paragraph of Markdown
-COLUMNS = ("seeds", "refused", "damaged", "back", "filled", "lost", *trial.KINDS_OF_WRONG, "undecided",
-           "share", "most a page")
+COLUMNS = ("seeds", "refused", "damaged", "back", "filled", "lost", *trial.KINDS_OF_WRONG,
+           "undecided", "share", "most a page")
 
 
 @dataclass
