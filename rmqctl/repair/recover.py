@@ -509,12 +509,13 @@ class _Planner:
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
         if self._options.topic is not None or not self._known.settings.message_index:
             wanted -= {INDEX}
-        if CONSUMEQUEUE in wanted and self._store.layout.consumequeue == "rocksdb":
-            self._in_rocksdb(saved)
+        in_rocksdb = CONSUMEQUEUE in wanted and self._store.layout.consumequeue == "rocksdb"
+        if in_rocksdb:
             wanted -= {CONSUMEQUEUE}
         if not wanted:
+            if in_rocksdb:
+                self._in_rocksdb(saved)
             return None
-        self._notes += self._known.notes
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             rebuilt = self._make(
                 saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
@@ -541,6 +542,9 @@ class _Planner:
                 settled = self._settle(saved, rebuilt, steps)
             if settled.tags or settled.keys:
                 return self._derived(self._corrected(saved, settled.corrected), settled)
+        if in_rocksdb:
+            self._in_rocksdb(saved)
+        self._notes += self._known.notes
         if whole and self._store.snapshot is not None:
             # They are of now and the log is that of its fixed end: what differs may be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]

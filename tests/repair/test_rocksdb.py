@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -205,3 +206,21 @@ def test_from_another_store_with_such_queues(golden_copy, golden, empty: bool):
         assert (store / "commitlog" / path.name).read_bytes() == path.read_bytes()
     assert contents(store)[keys.ROWS] == before[keys.ROWS]
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]
+
+
+def test_a_database_is_made_once_where_entries_correct_keys(golden_copy):
+    """The plan is made a second time once entries have told what a property was."""
+    store = golden_copy("5.3.3/rocksdb-clean-trunc/after")
+    chance = random.Random(2)
+    logs = sorted((store / "commitlog").iterdir())
+    for _ in range(40):
+        log = chance.choice(logs)
+        data = bytearray(log.read_bytes())
+        data[chance.randrange(min(len(data), 60_000))] ^= 1 << chance.randrange(8)
+        log.write_bytes(data)
+    plan = run("recover", store, "-o", "json").expect(1).json()
+    assert [action["target"] for action in plan["actions"]].count("consumequeue") == 1
+    assert len(set(plan["notes"])) == len(plan["notes"])
+    run("recover", store, "--apply", "--yes").expect(1)
+    again = run("recover", store, "-o", "json").expect(0, 1).json()
+    assert again["actions"] == []
