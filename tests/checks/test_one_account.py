@@ -333,9 +333,9 @@ no stores.
 def _names_losses(tree: ast.AST) -> Iterator[str]:
     for node in nodes(tree):
         if isinstance(node, ast.Attribute):
-            if node.attr in _COUNTS:
-                yield f"line {node.lineno}: .{node.attr}"
             of = node.value
+            if node.attr in _COUNTS and not (isinstance(of, ast.Name) and of.id == "account"):
+                yield f"line {node.lineno}: .{node.attr}"
             if node.attr in _OF_REPAIRS and isinstance(of, ast.Attribute) and of.attr in (
                     "repairs", "repair_losses"):
                 yield f"line {node.lineno}: .{of.attr}.{node.attr}"

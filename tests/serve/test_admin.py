@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, REQUESTS
 from rmqctl.remoting.command import RESPONSE, Command, write_command
-from rmqctl.serve import server
+from rmqctl.serve import connection
 from rmqctl.serve.dispatch import HANDLERS
 from rmqctl.serve.tools import assigning, relay
 from rmqctl.store.config.offsets import Lag
@@ -301,7 +301,7 @@ def test_answers_are_bounded(root, monkeypatch):
                                                    "timestamp": 0, "isForce": True})):
             refused = client.ask(request, **ext)
             assert (refused.code, "too many for one answer" in refused.remark) == (1, True)
-        monkeypatch.setattr(server, "_LARGEST_BODY", 100)
+        monkeypatch.setattr(connection, "_LARGEST_BODY", 100)
         refused = client.ask("GET_ALL_TOPIC_CONFIG")
         assert (refused.code, "a frame takes 100" in refused.remark) == (1, True)
 
