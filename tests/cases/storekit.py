@@ -30,8 +30,10 @@ def golden(name: str, to: str = "store") -> Path:
     _written_by[0] = name.split("/", maxsplit=1)[0]
     archive, prefix = ARCHIVES / "golden" / f"{name}.tar.xz", f"{Path(name).name}/store"
     with tempfile.TemporaryDirectory(dir=OUT) as scratch, tarfile.open(archive) as packed:
+        # Python 3.11.2 knows no filters, and later ones warn without one.
+        chosen: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
         packed.extractall(scratch, [one for one in packed if one.name == prefix
-                                    or one.name.startswith(f"{prefix}/")], filter="tar")
+                                    or one.name.startswith(f"{prefix}/")], **chosen)
         (Path(scratch) / prefix).rename(OUT / to)
     return OUT / to
 
