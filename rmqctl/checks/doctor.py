@@ -107,8 +107,8 @@ class Diagnosis:
             return Phrase("sound: {what}", what=Joined("; ", parts))
         parts = []
         if lost.known:
-            parts.append(Phrase("{count} message is lost already",
-                                "{count} messages are lost already", count=lost.known))
+            parts.append(Phrase("{count:,} message is lost already",
+                                "{count:,} messages are lost already", count=lost.known))
         if start.misled:
             parts.append(Phrase("broker.conf does not fit this store ({settings})",
                                 settings=Joined(", ", dict.fromkeys(
@@ -118,8 +118,8 @@ class Diagnosis:
         elif lost.would_lose:
             parts.append(lost.what_a_start_loses)
         elif start.second_start is not None:
-            parts.append(Phrase("the second start would lose {count} intact message",
-                                "the second start would lose {count} intact messages",
+            parts.append(Phrase("the second start would lose {count:,} intact message",
+                                "the second start would lose {count:,} intact messages",
                                 count=start.second_start.messages_lost))
         elif start.rows_lost:
             parts.append(Phrase("a start would destroy all consumequeues"))

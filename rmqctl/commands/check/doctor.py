@@ -114,8 +114,9 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     from rmqctl.checks.repaired import all_in_words
 
     start, covered, lost = found.start, found.findings.coverage, found.losses
+    # Fillers and messages that were kept damaged are readable, but nobody sent them so.
     facts: dict[str, str] = {"messages": Phrase(
-        "{some:,} intact, in {size} of log", some=covered.messages,
+        "{some:,} intact, in {size} of log", some=covered.messages - (lost.replaced or 0),
         size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
         facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
