@@ -91,7 +91,8 @@ def test_chinese_is_chinese():
 
 
 def test_a_phrase_is_its_english_text_and_can_be_said():
-    lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already", count=1)
+    lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already",
+                  count=1)
     assert lost == "1 message is lost already"
     assert language("zh").say(lost) == "已有 1 条消息丢失"
     assert language("en").say(lost) == lost

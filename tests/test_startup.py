@@ -64,9 +64,9 @@ def test_help_loads_no_library_and_no_command(words):
     ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 125),
     ("query offset STORE --phy 0 -o json", 114),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 119),
-    ("stats STORE --by topic -o json", 213),
+    ("stats STORE --by topic -o json", 215),
     ("info STORE -o json", 150),
-    ("verify STORE -o json", 243),
+    ("verify STORE -o json", 245),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):
     modules = loaded(*(tiny.root if word == "STORE" else word for word in words.split()),

@@ -16,11 +16,11 @@ from rmqctl.output.cells import Encoded, Layout
 from rmqctl.output.jsonlines import writer
 from rmqctl.output.streams import Sink, Target
 from rmqctl.scan.json_cells import LONG
-from rmqctl.store.json_objects import JsonObjects
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.pages import Page
 from rmqctl.store.projection import Projection
 from rmqctl.store.query.conditions import Condition
+from rmqctl.store.query.json_objects import JsonObjects
 from rmqctl.store.query.select import Selection, Selector
 from rmqctl.store.store import Store
 from tests.support import tiny

@@ -46,8 +46,8 @@ class Missing(NamedTuple):
 def missing(store: Store, *, damaged: bool) -> Missing:
     """What a store has lost, as `preflight` counts it.
 
-    ``damaged``: the caller has found damage in the log. If it has found none, a message can only
-    be missing after the end of the log, so the log is not read a second time.
+    ``damaged``: the caller has found damage in the log. If it has found none and no log file is
+    missing, only messages after the end of the log can be lost: the log is not read again.
     """
     if not store.layout.reads(LOG):
         return Missing()
@@ -56,7 +56,7 @@ def missing(store: Store, *, damaged: bool) -> Missing:
     if not all(map(store.layout.reads, (QUEUES, CONFIG))):
         return found
     try:
-        if not damaged and not _after_the_end(store):
+        if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
             return found._replace(known=0)
         return found._replace(known=preflight(store, full=True).account.known)
     except (StoreIOError, UsageError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.completing import complete_findings
+from rmqctl.commands.app.completing import complete_findings
 from rmqctl.commands.shared.options import SpokenOut
 from rmqctl.phrases import Phrase
 

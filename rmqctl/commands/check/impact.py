@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import ListedSpokenOut, StoreOptions

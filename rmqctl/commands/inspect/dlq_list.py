@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.message_options import SelectOptions
 from rmqctl.commands.shared.messages import Faults, message_render

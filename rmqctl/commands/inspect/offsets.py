@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.completing import complete_groups
+from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.options import Out, StoreQueues, Topic, View, Zone
 from rmqctl.commands.shared.store_warnings import warn_of_cut
 from rmqctl.errors import ExitCode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.completing import complete_groups
+from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.completing import complete_topics
+from rmqctl.commands.app.completing import complete_topics
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.completing import complete_groups
 from rmqctl.commands.shared.options import ListedOut, Queue, StoreQueues, Topic, View, Zone
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import now_ms, parse_time, show_times_in

@@ -44,7 +44,7 @@ def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
 
     for name in stores:
         with Store.open(os.path.abspath(name), folders) as store:
-            lost = missing(store, damaged=damaged or any(store.log.gaps()))
+            lost = missing(store, damaged=damaged)
         for text in lost_texts(lost):
             out.warn(f"{name}: {text}" if len(stores) > 1 else text)
 

@@ -16,10 +16,10 @@ from rmqctl.output.units import counted, time_text
 if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
     from rmqctl.output.cells import Render
-    from rmqctl.store.json_objects import JsonObjects
     from rmqctl.store.pages import Page
     from rmqctl.store.problems import Problem
     from rmqctl.store.projection import Projection
+    from rmqctl.store.query.json_objects import JsonObjects
 
 _NAMED = 5
 _MANY = 32
@@ -46,7 +46,7 @@ def rows_of(out: Output, pages: Iterable[Page],
     objects: JsonObjects | None = None
     for page in pages:
         if objects is None and out.is_json and len(page) >= _MANY:
-            from rmqctl.store.json_objects import JsonObjects
+            from rmqctl.store.query.json_objects import JsonObjects
 
             objects = JsonObjects(projection)
         lines = objects.lines(page) if objects is not None and len(page) >= _MANY else None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.completing import complete_topics
 from rmqctl.commands.app.option_groups import OptionGroup, pick
-from rmqctl.commands.shared.completing import complete_topics
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
