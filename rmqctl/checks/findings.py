@@ -249,7 +249,7 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "a property that brokers read as a number is none: they cut the log off there",
         _recover_log),
     "header-flag-bits": Category(
-        WARNING, "system flags with bits that no release uses: the header is damaged",
+        WARNING, "system flags with bits that no known release uses",
         _recover_log),
     "header-born-time": Category(
         INFO, "a born time that is negative or years after the store time"),

@@ -382,9 +382,10 @@ class _Job:
         flagged = [fault.offset for fault in survey.headers.faults
                    if FLAG_BITS in fault.categories]
         if flagged:
-            oddities.append(f"{plural(len(flagged), 'message')} with damaged system flags, the "
-                            f"first at physical offset {flagged[0]}: more than one value fits; the "
-                            "bits that no release uses stay, so that verify reports the message")
+            oddities.append(f"{plural(len(flagged), 'message')} with system flags that no "
+                            f"known release writes, the first at physical offset {flagged[0]}: "
+                            "nothing proves the right value, so these bits stay and verify reports "
+                            "the message")
         odd = [fault for fault in survey.headers.faults
                if {*fault.categories} - {STORE_HOST, FLAG_BITS}]
         if odd:

@@ -6,6 +6,7 @@ its body matches its CRC. Where a store's messages carry an appended CRC, that m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -175,6 +176,9 @@ class Survey:
     """Intact records with fields that no broker can have written."""
     flags: set[int] = field(default_factory=set)
     """The system flags of intact messages, but for those that no release writes."""
+    unknown_bits: Counter[int] = field(default_factory=Counter)
+    """How many intact messages have these bits of the system flags, which no known release writes
+    (the first patterns)."""
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
     skipping: set[str] = field(default_factory=set)
@@ -199,8 +203,15 @@ class Survey:
         self.host = self.host or behind.host
         self.headers.merge(behind.headers)
         self.flags |= behind.flags
+        self.count_unknown_bits(behind.unknown_bits)
         self.inner_batch_topics |= behind.inner_batch_topics
         self.skipping |= behind.skipping
+
+    def count_unknown_bits(self, seen: Mapping[int, int]) -> None:
+        """Add counts of patterns; new ones only while few are known."""
+        for bits, count in seen.items():
+            if bits in self.unknown_bits or len(self.unknown_bits) < MOST_ODD:
+                self.unknown_bits[bits] += count
 
     @property
     def has_crcs(self) -> bool:

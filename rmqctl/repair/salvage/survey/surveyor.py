@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -317,6 +318,9 @@ class Surveyor:
                 offsets.extend(offset[good][which[good]].tolist())
         flags = batch.column("sys_flag")[good]
         found.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
+        odd = flags[flags & ~sysflag.KNOWN != 0] & ~sysflag.KNOWN
+        if len(odd):
+            found.count_unknown_bits(Counter(odd.tolist()))
         if found.host is None:
             port = batch.column("store_host.port")[good]
             plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
