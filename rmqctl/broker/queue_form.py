@@ -8,12 +8,13 @@ finds the other form sees no queue at all, and after a clean end it dispatches l
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Literal
 
 from rmqctl.broker.release import judged
 from rmqctl.broker.settings import ext_files
 from rmqctl.broker.versions import version_of
-from rmqctl.errors import UsageError
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Sizes, Store
 
@@ -49,6 +50,17 @@ def is_likely_file(store: Store) -> bool:
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0
             or not checkpoint.physic_msg_timestamp)
+
+
+def require_proven(store: Store) -> None:
+    """RefusedError where messages may not be put into a store, as its consume queues would be
+    created in files while the checkpoint speaks for RocksDB.
+    """
+    if is_unproven(store) and not is_likely_file(store):
+        raise RefusedError(
+            f"{store.root}: no consume queues are left, and the checkpoint speaks for RocksDB: a "
+            "broker with RocksDB does not see consume queues in files. Create them first: "
+            f"`rmqctl recover {shlex.quote(store.root)} --consumequeue rocksdb` (or file)")
 
 
 def _is_told(sizes: Sizes) -> bool:

@@ -182,6 +182,13 @@ class Losses:
                       "a start would lose {count:,} intact messages", count=self.would_lose)
 
     @property
+    def replaced_in_words(self) -> Phrase | None:
+        """What fillers stand for; None where there is none."""
+        return Phrase("{count:,} message was lost before: a filler of `recover` stands for it",
+                      "{count:,} messages were lost before: fillers of `recover` stand for them",
+                      count=self.replaced) if self.replaced else None
+
+    @property
     def would_lose_by_topic(self) -> dict[str, int]:
         """The same by topic."""
         return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
@@ -221,11 +228,8 @@ class Losses:
         if self.undecided:
             said.append(Phrase("{count:,} record is undecided",
                                "{count:,} records are undecided", count=self.undecided))
-        if self.replaced:
-            said.append(Phrase(
-                "{count:,} message was lost before: a filler of `recover` stands for it",
-                "{count:,} messages were lost before: fillers of `recover` stand for them",
-                count=self.replaced))
+        if self.replaced_in_words is not None:
+            said.append(self.replaced_in_words)
         return said
 
     def after(self, plan: PlannedLosses) -> Losses:

@@ -63,7 +63,7 @@ class Aggregate:
         self.is_cut = only is not None
         """Whether light groups are summed as `OTHER`."""
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
-        self.damaged_spans = self.undecided = 0
+        self.damaged_spans = self.undecided = self.bodies_damaged = 0
         self.fillers = 0
         """Of the messages counted, those that `recover` put in place of lost bytes."""
         self.replaced = 0
@@ -91,6 +91,7 @@ class Aggregate:
         if not len(batch):
             return
         self.bytes_in_messages += int(batch.frame_size.sum())
+        self.bodies_damaged += int((~batch.crc_ok() & (batch.column("body_length") > 0)).sum())
         batch = self._chosen(batch)
         if len(batch):
             total, body = batch.column("total_size"), batch.column("body_length")
@@ -114,8 +115,8 @@ class Aggregate:
         _include(self._sums, codes, *other._sums[:, :len(codes)])
         _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans", "undecided", "fillers", "replaced", "bytes_unread",
-                     "_counted", "_given_up"):
+                     "damaged_spans", "bodies_damaged", "undecided", "fillers", "replaced",
+                     "bytes_unread", "_counted", "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unread = self.unread or other.unread
         self._bound()

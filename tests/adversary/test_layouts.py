@@ -154,7 +154,7 @@ def predicted(store: Path, *more: str) -> dict[str, Any]:
     assert "RocksDB" in result.err
     found: dict[str, Any] = result.json()
     assert [one["structure"] for one in found["not_judged"]][:2] == ["consumequeue", "index"]
-    assert found["next"] == f"rmqctl verify {store}"
+    assert found["next"] == [f"rmqctl verify {store}"]
     return found
 
 

@@ -72,7 +72,7 @@ def test_a_hole_in_a_log_as_short_as_one_record(length: int, tmp_path: Path) -> 
     # Nothing is done before somebody has decided.
     plan = run("recover", store, *SIZES, *JSON).expect(1).json()
     assert plan["messages_undecided"] == len(behind)
-    assert plan["next"].endswith("--ambiguous keep")
+    assert plan["next"][0].endswith("--ambiguous keep")
     assert plan["assumed"] == {"largest_record": 4 * MIB + (64 << 10)}
     before = snapshot.take(store, inodes=False)
     refused = run("recover", store, *SIZES, "--apply", "--yes").expect(6)

@@ -51,7 +51,7 @@ class Case:
         assert not found["sound"]
         assert found["configuration"] == made["configuration"]
         assert effect in {one["effect"] for one in made["configuration"]}
-        assert made["next"].startswith(f"rmqctl config check {self.conf}")
+        assert made["next"][0].startswith(f"rmqctl config check {self.conf}")
         assert made["starts"] == (effect != "refuses")
         return made
 

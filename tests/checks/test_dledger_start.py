@@ -57,7 +57,8 @@ def test_what_it_says_and_how_it_ends() -> None:
     said = run("preflight", folder, "--broker-version", "5.3.3").expect(1)
     assert "leaves out the heads of DLedger's entries" in " ".join(f"{said.out}{said.err}".split())
     assert f"rmqctl doctor {folder}" in said.out
-    run("preflight", folder, "--broker-version", "4.9.3").expect(0)
+    older = run("preflight", folder, "--broker-version", "4.9.3").expect(1)
+    assert "would start and lose no message, but 250 index entries" in older.out
     assert run("doctor", folder, "-o", "json").expect(1).json()["would_lose"] == 1
     run("doctor", layout_set("5.3.3/dledger3") / "store").expect(0)
     missing = layout_set("5.3.3/dledger-crash-noindex") / "before"

@@ -51,7 +51,7 @@ def test_configuration_in_rocksdb(golden: GoldenFolder, rmqctl: Runner, name: st
     assert found.keys() == CONFIG.keys()
     assert all(found.values())
     answer = rmqctl("preflight", root, "--broker-version", "4.9.3", "-o", "json").expect(1).json()
-    assert "config convert" in answer["next"]
+    assert "config convert" in answer["next"][0]
 
 
 def test_entries_that_the_json_files_have_are_no_loss(golden_copy: GoldenFolder) -> None:

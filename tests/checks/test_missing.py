@@ -126,3 +126,18 @@ def test_a_filler_is_no_message(tmp_path: Path) -> None:
                     ("export", store, "--out", tmp_path / "many"), ("stats", store)):
         said = run(*command, *JSON).expect(0, 1).json()
         assert (said["complete"], said["messages_replaced"]) == (False, 3), command
+
+
+@pytest.mark.parametrize("name", ["4.9.3/crash-crc", "5.3.3/crash-crc", "5.3.3/dledger-crash-crc"])
+def test_a_body_that_does_not_match_its_crc_is_lost_for_all(name: str, golden: GoldenFolder,
+                                                           tmp_path: Path) -> None:
+    store = golden(name) / "before"
+    said = run("stats", store, *JSON).expect(1)
+    figures = said.json()
+    assert (figures["complete"], figures["bodies_damaged"]) == (False, 1)
+    assert "1 message counted though the body does not match its CRC" in said.err
+    for command in ("preflight", "verify", "doctor"):
+        answer = run(command, store, *JSON).expect(1).json()
+        counted = answer.get("coverage", {}).get("messages_already_lost")
+        assert (answer.get("messages_already_lost", counted) == 1
+                == figures["messages_already_lost"]), command

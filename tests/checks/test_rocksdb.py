@@ -204,7 +204,7 @@ def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     run("verify", store, "--only", "commitlog,index").expect(0)
     assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 239
     refused = run("preflight", store, "-o", "json").expect(1).json()
-    assert (refused["starts"], refused["next"]) == (False, f"rmqctl recover {store}")
+    assert (refused["starts"], refused["next"]) == (False, [f"rmqctl recover {store}"])
     assert run("doctor", store, "-o", "json").expect(1).json()["next"][0] == (
         f"rmqctl recover {store}")
 

@@ -86,12 +86,12 @@ def without_files(tmp_path: Path) -> tuple[Path, str]:
 def test_whole_files_of_it_come_back_with_undo(without_files):
     root, repair = without_files
     planned = rmqctl("recover", root, "-o", "json").json()
-    assert planned["next"] == f"rmqctl undo {root} {repair}"
-    assert any("moved 3 whole files of the log aside" in note and planned["next"] in note
+    assert planned["next"] == [f"rmqctl undo {root} {repair}"]
+    assert any("moved 3 whole files of the log aside" in note and planned["next"][0] in note
                for note in planned["notes"])
     rmqctl("undo", root, repair, "--yes").expect(0)
     planned = rmqctl("recover", root, "-o", "json").json()
-    assert planned["next"] == f"rmqctl recover {root} -o json --apply"
+    assert planned["next"] == [f"rmqctl recover {root} -o json --apply"]
     assert not any("aside" in note for note in planned["notes"])
     rmqctl("recover", root, "--apply").expect(1)
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 32
@@ -101,7 +101,7 @@ def test_undo_is_not_advised_where_it_would_take_back_more(without_files):
     root, repair = without_files
     (root / "checkpoint").write_bytes(bytes(4096))
     planned = rmqctl("recover", root, "-o", "json").json()
-    assert not planned["next"].startswith("rmqctl undo")
+    assert not planned["next"][0].startswith("rmqctl undo")
     assert any(f"repair {repair} has moved 3 whole files" in note and "changed since" in note
                for note in planned["notes"])
 

@@ -145,3 +145,17 @@ def test_files_are_the_default_where_nothing_speaks_for_rocksdb(golden_copy, gon
 
 def info(store: Path) -> dict:
     return run("info", store, "-o", "json").expect(0).json()
+
+
+@pytest.mark.parametrize("words", [
+    ("write", "--topic", "orders", "--body", "x"), ("append", "-"), ("flush",),
+    ("serve", "--writable", "--listen", "127.0.0.1:0")], ids=lambda words: words[0])
+def test_nothing_is_put_into_a_store_whose_queues_may_be_in_rocksdb(golden_copy, words) -> None:
+    """Queues in files would be invisible to a broker that keeps them in RocksDB."""
+    store = without_queues(golden_copy, "5.3.3/rocksdb/store")
+    before = snapshot.take(store)
+    command, *more = words
+    refused = run(command, store, *more).expect(6)
+    assert "--consumequeue rocksdb" in refused.err
+    assert [line for line in before.differences(snapshot.take(store))
+            if not line.startswith("changed: . ")] == []

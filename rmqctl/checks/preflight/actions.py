@@ -163,6 +163,7 @@ def _index(predicted: Prediction, store: Store, index: Index,
                    "found by key",
                    "{count:,} index entries do not come back: the messages concerned are no longer "
                    "found by key", count=predicted.index_lost))
+    predicted.index_uncounted = len(index.uncounted)
     for loaded in index.uncounted:
         predicted.notes.append(Phrase(
             "{file} cannot be understood: how many of its entries do not come back cannot be told",

@@ -177,7 +177,7 @@ class AlreadyLost:
                         "damage is newer than that stop; which of the two cannot be told"))
         tail, tail_from = (0, 0) if running or len(self._store.nodes) != 1 else (
             lost_at_the_end(self._store.log.files, self._store.nodes[0]))
-        self._settle(log, up_to_end=running or confirmed)
+        self._settle(log, up_to_end=running or cut_off)
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):

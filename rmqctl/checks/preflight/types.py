@@ -214,6 +214,8 @@ class Prediction:
     index_duplicates: int = 0
     index_lost: int = 0
     """Entries of discarded index files that do not come back."""
+    index_uncounted: int = 0
+    """Discarded index files of which that cannot be told."""
     index_from: int = 0
     """Messages before this physical offset get no index entry, also where they are dispatched."""
     leaves: bool = False
@@ -383,13 +385,15 @@ class Prediction:
     @property
     def beside_messages(self) -> list[Loss]:
         """Losses that are not about the log and its consume queues."""
-        return [*self.metadata.losses, *self.other_losses]
+        index = [Loss(INDEX, None if self.index_uncounted else self.index_lost, Phrase(
+            "the messages concerned are no longer found by key"), "index")]
+        return [*self.metadata.losses, *self.other_losses,
+                *(index if self.index_lost or self.index_uncounted else [])]
 
     @property
     def also_loses(self) -> Phrase | None:
         """What the start costs beside messages: ``12 committed offsets, 3 topics``."""
-        index = [Loss(INDEX, self.index_lost, "", "index")] if self.index_lost else []
-        return summed([*(loss for loss in self.beside_messages if not loss.already), *index])
+        return summed(loss for loss in self.beside_messages if not loss.already)
 
     @property
     def costless(self) -> Phrase:

@@ -211,7 +211,8 @@ class Verdict(Generic[C]):
             "coverage": coverage, "checked": list(self.checked),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
-            "findings_total": self.total, "known": self.known, "next": self.next,
+            "findings_total": self.total, "known": self.known,
+            "next": [self.next] if self.next else [],
             "steps": [Step(self.next, _WHY).as_dict()] if self.next else [],
             "impact": self.impact,
             "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,

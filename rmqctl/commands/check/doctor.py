@@ -120,11 +120,8 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         size=size_text(covered.bytes_total))}
     if covered.bytes_damaged:
         facts["damaged"] = Phrase("{size} of the log", size=size_text(covered.bytes_damaged))
-    if lost.replaced:
-        facts["replaced"] = Phrase(
-            "{count:,} message was lost before: a filler of `recover` stands for it",
-            "{count:,} messages were lost before: fillers of `recover` stand for them",
-            count=lost.replaced)
+    if lost.replaced_in_words is not None:
+        facts["replaced"] = lost.replaced_in_words
     if lost.in_log:
         facts["undecided"] = Phrase(
             "{count:,} record: a message, or part of a damaged message's body",

@@ -13,6 +13,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.advising import LOOK
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -71,7 +72,7 @@ def command(
                                   machine=around(opened, disk_used))
     step = _next(predicted, store.root)
     following = step.command if step else None
-    out.document({**predicted.as_dict(), "next": following,
+    out.document({**predicted.as_dict(), "next": [following] if following else [],
                   "steps": [step.as_dict()] if step else []},
                  lambda page: _show(page, predicted, following))
     if not out.is_data:
@@ -161,6 +162,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.text(Phrase("assumed: {settings}", settings=Joined(", ", assumed)), "dim")
     if following is not None:
         page.heading("What next")
+        page.text(LOOK)
         page.text(following)
 
 
@@ -279,6 +281,8 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     if prediction.rows_cut:
         facts["rows cut off"] = prediction.rows_cut
     account = prediction.account
+    if account.replaced_in_words is not None:
+        facts["replaced"] = account.replaced_in_words
     if account.already:
         facts["lost already"] = account.already
         times = (prediction.already_lost_from, prediction.already_lost_to)

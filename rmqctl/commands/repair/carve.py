@@ -201,7 +201,7 @@ def _into_store(out: Output, carving: Carving, maker: StoreMaker, left_out: set[
             page.heading("What next")
             page.text(following)
 
-    out.document({**counts, "next": following}, page)
+    out.document({**counts, "next": [following] if following else []}, page)
 
 
 def _show(page: Human, counts: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[
         conversion = WithPlainLog(opened, target, given)
         with out.progress("converting", conversion.size) as progress:
             done = conversion.run(progress.advance, signals.check)
-    document = {**done.as_dict(), "next": f"rmqctl verify {shlex.quote(target)}"}
+    document = {**done.as_dict(), "next": [f"rmqctl verify {shlex.quote(target)}"]}
     out.document(document, lambda page: _show(page, document))
     for note in conversion.notes:
         out.note(note)
@@ -128,4 +128,4 @@ def _show(page: Human, document: Mapping[str, Any]) -> None:
         "physical offsets": document["mapping"],
     })
     page.heading("What next")
-    page.text(document["next"])
+    page.text(document["next"][0])

@@ -154,7 +154,7 @@ def command(
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         proposal = plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
-                                      instead=instead)
+                                      instead=instead, is_repair=True)
         if _is_undecided(plan, ambiguous):
             proposal = replace(proposal, refused=_undecided(plan.ambiguous), choice=(
                 ("--ambiguous", "keep"), ("--ambiguous", "leave-out")))
@@ -262,7 +262,8 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
             "truncate_to": prediction.truncate_to,
             "messages_lost_total": prediction.account.cut}, ends_with=ends_with,
             impact=prediction.cut_impact, refused=refused,
-            instead=() if prediction.starts else ("recover", store.root)))
+            instead=() if prediction.starts else ("recover", store.root),
+            is_repair=True))
 
     applying.run(out, store.root, "recover", propose, apply, folders=store.folders,
                  made_anew=True, complete=complete)

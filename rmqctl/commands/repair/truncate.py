@@ -65,7 +65,7 @@ def command(
              "lost_by_topic": cut.lost_by_topic},
             {"log ends at": f"{to_phy} (now {cut.log_end})", "messages cut": count_text(cut.lost),
              **({"of": ", ".join(by_topic) + (f" and {more} more topics" if more > 0 else "")}
-                if by_topic else {})}, impact=cut.impact)
+                if by_topic else {})}, impact=cut.impact, is_repair=True)
 
     applying.run(out, store.root, "truncate", propose, apply, folders=store.folders,
                  writes=WRITES, made_anew=True)

@@ -115,7 +115,7 @@ def command(
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "root": seen.root, "host": seen.host,
                 "kept": f".rmqctl/repairs/{seen.entry.id}",
-                "undone": False, "next": typed.again(without=("--dry-run",))}
+                "undone": False, "next": [typed.again(without=("--dry-run",))]}
     for change in () if abandon else seen.changed[:_SHOWN]:
         out.warn(change)
     if dry_run:
@@ -138,10 +138,10 @@ def command(
     ):
         if abandon:
             repair.abandon(seen.entry.id)
-            document |= {"state": "abandoned", "next": look, "steps": _then(look)}
+            document |= {"state": "abandoned", "next": [look], "steps": _then(look)}
         else:
             done = repair.undo(seen.entry.id, force=force, moved=moved or ())
-            document |= {"state": "undone", "undone": True, "next": look, "steps": _then(look)}
+            document |= {"state": "undone", "undone": True, "next": [look], "steps": _then(look)}
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
     _show(out, store.root, document)
@@ -170,8 +170,8 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
     notes = forgettable(root, before, [one.entry.id for one in found]) if forget else []
     document: dict[str, Any] = {
         "before": before, "repairs": [one.as_dict() for one in found], "bytes": total,
-        "forgets": notes, "applied": False, "next": typed.again(
-            "--apply", without=("--dry-run",)) if (found or notes) and not apply else None}
+        "forgets": notes, "applied": False, "next": [typed.again(
+            "--apply", without=("--dry-run",))] if (found or notes) and not apply else []}
     for one in found:
         for folder in left_elsewhere(root, one.entry.id):
             out.warn(f"repair {one.entry.id} also keeps things in {folder}, made when this store "
@@ -218,7 +218,7 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
                   f"file{'' if logs == 1 else 's'} of the log that these repairs took away; their "
                   "messages may be nowhere else.")
     page.heading("What next")
-    page.text(document["next"])
+    page.text(document["next"][0])
 
 
 def _check_root(root: str) -> None:
@@ -281,6 +281,6 @@ def _show(out: Output, store_root: str, document: dict[str, Any]) -> None:
         if len(document["actions"]) > _SHOWN:
             human.text(f"and {len(document['actions']) - _SHOWN} more actions (-o json has all)")
         human.heading("What next")
-        human.text(document["next"])
+        human.text(document["next"][0])
 
     out.document(document, page)

@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.store.store import Store
 
+LOOK = Phrase("Step 2 of 4 (copy, look, repair, start): look. Take a copy first.")
+REPAIR = Phrase("Step 3 of 4 (copy, look, repair, start): repair.")
+START = Phrase("Step 4 of 4 (copy, look, repair, start): start the broker, once `doctor` finds the "
+               "store sound.")
+"""Where a screen is in the chain from a damaged store to a broker that runs."""
+
 
 def complete(document: dict[str, Any]) -> None:
-    """Add to the commands of a document the options that say how this store is read."""
+    """Add to the commands of a document, or to that of a finding, the options that say how this
+    store is read.
+    """
     following = document["next"]
     document["next"] = (
         [typed.completed(command) for command in following] if isinstance(following, list)
@@ -55,6 +63,7 @@ def show_steps(page: Human, found: Diagnosis) -> None:
     steps = found.next
     if steps:
         page.heading("What next, in this order")
+        page.text(LOOK)
         for step in steps:
             page.text(typed.completed(step.command) or "")
             page.text(Phrase("   {why}", why=step.why), "dim")

@@ -19,6 +19,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.advising import START
 from rmqctl.commands.shared.plan_page import (
     Proposal,
     show_plan,
@@ -382,7 +383,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     else:
         page = out.human()
         page.text(last)
-        what_next(page, steps_after(proposal.plan, following)[0].command)
+        what_next(page, steps_after(proposal.plan, following)[0].command,
+                  START if proposal.is_repair else None)
         out.conclude(verdict_of(proposal, {**proposal.plan.as_dict(), **proposal.fields,
                                             "applied": True}))
 

@@ -99,6 +99,7 @@ class EngineOptions(OptionGroup):
         Raises what `settings_from` raises.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
+                             told=bool(store.sizes.conf.path),
                              **store.over_conf({**self.given(names), **more}))
 
 
@@ -117,17 +118,21 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
-                  files: bool = True, **given: Any) -> Settings:
+                  files: bool = True, told: bool = False, **given: Any) -> Settings:
     """The settings to write into a store with; ``given`` are fields of `Settings`, None: not given.
 
-    See `rmqctl.broker.settings.resolve` for what wins, for ``files``, and for the errors;
-    NotAStoreError.
+    ``told``: a broker.conf says in which form consume queues are kept. See
+    `rmqctl.broker.settings.resolve` for what wins, for ``files``, and for the errors;
+    NotAStoreError; RefusedError where nothing proves the form that consume queues would have.
     """
+    from rmqctl.broker.queue_form import require_proven
     from rmqctl.broker.settings import resolve
     from rmqctl.store import Store
 
     with Store.open(store_root, commitlog_dirs or ()) as store:
         store.layout.require_writable(store_root)
+        if files and not (told or given.get("consumequeue_file_size")):
+            require_proven(store)
         config = resolve(store, given, files=files)
     if config.index_unknown:
         raise RefusedError(f"{config.index_unknown}; nothing is written, the index would be ruined")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app import typed
+from rmqctl.commands.shared.advising import REPAIR, START
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.summed import show_actions
 from rmqctl.errors import ExitCode
@@ -42,7 +43,7 @@ class Proposal:
     with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
     ``choice`` the words of which one has to be added to it, ``why_choose`` what they decide.
     ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
-    is moved aside.
+    is moved aside. ``is_repair``: whether it is the third of the four steps.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class Proposal:
     why_choose: Phrase = field(default_factory=lambda: Phrase("decides about undecided records"))
     unfinished: Mapping[str, str] = field(default_factory=dict)
     moved: Sequence[str] = ()
+    is_repair: bool = False
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -69,7 +71,7 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
              else steps_after(plan, following))
     document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
                 "impact": None if impact is None else impact.as_dict(),
-                "next": steps[0].command if done and steps else following,
+                "next": [step.command for step in steps],
                 "steps": [step.as_dict() for step in steps],
                 "applied": False, "id": None, **(done or {})}
     shown = out.is_data or not (done and out.quiet)
@@ -165,7 +167,9 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
             page.blank()
         page.text(last)
-    what_next(page, document["next"])
+    what_next(page, next(iter(document["next"]), None),
+              START if proposal.is_repair and document["applied"] else
+              REPAIR if proposal.is_repair else None)
 
 
 def _moved(page: Human, proposal: Proposal, *, each: bool) -> None:
@@ -203,10 +207,12 @@ def _impact(proposal: Proposal) -> Impact | None:
     return proposal.plan.impact if proposal.impact is None else proposal.impact
 
 
-def what_next(page: Human, following: str | None) -> None:
-    """The one command to go on with, if there is one."""
+def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
+    """The one command to go on with, if there is one; ``where`` in the chain of steps this is."""
     if following is not None:
         page.heading("What next")
+        if where is not None:
+            page.text(where)
         page.text(following)
 
 

@@ -105,6 +105,9 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
             f"{where}{counted(sums.bytes_damaged, 'byte')} in "
             f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
         )
+    if sums.bodies_damaged:
+        out.warn(f"{where}{counted(sums.bodies_damaged, 'message')} counted though the body does "
+                 "not match its CRC")
     if sums.undecided:
         out.warn(f"{where}{counted(sums.undecided, 'record')} not counted: undecided (messages, or "
                  "part of a damaged message's body)")
@@ -126,7 +129,8 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
-    if any(aggregate.bytes_damaged for aggregate in figures.sums) or any(
+    if any(aggregate.bytes_damaged or aggregate.bodies_damaged
+           for aggregate in figures.sums) or any(
             lacking.lost.known or lacking.holes for lacking in figures.lacking):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
@@ -202,14 +206,16 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
     counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
     replaced = sum(aggregate.replaced for aggregate in sums)
+    bodies = sum(aggregate.bodies_damaged for aggregate in sums)
     known = {} if not lacking else {
-        "complete": not (counts["bytes_damaged"] or replaced
+        "complete": not (counts["bytes_damaged"] or replaced or bodies
                          or any(aggregate.unread for aggregate in sums)
                          or any(each.lost.total or each.holes for each in lacking)),
         "messages_already_lost": sum(each.lost.already for each in lacking)}
     return {
         **known,
         "damaged_bytes": counts["bytes_damaged"],
+        "bodies_damaged": bodies,
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
         "messages_undecided": sum(aggregate.undecided for aggregate in sums) + sum(
             each.lost.discarded for each in lacking),
@@ -419,7 +425,7 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
         gaps = any(any(source.opened.log.gaps()) for source in group)
         holes = gaps or (not aggregate.unread and aggregate.bytes_zero > sum(
             unused(source.files) for source in group))
-        damaged = holes or bool(aggregate.bytes_damaged)
+        damaged = holes or bool(aggregate.bytes_damaged or aggregate.bodies_damaged)
         each = [missing(source.opened, damaged=damaged) for source in group]
         lost = Missing(sum(one.known or 0 for one in each), sum(one.in_repairs for one in each),
                        sum(one.discarded for one in each))

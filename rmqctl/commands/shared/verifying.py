@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from rmqctl.commands.app import typed
-from rmqctl.commands.shared.advising import complete
+from rmqctl.commands.shared.advising import LOOK, complete
 from rmqctl.commands.shared.summed import show_findings
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
 from rmqctl.output.units import count_text, size_text
@@ -91,6 +91,8 @@ def show_page(page: Human, verdict: Verdict[C],
         steps += [typed.completed(f"rmqctl explain {name}") for name in islice(named, _EXPLAINED)]
         if steps:
             page.heading("What next")
+            if verdict.next:
+                page.text(LOOK)
             page.text("\n".join(filter(None, steps)))
     page.heading("Coverage")
     page.pairs({**covered(verdict),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from rmqctl.broker.queue_form import require_proven
 from rmqctl.broker.settings import Settings, packed, resolve
 from rmqctl.engine.config.create import create_store
 from rmqctl.engine.config.groups import SubscriptionGroups
@@ -53,6 +54,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
+        require_proven(store)
         root, sizes = store.root, store.sizes
         settings = resolve(store, {
             **sizes.conf.values, "flush": flush, "commitlog_file_size": sizes.commitlog_file,

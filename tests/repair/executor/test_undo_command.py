@@ -71,8 +71,8 @@ def test_undo(root, rmqctl):
         "actions": 3,
         "files": 13, "changed": [], "root": os.path.realpath(root), "host": os.uname().nodename,
         "kept": done.backup, "undone": True,
-        "next": f"rmqctl doctor {root}", "steps": document["steps"]}
-    assert [step["command"] for step in document["steps"]] == [document["next"]]
+        "next": [f"rmqctl doctor {root}"], "steps": document["steps"]}
+    assert [step["command"] for step in document["steps"]] == document["next"]
     assert not differences(state(root), old)
     again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
     assert "had been taken back before" in again.err

@@ -222,7 +222,7 @@ class QueueReconciler(LeftOver):
                 "cq-wrong-time", f"{plural(count, 'row')} {'notes' if count == 1 else 'note'} "
                 f"another store time than the message has, the first {noted}, not {real}", row,
                 count=count)
-        for first, end in self._ahead:
+        for first, end in self._beyond():
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
@@ -247,6 +247,18 @@ class QueueReconciler(LeftOver):
             yield self.finding(
                 "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
                 "(only counted)", None, count=self._unseen)
+
+    def _beyond(self) -> Iterator[tuple[int, int]]:
+        """The stretches of rows that lead beyond the log, without those whose own message is in
+        the log all the same: these are wrong themselves, and tell of no loss.
+        """
+        own = sorted({claim.queue_offset for claim in self.tally.claims})
+        for first, end in self._ahead:
+            wrong = own[bisect_left(own, first):bisect_left(own, end)]
+            for begin, stop in zip((first, *(row + 1 for row in wrong)), (*wrong, end),
+                                   strict=True):
+                if begin < stop:
+                    yield begin, stop
 
     # -- light queues of a broker that was switched ----------------------------------------------
 
