@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +16,13 @@ from tests.conftest import GoldenFolder
 from tests.repair.campaign import damages
 from tests.repair.campaign.stores import Base
 from tests.support import damage
-from tests.support.cli import run
+from tests.support.contradictions import contradictions
 from tests.support.golden import LAYOUTS, MULTI_PATH, all_sets
 from tests.support.share import sample
 from tests.support.snapshot import copy_tree
+from tests.test_cases import CASES as CASES_OF_OPERATORS
+from tests.test_cases import built
 
-JSON = ("-o", "json")
 KINDS = (*damages.KINDS, damages.MIXED)
 SETS = (*(each.id for each in all_sets()), *(
     f"{file.parent.name}/{file.name.removesuffix('.tar.xz')}"
@@ -30,8 +30,6 @@ SETS = (*(each.id for each in all_sets()), *(
 OF_THE_LOG, OF_WHAT_FOLLOWS, ALL = 20, 30, 50
 """Damages to the log alone; and to what follows from it; and with those of any file."""
 CASES = [(name, number) for name in SETS for number in range(ALL)]
-OF_MESSAGES = {"log-cut"}
-"""Findings which say that messages are gone."""
 
 
 def hurt_any_file(root: Path, luck: random.Random) -> str:
@@ -75,34 +73,6 @@ def hurt(name: str, number: int, source: Path, root: Path) -> list[str]:
     return done
 
 
-def contradictions(verified: Any, started: Any, said: Any, codes: dict[str, int]) -> list[str]:
-    """What three documents say that cannot all be true."""
-    covered = verified["coverage"]
-    found = [f"{name}: verify {covered[name]}, preflight {started[name]}"
-             for name in ("messages_already_lost", "messages_undecided", "messages_replaced")
-             if covered[name] != started[name]]
-    if said["already_lost"] != started["messages_already_lost"]:
-        found.append(f"already lost: doctor {said['already_lost']}, preflight "
-                     f"{started['messages_already_lost']}")
-    # A store without a finding has lost nothing so far; only a start may cost something.
-    if verified["ok"] and any(loss["already"] for loss in started["losses"]):
-        found.append(f"verify finds nothing, preflight {started['losses']}")
-    # Who says that messages are gone counts them.
-    gone = {one["category"] for one in verified["findings"] if one["severity"] != "info"
-            and (one["category"] in OF_MESSAGES or "messages are gone" in one["detail"])}
-    if gone and not started["messages_already_lost"]:
-        found.append(f"verify says that messages are gone ({gone}), nobody counts them")
-    # Exit code 0 means the same everywhere.
-    if (codes["doctor"] == 0) != (codes["verify"] == codes["preflight"] == 0):
-        found.append(f"exit codes {codes}")
-    if codes["preflight"] == 0 and (started["losses"] or not started["starts"]):
-        found.append("preflight ends with 0 and names a loss")
-    if ("nothing is lost" in said["verdict"]) and (
-            started["messages_already_lost"] or started["messages_undecided"]):
-        found.append(said["verdict"])
-    return found
-
-
 @pytest.mark.parametrize(("name", "number"), sample(CASES, 16, "never contradict"))
 def test_never(golden: GoldenFolder, tmp_path: Path, name: str, number: int) -> None:
     folder = golden(name)
@@ -113,13 +83,14 @@ def test_never(golden: GoldenFolder, tmp_path: Path, name: str, number: int) -> 
     done = hurt(name, number, folder / state, root)
     options = [word for each in MULTI_PATH for word in ("--commitlog-dir", each)] if (
         name.endswith("/multipath")) else []
-    results = {command: run(command, root, *options, *JSON).expect(0, 1, 3)
-               for command in ("verify", "preflight", "doctor")}
-    codes = {command: result.code for command, result in results.items()}
-    # Not all of a store can be judged by all: exit code 3 with a sentence, and nothing is said.
-    if 3 in codes.values():
-        assert all(result.err.strip() for result in results.values() if result.code == 3)
-        return
-    documents = {command: result.json() for command, result in results.items()}
-    assert contradictions(documents["verify"], documents["preflight"], documents["doctor"],
-                          codes) == [], (state, done)
+    assert contradictions(root, *options) == [], (state, done)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES_OF_OPERATORS, ids=[path.name for path in CASES_OF_OPERATORS])
+def test_never_in_an_incident(case: Path, tmp_path: Path) -> None:
+    out = built(case, tmp_path / "built")
+    stores = [path.parent for path in sorted(out.rglob("commitlog")) if path.is_dir()]
+    assert stores
+    for store in stores:
+        assert contradictions(store) == [], store
