@@ -6,7 +6,7 @@ over the bytes is done by the compiled kernel where there is one, and else by co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -305,6 +305,27 @@ class Batch:
             groups = [(slice(None), groups[0][1])]
         return Batch(self.data, self.base, self.start[rows], groups,
                      {name: value[rows] for name, value in self._columns.items()}, self.head)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One batch of several of one buffer, in the order of their frames."""
+    if len(batches) == 1:
+        return batches[0]
+    first, start = batches[0], np.concatenate([batch.start for batch in batches])
+    # The rows of each shape, numbered through.
+    rows: dict[Shape, list[Array]] = {}
+    before = 0
+    for batch in batches:
+        for which, shaped in batch._groups:
+            rows.setdefault(shaped, []).append(np.arange(len(batch))[which] + before)
+        before += len(batch)
+    groups: list[tuple[Any, Shape]] = [(slice(None), next(iter(rows)))] if len(rows) == 1 else [
+        (np.concatenate(some), shaped) for shaped, some in rows.items()]
+    whole = Batch(first.data, first.base, start, groups, {
+        name: np.concatenate([batch.column(name) for batch in batches]) for name in _PLACES},
+        first.head)
+    whole.spans = [span for batch in batches for span in batch.spans]
+    return whole
 
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,

@@ -131,6 +131,44 @@ class BytesSource:
         return position
 
 
+class AtHand:
+    """A source of which some bytes are in memory, as a walk has read them: these are not read again
+    from the file.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.name, self.base, self.head = source.name, source.base, source.head
+        self.witness = source.witness
+        self.of = source
+        self._data = memoryview(b"")
+        self._start = self._end = 0
+
+    @property
+    def size(self) -> int:
+        """It may become less while the file is read."""
+        return self.of.size
+
+    def hold(self, buffer: bytearray, position: int, filled: int) -> None:
+        """From now on the bytes at hand are the first ``filled`` of a buffer."""
+        self._data = memoryview(buffer)
+        self._start, self._end = position, position + filled
+
+    def read(self, position: int, length: int) -> bytes:
+        end = min(position + length, self.of.size)
+        if self._start <= position and end <= self._end:
+            return bytes(self._data[position - self._start:max(end, position) - self._start])
+        return self.of.read(position, length)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        return self.of.read_into(buffer, position)
+
+    def next_data(self, position: int) -> int:
+        """Holes in what is at hand were read already."""
+        if self._start <= position < self._end:
+            return position
+        return self.of.next_data(position)
+
+
 def open_any(path: str) -> int:
     """A read-only descriptor; never blocks on a FIFO or a device. StoreIOError."""
     try:

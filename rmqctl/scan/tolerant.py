@@ -40,8 +40,9 @@ class TolerantWalk:
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,
-                 resync: bool = False) -> None:
+                 resync: bool = False, whole: bool = False) -> None:
         self._open_source, self._resync, self._end = open_source, resync, end
+        self._whole = whole
         self.first = self.position = start
         self.shrunk = False
 
@@ -56,8 +57,8 @@ class TolerantWalk:
         while self.position < min(self._end, source.size):
             walk: Walk | None = None
             try:
-                walk = (Walk(source, self.position, stop, resync=resync, chunk=STEP) if in_steps
-                        else Walk(source, self.position, stop, resync=resync))
+                walk = Walk(source, self.position, stop, resync=resync, whole=self._whole,
+                            chunk=STEP if in_steps else CHUNK)
                 if lost_from >= 0:  # up to the record with which it goes on, if there is one
                     behind = walk.first if walk.first < source.size else self.position
                     yield from self._given_up(lost_from, behind, reason)

@@ -15,9 +15,9 @@ from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage.classify import classify
 from rmqctl.scan.damage.slots import Passed, Stretch
-from rmqctl.scan.frames import Batch, records_from
+from rmqctl.scan.frames import Batch, joined, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
-from rmqctl.scan.source import Source, Witness
+from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
@@ -81,13 +81,15 @@ class Walk:
     With ``growing`` the walk ends at the first bytes that are neither a message nor a blank: in a
     file that is written to they are what is not written yet. ``by_itself``: the file belongs to no
     store, and what may lie in the body of a damaged record is no message of it; ``is_dense``:
-    whether it has all messages of its queues.
+    whether it has all messages of its queues. ``whole``: the frames of a buffer are one batch,
+    whatever damage is between them; else each batch ends with the first damage.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
                  resync: bool = False, growing: bool = False, chunk: int = CHUNK,
-                 by_itself: bool = False, is_dense: bool = True) -> None:
+                 by_itself: bool = False, is_dense: bool = True, whole: bool = False) -> None:
         self.source = source
+        self._whole = whole
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
         self._chunk, self._growing = chunk, growing
@@ -110,10 +112,15 @@ class Walk:
         buffer = bytearray(min(self._chunk, max(self.source.size - self.position, 1)))
         filled_from, filled = self.position, 0
         burst, sound_from = 1 << 62, self.position
+        at_hand = AtHand(self.source)
+        held: list[Batch] = []
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
             if not self._complete(buffer, at, filled, filled_from):
+                if held:  # their bytes go
+                    yield joined(held)
+                    held = []
                 wanted = self._wanted(buffer, at, filled)
                 if wanted > len(buffer):
                     buffer = bytearray(wanted)
@@ -121,6 +128,7 @@ class Walk:
                 room = min(len(buffer), self.source.size - filled_from)
                 filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
                 at = 0
+                at_hand.hold(buffer, filled_from, filled)
                 if filled < room:
                     self.shrunk = True
                     self.source.size = filled_from + filled
@@ -145,11 +153,16 @@ class Walk:
                 else:
                     burst = _BURST
                     self.passed.add(sound_from, self.position)
-                    batch.spans = classify(self.source, self.position, self.passed)
+                    batch.spans = classify(at_hand, self.position, self.passed)
                     sound_from = self.position = batch.spans[-1].end - self.source.base
             burst = min(burst, 1 << 62)
             if good or batch.spans:
-                yield batch
+                if self._whole:
+                    held.append(batch)
+                else:
+                    yield batch
+        if held:
+            yield joined(held)
         self.passed.add(sound_from, self.position)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -47,7 +47,7 @@ def intact(batch: Batch) -> Array:
 def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
     """How many intact messages a part of the log has of each topic."""
     found = _Topics()
-    for batch in log.walk(start, end):
+    for batch in log.walk(start, end, whole=True):
         if len(batch):
             found._take(batch, np.flatnonzero(intact(batch)))
     return dict(sorted(found.by_topic.items()))
@@ -180,15 +180,18 @@ class Lost(_Topics):
         for number, file in enumerate(log.files):
             if file.end <= self._end:
                 continue
-            for batch in Walk(log.source(number), max(0, self._end - file.base)):
+            for batch in Walk(log.source(number), max(0, self._end - file.base),
+                              whole=not whether):
                 look(batch)
-                if len(batch):
-                    self._add(batch)
-                if whether or self._held >= _BLOCK or any(span.doubtful for span in batch.spans):
-                    self._settle()
-                self._take_undecided(log, batch, self._end)
-                if whether and self.total:
-                    return
+                for part in _up_to_doubt(batch):
+                    if len(part):
+                        self._add(part)
+                    if whether or self._held >= _BLOCK or any(
+                            span.doubtful for span in part.spans):
+                        self._settle()
+                    self._take_undecided(log, part, self._end)
+                    if whether and self.total:
+                        return
             if progress is not None:
                 progress(file.end - max(file.base, self._end))
         self._settle()
@@ -225,6 +228,23 @@ class Lost(_Topics):
         self._count([*map(np.concatenate, zip(*columns, strict=True))], np.flatnonzero(good))
         if claims:
             collect(self.offsets, every, good[every.record])
+
+
+def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
+    """A batch in parts, each of which ends with a place where records are undecided: what is noted
+    singly comes in the order of the log.
+    """
+    cuts = [(number, int(np.searchsorted(batch.offset, span.offset)))
+            for number, span in enumerate(batch.spans, 1) if span.doubtful]
+    if not cuts:
+        yield batch
+        return
+    begin = first = 0
+    for behind, end in [*cuts, (len(batch.spans), len(batch))]:
+        part = batch.select(slice(first, end))
+        part.spans = batch.spans[begin:behind]
+        yield part
+        begin, first = behind, end
 
 
 class Unreachable:

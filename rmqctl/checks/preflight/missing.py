@@ -92,7 +92,7 @@ def _looked_from(store: Store, start: int) -> tuple[int, Array]:
     with closing(loaded_log(store, version)) as log:
         queues = Queues(store, version)
         already = AlreadyLost(store, queues)
-        for batch in log.walk(start):
+        for batch in log.walk(start, whole=True):
             already.look(batch)
         already.judge(predicted, log, {}, holder.held and holder.pid != os.getpid(), start)
     return predicted.messages_already_lost, already.places

@@ -129,7 +129,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
             queues = Queues(store, version)
             already = AlreadyLost(store, queues)
             count = Counted()
-            for batch in log.walk():
+            for batch in log.walk(whole=True):
                 already.look(batch)
                 count.add(batch)
             count.fill(predicted)
@@ -363,7 +363,7 @@ class _Start:
             if file is not None and position < self.start:
                 unread.append((position, file.end))
         for first, last in unread:
-            for batch in self.log.walk(first, last):
+            for batch in self.log.walk(first, last, whole=True):
                 self.already.look(batch)
                 self._add(batch, before=self.start)
                 if len(batch):

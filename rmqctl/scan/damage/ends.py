@@ -28,7 +28,7 @@ from rmqctl.formats.local.message import MIN_SIZE, VERSIONS, variant
 from rmqctl.scan.damage.slots import Numbered, Passed, Queues, excess, excess_at, records_in
 from rmqctl.scan.frames import Array, Doubtful, records_from
 from rmqctl.scan.resync import is_blank, located_size, next_provable
-from rmqctl.scan.source import LARGEST_RECORD, Source
+from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
 
 LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
@@ -166,10 +166,11 @@ def _room(gap: Array) -> Array:
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
     """The frames that begin in positions ``[low, high)``, and more where more are known."""
-    ahead = _AHEAD.get(source)
+    file = source.of if isinstance(source, AtHand) else source
+    ahead = _AHEAD.get(file)
     if ahead is None or not ahead.low <= low <= ahead.high:
         nothing: Array = np.zeros(0, np.int64)
-        ahead = _AHEAD[source] = _Ahead(
+        ahead = _AHEAD[file] = _Ahead(
             low, low, nothing, nothing, nothing, nothing, nothing)
     keep = int(np.searchsorted(ahead.start, low))
     columns = [[column[keep:]] for column in (

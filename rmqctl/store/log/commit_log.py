@@ -147,11 +147,12 @@ class CommitLog:
             return f"a record there says it lies at {record.physical_offset}"
         return "a record is there"
 
-    def walk(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
+    def walk(self, start: int = 0, end: int | None = None, *,
+             whole: bool = False) -> Iterator[Batch]:
         """All frames whose records start in ``[start, end)``, file by file, in physical order.
 
-        ``start`` may be anywhere: the walk begins with the first frame at or behind it. Files that
-        vanish or cannot be opened raise StoreIOError.
+        ``start`` may be anywhere: the walk begins with the first frame at or behind it. ``whole``
+        as of `Walk`. Files that vanish or cannot be opened raise StoreIOError.
         """
         for number, file in enumerate(self.files):
             if file.end <= start or (end is not None and file.base >= end):
@@ -159,7 +160,7 @@ class CommitLog:
             source = self.source(number)
             inside = max(start - file.base, 0)
             limit = None if end is None else end - file.base - file.head
-            yield from Walk(source, start_of(source, inside), limit)
+            yield from Walk(source, start_of(source, inside), limit, whole=whole)
 
     def record_border(self, physical: int) -> int | None:
         """The first provable record or blank at or after ``physical`` in its file."""

@@ -84,7 +84,7 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Ran
         inside = max(part.start - file.base, 0)
         job.run(file, TolerantWalk(partial(store.log.source, number), inside,
                                    min(part.end - file.base, file.size),
-                                   resync=part.resync and inside > 0))
+                                   resync=part.resync and inside > 0, whole=not file.head))
     return job.finish(last=last)
 
 
