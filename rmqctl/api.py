@@ -170,7 +170,7 @@ class Store:
 
         run = Verification(self._store)
         result = verdict(run, most)
-        lost = missing(self._store, damaged=not run.ok).counted
+        lost = missing(self._store, damaged=not run.ok, seen=run.seen).counted
         return replace(result, already_lost=lost).as_dict()
 
 

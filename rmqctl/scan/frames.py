@@ -183,6 +183,11 @@ class Batch:
         return len(self.start)
 
     @property
+    def has_v2(self) -> bool:
+        """Whether the shape of any message is that of version 2."""
+        return any(shaped.topic_length_size > 1 for _, shaped in self._groups)
+
+    @property
     def offset(self) -> Array:
         """Physical offsets (int64)."""
         found: Array = self.start + self.base

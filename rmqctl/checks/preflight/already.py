@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmqctl.broker.consume_queue import QueueState
+from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.gaps import Gap, LogGaps
 from rmqctl.checks.preflight.lost import collect
@@ -50,6 +51,9 @@ from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.checks.preflight.from_pass import Walked
 
 _ENDLESS = 1 << 62
 _MOST_SPANS = 1 << 20
@@ -102,6 +106,8 @@ class AlreadyLost:
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
+        self._sound: set[int] = set()
+        """Numbers of queues of which all entries are known to point to intact messages."""
 
     # -- along the walks ------------------------------------------------------------------------
 
@@ -132,16 +138,29 @@ class AlreadyLost:
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
         if spans:
-            self._undecided.look(batch)
+            self._undecided.look(batch.spans)
         if spans and len(self._spans) < _MOST_SPANS:
             self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
+
+    def take(self, walked: Walked) -> None:
+        """The same for all of the log at once, from what a pass over it has kept; StoreIOError."""
+        self._spans, self._end = walked.places, walked.end
+        self._accepted, self._seen = walked.accepted, walked.ends
+        self._undecided.look(walked.spans)
+        for number, pieces in walked.pieces.items():
+            key, kind = self._queues.states[number].key, self._queues.states[number].kind
+            if kind == PLAIN and not key[0].startswith(LMQ_PREFIX):
+                self._gaps.know(number, pieces, walked.damaged[number])
+        self._sound = walked.sound
 
     # -- the verdict ----------------------------------------------------------------------------
 
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
-              running: bool, looked_from: int = 0, *, cut_off: bool = False) -> None:
-        """Fills in what is lost. ``without_row``: queue offsets, by queue number, of messages in
-        the log that have no row of theirs. ``running``: a broker holds the store. What lies before
+              running: bool, looked_from: int = 0, *, cut_off: bool = False,
+              counts_only: bool = False) -> None:
+        """Fills in what is lost; with ``counts_only`` no more than how many messages.
+        ``without_row``: queue offsets, by queue number, of messages in the log that have no row of
+        theirs. ``running``: a broker holds the store. What lies before
         ``looked_from`` (a physical offset) was not looked at. ``cut_off``: what lies beyond the
         end was cut off by a repair. StoreIOError.
         """
@@ -161,7 +180,7 @@ class AlreadyLost:
                 Phrase(
                     "rows of consumequeues lead to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?"))
-        unclear = self._note_earlier_life(predicted, log)
+        unclear = 0 if counts_only else self._note_earlier_life(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
         # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
@@ -181,7 +200,8 @@ class AlreadyLost:
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
-            for offset, count, place in self._rows(state, log.min_offset):
+            for offset, count, place in () if number in self._sound else self._rows(
+                    state, log.min_offset):
                 wrong = without_row.get(number)
                 good = slice(None) if wrong is None else ~wrong.has(offset)
                 witnessed.add(number, state.key[0], place[good])
@@ -202,7 +222,7 @@ class AlreadyLost:
         predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
         known = int((self.places >= tail_from).sum()) + predicted.lost_by_offsets
         predicted.messages_already_lost += max(0, tail - known)
-        if predicted.messages_already_lost:
+        if predicted.messages_already_lost and not counts_only:
             self._times(predicted, log, places, times)
             if log.files:
                 self._elsewhere(predicted, log, places)

@@ -7,7 +7,7 @@ record that still says which message it was tells of that message, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +69,15 @@ class LogGaps:
                                                                  claim.count[bad])
             self._take(number, claim, rows[intact])
 
+    def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
+             damaged: Array) -> None:
+        """What is known of a queue without a walk: messages without a gap, as (places of the first
+        and the last, queue offsets from … to before …), and queue offsets of damaged records.
+        """
+        self._pieces[number] = [_Piece(low, first, high, end) for low, first, high, end in pieces]
+        if len(damaged):
+            self._named.setdefault(number, OffsetRuns()).add(damaged)
+
     def _take(self, number: int, claim: Claims, rows: Array) -> None:
         if not len(rows) or self._held >= _MOST:
             return
@@ -95,6 +104,10 @@ class LogGaps:
         pieces = sorted(self._pieces.get(number, ()), key=lambda piece: piece.low)
         last = _Piece(-1, 0, -1, 0) if from_zero else None
         for piece in pieces:
+            if last is not None and piece.low <= last.high:
+                # A part of the log that two walks have passed.
+                last = piece if piece.high > last.high else last
+                continue
             if last is not None and piece.first > last.end:
                 room = _within(spans, last.high + 1, piece.low)
                 missing = OffsetRuns()

@@ -217,7 +217,7 @@ class Lost(_Topics):
             for part in by_queue(every.number):
                 queue = self._queues.states[int(every.number[part[0]])].found
                 if isinstance(queue, ConsumeQueue):
-                    units = _units(queue, every.offset[part])
+                    units = units_at(queue, every.offset[part])
                     other = ((units["physical_offset"] != every.place[part])
                              & (units["physical_offset"] < self._end)
                              & (units["physical_offset"] >= 0) & (units["size"] > 0)
@@ -269,6 +269,12 @@ class Unreachable:
                 self._held += int(left.sum())
         if self._held >= _BLOCK:
             self.flush()
+
+    def hold(self, number: Array, offset: Array, place: Array) -> None:
+        """Messages by number of their queue, queue offset and place."""
+        if len(number):
+            self._pending.append((number, offset, np.ones(len(number), np.int64), place))
+            self._held += len(number)
 
     def cut(self, log: CommitLog, end: int) -> None:
         """Truncation took rows away, also such that lead before the end of the log.
@@ -325,7 +331,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
     if isinstance(queue, BatchQueue):
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
-    units = _units(queue, offset[inside])
+    units = units_at(queue, offset[inside])
     # A filler keeps the place of a row, and would pass for one of the message at 0.
     row = (units["size"] > 0) & (units["size"] != FILLER.size)
     good = row & (units["physical_offset"] == place[inside])
@@ -340,7 +346,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
     return present
 
 
-def _units(queue: ConsumeQueue, offset: Array) -> Array:
+def units_at(queue: ConsumeQueue, offset: Array) -> Array:
     """The rows with these queue offsets; zeros where there are none."""
     out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")

@@ -9,10 +9,12 @@ from typing import NamedTuple
 from rmqctl.broker.recovery import default_release, loaded_log
 from rmqctl.broker.versions import version_of
 from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.from_pass import known_from
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.verify.context import RangeResult
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.scan.frames import Array
 from rmqctl.store.log.end import last_dispatched
@@ -43,11 +45,12 @@ class Missing(NamedTuple):
         return self.already + self.discarded
 
 
-def missing(store: Store, *, damaged: bool) -> Missing:
+def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> Missing:
     """What a store has lost, as `preflight` counts it.
 
     ``damaged``: the caller has found damage in the log. If it has found none and no log file is
-    missing, only messages after the end of the log can be lost: the log is not read again.
+    missing, only messages after the end of the log can be lost: the log is not read again. Nor is
+    it where ``seen``, what a verification has kept of all of it, says enough.
     """
     if not store.layout.reads(LOG):
         return Missing()
@@ -58,7 +61,9 @@ def missing(store: Store, *, damaged: bool) -> Missing:
     try:
         if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
             return found._replace(known=0)
-        return found._replace(known=preflight(store, full=True).account.known)
+        known = None if seen is None else known_from(store, seen)
+        return found._replace(known=preflight(store, full=True).account.known
+                              if known is None else known)
     except (StoreIOError, UsageError):
         return found
 

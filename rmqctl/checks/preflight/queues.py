@@ -92,6 +92,15 @@ class Queues:
         return number
 
     @property
+    def has_batches(self) -> bool:
+        """Whether any topic is one of batch queues."""
+        return bool(self._batch_topics) and self._version.generation >= 5
+
+    def number(self, key: QueueKey) -> int:
+        """The number of a plain queue in ``states``; it is taken up where it is none yet."""
+        return self._maker(PLAIN)(key)
+
+    @property
     def max_physic(self) -> int:
         """How far the log was dispatched by the queues' own account; -1 without any."""
         if self.in_rocksdb:
@@ -200,7 +209,7 @@ class Queues:
             numbered = which[rows]
             state = self.states[int(number[0])]
             before = state.max_physic
-            put[rows[numbered]] = self._put(number[numbered], offset[numbered], place[numbered],
+            put[rows[numbered]] = self.put(number[numbered], offset[numbered], place[numbered],
                                             behind[rows[numbered]])
             if odd and put.any() and state.kind == PLAIN:
                 state.strange[state.end - 1] = int(place[0]), before
@@ -228,11 +237,11 @@ class Queues:
         place = batch.offset[record]
         queue_id = self._store.light_queues.ids(
             texts, name, batch.column("queue_id")[record], offset, place, self._store.leads)
-        self._put(self._further_table.encode(name, queue_id), offset, place,
+        self.put(self._further_table.encode(name, queue_id), offset, place,
                   place + batch.column("total_size")[record])
 
-    def _put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Which of the rows are written (bool)."""
+    def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
+        """Puts rows (``behind``: where their records end); which of them are written (bool)."""
         done: Array = np.zeros(len(number), bool)
         order = np.argsort(number, kind="stable")
         borders = np.flatnonzero(np.diff(number[order])) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import Array, Batch, Span
 from rmqctl.store.log.commit_log import packed_records
 from rmqctl.store.store import Store
 
@@ -27,9 +28,9 @@ class Undecided:
     count: int = 0
     offsets: dict[QueueKey, OffsetRuns] = field(default_factory=dict)
 
-    def look(self, batch: Batch) -> None:
-        """Those that a batch of the walk brings along; StoreIOError."""
-        frames = [frame for span in batch.spans for frame in span.doubtful]
+    def look(self, spans: Iterable[Span]) -> None:
+        """Those that lie in some of a walk's spans; StoreIOError."""
+        frames = [frame for span in spans for frame in span.doubtful]
         room = max(0, _MOST - self.count)
         self.count += len(frames)
         log = self.store.log

@@ -180,6 +180,33 @@ class BadRecord(NamedTuple):
     queue_offset: int
     field: str
     why: str = ""
+    is_body: bool = False
+    """Whether it has a body, and that does not match its CRC."""
+    rowed: bool = True
+    """Whether messages like it have an entry in their queue."""
+
+
+@dataclass(slots=True)
+class PassFacts:
+    """What a pass notes for a prediction (`rmqctl.checks.preflight.from_pass`), so that it need not
+    read the log again. ``intact_end``: behind the last intact message; ``blanks``: where files are
+    closed; ``odd_numbers``: records with a number that a broker cannot read; ``first_v2``: the
+    first of version 2. ``complete``: whether all of it is kept, and no message has further entries.
+    """
+
+    intact_end: int = -1
+    blanks: list[int] = field(default_factory=list)
+    odd_numbers: list[int] = field(default_factory=list)
+    first_v2: int | None = None
+    complete: bool = True
+
+    def merge(self, other: PassFacts) -> None:
+        """Takes in those of the range behind this one."""
+        self.intact_end = max(self.intact_end, other.intact_end)
+        self.blanks += other.blanks
+        self.odd_numbers += other.odd_numbers
+        self.first_v2 = other.first_v2 if self.first_v2 is None else self.first_v2
+        self.complete &= other.complete
 
 
 @dataclass(slots=True)
@@ -218,6 +245,7 @@ class RangeResult:
     """Where one was wanted."""
     entries: EntryTally | None = None
     """Of a DLedger log."""
+    passed: PassFacts = field(default_factory=PassFacts)
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""
@@ -247,6 +275,7 @@ class RangeResult:
         self.keys.merge(other.keys)
         self.seals.merge(other.seals)
         self.headers.merge(other.headers)
+        self.passed.merge(other.passed)
         for topic, count in other.fillers.items():
             self.fillers[topic] = self.fillers.get(topic, 0) + count
         if self.first_filler is None:

@@ -129,6 +129,8 @@ class Verification:
     parts: list[ranges.Range] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
     phase: Callable[[str], None] | None = None
+    seen: RangeResult | None = None
+    """What the pass has kept, where all of the log was read and compared."""
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
     _at_start: AtStart = field(init=False)
 
@@ -223,6 +225,8 @@ class Verification:
                                         options.minimum_range, self.pool, options.ranges)
                 else:
                     result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
+                if self.parts is None and options.only is None and store.cut_off is None:
+                    self.seen = result
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))
             self._begin("comparing consumequeues and index")

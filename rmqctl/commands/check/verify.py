@@ -196,7 +196,8 @@ class _Check:
                     run.pool, run.progress = pool, None
                 result = verdict(run, self.max_findings, known)
             if self._is_whole:
-                result = replace(result, already_lost=missing(opened, damaged=not run.ok).counted)
+                result = replace(result, already_lost=missing(
+                    opened, damaged=not run.ok, seen=run.seen).counted)
             # The tier beside the store, and what the next run may leave out.
             if self.tiered and (self.tier_asked or not (self.options.sample is not None
                                                         or self.since_last)):

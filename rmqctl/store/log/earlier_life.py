@@ -16,7 +16,8 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import NamedTuple, overload
 
-from rmqctl.formats.local.message import Record, decode
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
@@ -116,10 +117,26 @@ def _time(source: Source, position: int, until: int | None) -> int | None:
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
     """The records of ``[start, end)`` where they are few and nothing leads to any of them."""
+    if source.witness is None or _is_led(source, source.witness, start, end):
+        return []
     records = records_between(source, start, end)
-    unled = len(records) <= MOST and source.witness is not None and (
-        Leads(source.witness, records).are_none())
+    unled = len(records) <= MOST and Leads(source.witness, records).are_none()
     return list(records) if unled else []
+
+
+def _is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
+    """Whether the first record of ``[start, end)`` has a row of its own, as nearly all have: then
+    what follows it need not be read.
+    """
+    raw = source.read(start - source.base, min(_LEAST_CHUNK, end - start)) if start < end else b""
+    size = total_size_at(raw) if len(raw) >= START_SIZE else 0
+    if not MIN_SIZE <= size <= len(raw):
+        return False
+    try:
+        record = decode(raw[:size])
+    except FormatError:
+        return False
+    return record.physical_offset == start and bool(witness.confirms(record))
 
 
 class _Records(Sequence[Record]):

@@ -25,7 +25,6 @@ from rmqctl.store.store import Store
 KEEP = 200_000
 _FAR = 16 << 20
 """Bytes: four times the largest message that a broker takes by default."""
-_PAIR = np.dtype([("physical_offset", np.int64), ("key_hash", np.int64)])
 
 
 class EntryPlace(NamedTuple):
@@ -191,6 +190,32 @@ def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[i
     return (row, place) if is_newest and is_far and (row ^ place).bit_count() == 1 else None
 
 
+def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Pairs equal (place, hash) of two lists, each once: (for each actual one the number of a
+    wanted one like it, -1 where none is left; numbers of the wanted ones without a partner).
+    """
+    count = len(wanted[0])
+    place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
+    # Equal ones beside each other, the wanted ones first.
+    order = np.lexsort((hashes, place))
+    place, hashes = place[order], hashes[order]
+    first = np.flatnonzero(np.append(True, (np.diff(place) != 0) | (np.diff(hashes) != 0))[
+        :len(order)])
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
+    is_wanted = order < count
+    asked = np.bincount(group, is_wanted, len(first)).astype(np.int64)
+    given = np.bincount(group, ~is_wanted, len(first)).astype(np.int64)
+    partner: Array = np.full(len(actual[0]), -1, np.int64)
+    turn = np.arange(len(order)) - first[group] - asked[group]
+    met = np.flatnonzero(~is_wanted & (turn < asked[group]))
+    partner[order[met] - count] = order[first[group[met]]]
+    # Those that nothing is left for, in the order in which they were asked for.
+    short = np.flatnonzero(asked > given)
+    lacking = np.argsort(order[first[short]], kind="stable")
+    left: Array = np.repeat(order[first[short]][lacking], (asked - given)[short][lacking])
+    return partner, left
+
+
 class KeyCheck:
     """Compares the keys of messages, handed in by blocks in log order, with the entries.
 
@@ -230,24 +255,25 @@ class KeyCheck:
                 return
         if len(entries) == count and (entries["physical_offset"] == physical).all() and (
                 entries["key_hash"] == key_hash).all():
-            self._times(entries, store_time)
+            self._times(entries, store_time, np.arange(self.position, self.position + count))
             self.position += count
             self.tally.actual += count
             return
-        self._pair(physical, key_hash, end)
+        self._pair(physical, key_hash, store_time, end)
 
-    def _times(self, entries: Array, store_time: Array) -> None:
-        """Entry times are whole seconds from their file's begin, cut off (index.md §6)."""
+    def _times(self, entries: Array, store_time: Array, position: Array) -> None:
+        """Of entries at positions of the sequence against the store times of their messages: whole
+        seconds from their file's begin, cut off (index.md §6).
+        """
         if not len(entries):
             return
-        number = np.searchsorted(self.entries.starts, np.arange(
-            self.position, self.position + len(entries)), "right") - 1
+        number = np.searchsorted(self.entries.starts, position, "right") - 1
         when = self._begins[number] + entries["time_diff"].astype(np.int64) * 1000
         late = (when > store_time) | (when <= store_time - 1000)
         # A clock that was set back: what is older than the file's begin counts from it.
         late &= (entries["time_diff"] != 0) | (store_time > when)
         for index in np.flatnonzero(late)[:1000].tolist():
-            place = self.entries.place(self.position + index)
+            place = self.entries.place(int(position[index]))
             if place.entry == 1 and self._rolled(place.file, int(entries["time_diff"][index])):
                 continue
             if len(self.tally.late) < KEEP:
@@ -264,31 +290,31 @@ class KeyCheck:
         return any(diff == max(0, begin - before.header.end_timestamp) // 1000
                    for before in self.entries.files[:file])
 
-    def _pair(self, physical: Array, key_hash: Array, end: int) -> None:
+    def _pair(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
         window = self.entries.read(self.position, 2 * len(physical) + 4096)
         # A damaged entry with a huge offset must not hide the good ones behind it.
         least = np.minimum.accumulate(window["physical_offset"][::-1])[::-1]
         taken = int(np.searchsorted(least, end))
         window = window[:taken]
-        actual = np.empty(taken, _PAIR)
-        actual["physical_offset"], actual["key_hash"] = (window["physical_offset"],
-                                                         window["key_hash"])
-        wanted = np.empty(len(physical), _PAIR)
-        wanted["physical_offset"], wanted["key_hash"] = physical, key_hash
-        open_keys: Counter[tuple[int, int]] = Counter(map(tuple, wanted.tolist()))
-        pairs: list[tuple[int, int]] = [tuple(pair) for pair in actual.tolist()]
-        for index, pair in enumerate(pairs):
-            if open_keys.get(pair, 0) > 0:
-                open_keys[pair] -= 1
-            elif len(self.tally.extra) < KEEP:
-                self.tally.extra.append((*pair, self.entries.place(self.position + index)))
-            else:
-                self.tally.unlisted_extra += 1
-                self.tally.unlisted_from = min(self.tally.unlisted_from, pair[0])
-        left = [pair for pair, times in open_keys.items() for _ in range(times)]
+        # Of each key as many entries as it has been met with; the times of these count, too.
+        place, hashes = (window[name].astype(np.int64) for name in ("physical_offset", "key_hash"))
+        key, left = paired((physical, key_hash), (place, hashes))
+        found = np.flatnonzero(key >= 0)
+        self._times(window[found], store_time[key[found]], self.position + found)
+        # The others are listed, up to a bound.
+        extra = np.flatnonzero(key < 0)
+        room = max(0, KEEP - len(self.tally.extra))
+        for index in extra[:room].tolist():
+            self.tally.extra.append((int(place[index]), int(hashes[index]),
+                                     self.entries.place(self.position + index)))
+        if len(extra) > room:
+            self.tally.unlisted_extra += len(extra) - room
+            self.tally.unlisted_from = min(self.tally.unlisted_from,
+                                           int(place[extra[room:]].min()))
         room = max(0, KEEP - len(self.tally.missing))
-        self.tally.missing += left[:room]
-        self.tally.unlisted_missing += len(left) - len(left[:room])
+        self.tally.missing += zip(physical[left[:room]].tolist(), key_hash[left[:room]].tolist(),
+                                  strict=True)
+        self.tally.unlisted_missing += len(left[room:])
         self.position += taken
         self.tally.actual += taken
 
@@ -300,6 +326,6 @@ class KeyCheck:
         while not self.unreadable and before < self.position < self.entries.total:
             before = self.position
             try:
-                self._pair(none, none, limit)
+                self._pair(none, none, none, limit)
             except StoreIOError:
                 self.unreadable = True

@@ -20,7 +20,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
 from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import Message, decode
+from rmqctl.formats.local.message import MAGIC_V2, Message, decode
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
@@ -120,6 +120,7 @@ class LogPass:
         for span in batch.spans:
             if span.kind == BLANK:
                 result.bytes_blank += span.length
+                result.passed.blanks.append(span.offset)
             elif span.kind == ZERO:
                 result.bytes_zero += span.length
                 self._keep_span(span)  # damage, should the log go on behind it
@@ -148,7 +149,9 @@ class LogPass:
         if result.profile is not None:
             result.profile.add(batch, ok)
         properties = text.Properties(batch)
-        result.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
+        numbers = bad_numbers(batch, self.store.generation, properties)
+        result.headers.add(batch, ok, numbers)
+        self._note(batch, numbers)
         # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok | odd]
         if len(when):
@@ -163,6 +166,19 @@ class LogPass:
         if self._batch_topics:
             self._batches(batch, codes, ok)
         self._messages.check(Part(batch, properties, codes, ok, sealed))
+
+    def _note(self, batch: Batch, numbers: Array) -> None:
+        """What a prediction needs of a batch."""
+        facts = self.result.passed
+        intact = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
+        if len(intact):
+            facts.intact_end = int(batch.offset[intact[-1]]
+                                   + batch.column("total_size")[intact[-1]])
+        facts.odd_numbers += batch.offset[numbers[:KEEP]].tolist()
+        facts.complete &= len(facts.odd_numbers) < KEEP
+        if facts.first_v2 is None and batch.has_v2:
+            newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
+            facts.first_v2 = int(batch.offset[newer[0]]) if len(newer) else None
 
     def _count_fillers(self, batch: Batch, codes: Array, ok: Array) -> None:
         result = self.result
@@ -197,7 +213,8 @@ class LogPass:
                 int(batch.offset[index]), int(batch.column("total_size")[index]),
                 self._topics.texts[int(codes[index])], int(batch.column("queue_id")[index]),
                 int(batch.column("queue_offset")[index]), "properties" if body_ok else "body",
-                why or ""))
+                why or "", not body_ok and int(batch.column("body_length")[index]) > 0,
+                sysflag.has_consume_queue_row(int(batch.column("sys_flag")[index]))))
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
         """Rows that records of batch consumequeue topics must have (consumequeue.md §9)."""
@@ -325,6 +342,7 @@ class MessageChecks:
         message, names, offsets = further
         if not len(message):
             return
+        self.result.passed.complete = False
         light = self.store.light_queues
         topics = self._topics.texts
         newer = self.store.generation >= 5

@@ -66,6 +66,9 @@ class QueueTally:
     next_offset: int = 0
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+    without_queue: list[Claim] = field(default_factory=list)
+    """Intact messages of a queue that has no file; where there are more, they are `unnoted`."""
+    unnoted: int = 0
 
     def cover(self, start: int, end: int) -> None:
         if self.covered and self.covered[-1][1] == start:
@@ -87,6 +90,8 @@ class QueueTally:
         self.unlisted += other.unlisted
         self.shifted += other.shifted
         self.skipped += other.skipped
+        self.without_queue += other.without_queue
+        self.unnoted += other.unnoted
         self.first_phy = min(self.first_phy, other.first_phy)
         self.next_offset = max(self.next_offset, other.next_offset)
 
@@ -136,7 +141,7 @@ class QueueRows:
         self._numbers: dict[QueueKey, int] = {}
         self._pending: list[Rows] = []
         self._count = 0
-        self._listed = 0
+        self._listed = self._noted = 0
         self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
@@ -261,7 +266,8 @@ class QueueRows:
         tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
         queue = self.store.queue(*key)
         if queue is None or not queue.exists:
-            return  # the tally's number of messages says it all
+            self._note(tally, rows)  # for findings the tally's number of messages says it all
+            return
         low, end = queue.first_index, self.ends.get(key)
         high = max(queue.disk_end if end is None else end, low)
         inside = (rows.offset >= low) & (rows.offset < high)
@@ -271,6 +277,13 @@ class QueueRows:
         if len(rows):
             for part in _spread(rows):
                 self._compare_rows(queue, tally, part)
+
+    def _note(self, tally: QueueTally, rows: Rows) -> None:
+        sound = np.flatnonzero(~rows.damaged)
+        room = max(0, KEEP - self._noted)
+        tally.without_queue += [_claim(rows, None, row) for row in sound[:room].tolist()]
+        tally.unnoted += len(sound[room:])
+        self._noted += len(sound[:room])
 
     def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
         """Holds messages of one queue (``rows``) against the rows at their queue offsets."""

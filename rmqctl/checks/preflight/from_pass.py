@@ -1,0 +1,351 @@
+"""How many messages a store has lost, from what one pass over its log has kept: the log is not
+read again.
+
+`verify` has compared all messages with the entries of their queues. Where an entry points to its
+message, a start changes nothing and nothing is missing, so what counts is the rest: messages
+without their entry, damaged records, what is no record at all. With these, `preflight`'s own parts
+count what they would after walks of their own. That holds for the usual store only; of any other
+nothing is said here, and a walk has to tell.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.broker.recovery import as_configured, judge, loaded_log, start_file
+from rmqctl.broker.release import judged
+from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.load import load
+from rmqctl.checks.preflight.lost import Unreachable, by_queue, units_at
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.verify.context import BadRecord, RangeResult
+from rmqctl.checks.verify.log.log_pass import UNREADABLE
+from rmqctl.checks.verify.queue.rows import QueueTally, merged
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.scan.derived import is_queue_name
+from rmqctl.scan.frames import BLANK, Array, Span
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+_BACK = 64 << 10
+"""Bytes before the end of the log in which its last two records are looked for, at first."""
+
+
+class _UnusualError(Exception):
+    """What this module does not follow."""
+
+
+def known_from(store: Store, seen: RangeResult) -> int | None:
+    """The lost messages that entries, index, consumer offsets or the log itself prove, as
+    `preflight` counts them; None where a pass over all of the log (``seen``) does not tell.
+    StoreIOError, UsageError.
+    """
+    release = judged(store).release
+    version = as_configured(store, version_of(release))
+    if not (_is_usual_store(store, version) and _is_usual_log(seen)):
+        return None
+    if load(store, version).refusals:
+        return None
+    with closing(loaded_log(store, version)) as log:
+        if not log.files or log.files != store.log.files:
+            return None
+        try:
+            return _Counting(store, version, log, seen).known(release)
+        except _UnusualError:
+            return None
+
+
+def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
+    """Whether a broker would open these very files, and count by them alone."""
+    files = store.log.files
+    return (store.layout.consumequeue == "file" and not store.sizes.conf.path
+            and store.cut_off is None and not store.lock.held and not store.batch_queues
+            and not any(file.head for file in files)
+            and len({file.base for file in files}) == len(files)
+            and version.generation == store.generation and not version.forces_property_crc)
+
+
+def _is_usual_log(seen: RangeResult) -> bool:
+    """Whether the pass has kept all that is odd, and nothing that only a walk can follow."""
+    return not (seen.unlisted or seen.shrunk or seen.batch_rows or not seen.passed.complete
+                or any(span.field == UNREADABLE for span in seen.spans)
+                or any(tally.shifted or tally.skipped or tally.unlisted or tally.unnoted
+                       or topic.startswith(LMQ_PREFIX)
+                       for (topic, _), tally in seen.queues.items()))
+
+
+@dataclass(slots=True)
+class Walked:
+    """What `AlreadyLost.look` would have seen in walks over all of the log. By number of the queue:
+    ``ends`` behind the last queue offset of an intact message; ``pieces`` (places of the first and
+    last, queue offsets from … to before …) of messages that follow each other, ``damaged`` queue
+    offsets that damaged records name; ``sound`` queues have none of these, nor an entry that points
+    to nothing.
+    """
+
+    spans: list[Span]
+    places: list[tuple[int, int]]
+    end: int
+    accepted: list[tuple[int, int]]
+    ends: dict[int, int] = field(default_factory=dict)
+    pieces: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    damaged: dict[int, Array] = field(default_factory=dict)
+    sound: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Messages:
+    """Messages as columns: number of the queue, queue offset, place, size."""
+
+    number: Array
+    offset: Array
+    place: Array
+    size: Array
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int, int, int]]) -> _Messages:
+        """In the order of the log."""
+        columns = np.array(sorted(rows, key=lambda row: row[2]), np.int64).reshape(-1, 4)
+        return cls(*(np.ascontiguousarray(column) for column in columns.T))
+
+    def take(self, which: Array) -> _Messages:
+        return _Messages(self.number[which], self.offset[which], self.place[which],
+                         self.size[which])
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+class _Counting:
+    """One start of a broker, as far as the count needs it."""
+
+    def __init__(self, store: Store, version: BrokerVersion, log: CommitLog,
+                 seen: RangeResult) -> None:
+        self._store, self._version, self._log, self._seen = store, version, log, seen
+        self._queues = Queues(store, version)
+        if self._queues.has_batches or any(
+                state.key[0].startswith(LMQ_PREFIX) for state in self._queues.states):
+            raise _UnusualError
+        self._tallies: dict[int, QueueTally] = {}
+        for key, tally in seen.queues.items():
+            if is_queue_name(key[0]):
+                self._tallies[self._queues.number(key)] = tally
+        self._clean = not store.has_abort
+
+    def known(self, release: str) -> int:
+        """The count. StoreIOError."""
+        queues, version, log = self._queues, self._version, self._log
+        loose, damaged, agreeing = self._without_entry()
+
+        # Recovery: where it ends the log, what it dispatches, what it cuts off the queues.
+        reach = queues.max_physic
+        first, _ = start_file(self._store, log, version, reach)
+        start, end = log.files[first].base, self._end(first)
+        again: Array = (loose.place >= start) & (loose.place < end)
+        if self._clean:
+            again &= (loose.place > reach) & version.normal_by_queues
+        self._require_dispatched(start, end)
+        put: Array = np.zeros(len(loose), bool)
+        new = loose.take(again)
+        put[again] = queues.put(new.number, new.offset, new.place, new.place + new.size)
+        unreachable = Unreachable(queues)
+        if reach >= end:
+            queues.truncate(end)
+            unreachable.cut(log, end)
+        if version.reput_from_queues and max(log.min_offset, queues.max_physic, 0) < end:
+            raise _UnusualError  # the dispatcher of 4.x goes on behind the recovery
+
+        # Messages before that end that have no entry.
+        for some in (loose.take(~put & (loose.place < end)), damaged.take(damaged.place < end)):
+            unreachable.hold(some.number, some.offset, some.place)
+        unreachable.flush()
+
+        # What is gone.
+        already = AlreadyLost(self._store, queues)
+        already.take(self._walked(start, end, loose, damaged, agreeing))
+        predicted = Prediction(release, "normal" if self._clean else "abnormal", truncate_to=end)
+        already.judge(predicted, log, unreachable.without_row, running=False, counts_only=True)
+        return predicted.messages_already_lost
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _without_entry(self) -> tuple[_Messages, _Messages, Array]:
+        """(intact messages whose entry points elsewhere, records with damaged bodies, which of the
+        latter have their entry).
+        """
+        loose: list[tuple[int, int, int, int]] = []
+        for number, tally in self._tallies.items():
+            loose += [(number, claim.queue_offset, claim.physical_offset, claim.size)
+                      for claim in (*tally.claims, *tally.without_queue)]
+        bad: dict[bool, list[tuple[int, int, int, int]]] = {True: [], False: []}
+        for record in self._seen.bad:
+            number = self._number_of(record)
+            if number is not None:
+                bad[record.is_body].append((number, record.queue_offset, record.offset,
+                                            record.size))
+        # With damaged properties alone a message is there, and its entry was compared with it.
+        odd, damaged = _Messages.of(bad[False]), _Messages.of(bad[True])
+        left = odd.take(~self._agree(odd))
+        loose += zip(left.number.tolist(), left.offset.tolist(), left.place.tolist(),
+                     left.size.tolist(), strict=True)
+        return _Messages.of(loose), damaged, self._agree(damaged)
+
+    def _number_of(self, record: BadRecord) -> int | None:
+        name = os.fsdecode(record.topic)
+        return self._queues.number((name, record.queue_id)) if (
+            record.rowed and is_queue_name(name)) else None
+
+    def _agree(self, some: _Messages) -> Array:
+        """Which of the messages their entries point to (bool)."""
+        agree: Array = np.zeros(len(some), bool)
+        for part in by_queue(some.number):
+            queue = self._queues.states[int(some.number[part[0]])].found
+            if isinstance(queue, ConsumeQueue) and queue.exists:
+                units = units_at(queue, some.offset[part])
+                agree[part] = (units["physical_offset"] == some.place[part]) & (
+                    units["size"] == some.size[part])
+        return agree
+
+    # -- the recovery -----------------------------------------------------------------------------
+
+    def _end(self, first: int) -> int:
+        """Where the recovery that begins with file number ``first`` ends the log."""
+        refused = sorted([
+            *((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
+            *((record.offset, False) for record in self._seen.bad
+              if record.is_body),
+            *((place, False) for place in self._seen.passed.odd_numbers),
+            *((self._seen.passed.first_v2, False),) * (
+                self._seen.passed.first_v2 is not None and not self._version.message_v2)])
+        places = np.array([place for place, _ in refused], np.int64)
+        blanks = np.array(sorted(self._seen.passed.blanks), np.int64)
+        end = self._log.files[first].base
+        for number, file in enumerate(self._log.files[first:], first):
+            at, blank = int(np.searchsorted(places, file.base)), int(
+                np.searchsorted(blanks, file.base))
+            if at < len(places) and places[at] < file.end:
+                place, is_span = refused[at]
+                if is_span:
+                    size, why = judge(self._log.source(number), place - file.base, self._version)
+                    if size is not None or not why:
+                        raise _UnusualError  # a broker goes on there, where no walk does
+                return place
+            if blank == len(blanks) or blanks[blank] >= file.end:
+                last = self._seen.last_record_end
+                if file is self._log.files[-1] and last is not None and last > file.base:
+                    return last
+                raise _UnusualError
+            end = int(blanks[blank])
+        return end
+
+    def _require_dispatched(self, start: int, end: int) -> None:
+        """Entries that point to their messages must be known to the broker: it writes none of them
+        again.
+        """
+        for number, tally in self._tallies.items():
+            state = self._queues.states[number]
+            if not tally.covered:
+                continue
+            begins = min(first for first, _ in tally.covered)
+            if max(behind for _, behind in tally.covered) > state.found_end or (
+                    begins == 0 and start < end and tally.first_phy >= state.max_physic):
+                raise _UnusualError
+
+    def _accepted(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(place, store time) of the last two records of ``[start, end)``."""
+        back = _BACK
+        while True:
+            found: list[tuple[int, int]] = []
+            low = max(start, end - back)
+            for batch in self._log.walk(low, end, whole=True):
+                found = [*found, *zip(batch.offset[-2:].tolist(),
+                                      batch.column("store_timestamp")[-2:].tolist(),
+                                      strict=True)][-2:]
+            if len(found) == 2 or low == start:
+                return found
+            back *= 16
+
+    # -- what a walk would have seen --------------------------------------------------------------
+
+    def _walked(self, start: int, end: int, loose: _Messages, damaged: _Messages,
+                agreeing: Array) -> Walked:
+        seen = self._seen
+        spans = [span for span in seen.spans if span.kind != BLANK]
+        places = [(span.offset, span.end) for span in spans]
+        places += [(record.offset, record.offset + record.size) for record in seen.bad
+                   if record.is_body]
+        walked = Walked(spans, places, seen.passed.intact_end, self._accepted(start, end))
+        walked.ends = {number: tally.next_offset for number, tally in self._tallies.items()
+                       if tally.next_offset}
+        for number, offset in zip(loose.number.tolist(), loose.offset.tolist(), strict=True):
+            walked.ends[number] = max(walked.ends.get(number, 0), offset + 1)
+        of_queue = {int(loose.number[part[0]]): part for part in by_queue(loose.number)}
+        named = {int(damaged.number[part[0]]): part for part in by_queue(damaged.number)}
+        for number in {*self._tallies, *of_queue, *named}:
+            part = named.get(number, np.zeros(0, np.int64))
+            walked.damaged[number] = damaged.offset[part]
+            runs = self._runs(number, damaged.offset[part[agreeing[part]]])
+            own = loose.take(of_queue[number]) if number in of_queue else None
+            if not len(part) and own is None and self._is_sound(number, runs):
+                walked.sound.add(number)
+                continue
+            walked.pieces[number] = self._pieces(number, runs, own)
+        return walked
+
+    def _runs(self, number: int, damaged: Array) -> Array:
+        """Queue offsets of intact messages with their entry: half-open runs, int64 (n, 2)."""
+        tally = self._tallies.get(number)
+        covered = [] if tally is None else merged(tally.covered)
+        if not len(damaged):
+            return np.array(covered, np.int64).reshape(-1, 2)
+        cut = np.unique(damaged)
+        pieces: list[tuple[int, int]] = []
+        for first, behind in covered:
+            inside = cut[np.searchsorted(cut, first):np.searchsorted(cut, behind)].tolist()
+            borders = [first, *(border for one in inside for border in (one, one + 1)), behind]
+            pieces += [(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True) if a < b]
+        return np.array(pieces, np.int64).reshape(-1, 2)
+
+    def _is_sound(self, number: int, runs: Array) -> bool:
+        """Whether each entry of a queue points to its own message, and none is missing."""
+        queue = self._queues.states[number].found
+        return (isinstance(queue, ConsumeQueue) and queue.exists and len(runs) == 1
+                and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
+                and (runs[0, 0] == 0 or self._log.min_offset > 0))
+
+    def _pieces(self, number: int, runs: Array,
+                loose: _Messages | None) -> list[tuple[int, int, int, int]]:
+        """The intact messages of a queue, in the order of the log, in pieces that follow each
+        other: between messages with their entry others may lie.
+        """
+        if loose is None:
+            place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())
+            return [(int(low), first, int(high), end) for (low, high), (first, end) in zip(
+                place.reshape(-1, 2), runs.tolist(), strict=True)]
+        offset = np.concatenate([np.arange(first, end) for first, end in runs.tolist()] or [
+            np.zeros(0, np.int64)])
+        place = np.concatenate([self._places(number, offset), loose.place])
+        offset = np.concatenate([offset, loose.offset])
+        order = np.argsort(place, kind="stable")
+        offset, place = offset[order], place[order]
+        starts = np.flatnonzero(np.append(True, np.diff(offset) != 1))
+        ends = np.append(starts[1:], len(offset)) - 1
+        return [*zip(place[starts].tolist(), offset[starts].tolist(), place[ends].tolist(),
+                     (offset[ends] + 1).tolist(), strict=True)]
+
+    def _places(self, number: int, offset: Array) -> Array:
+        """The places that entries with these queue offsets point to."""
+        queue = self._queues.states[number].found
+        if not len(offset) or not isinstance(queue, ConsumeQueue):
+            return np.zeros(0, np.int64)
+        place: Array = units_at(queue, offset)["physical_offset"].astype(np.int64)
+        if (np.diff(place) < 0).any():
+            raise _UnusualError  # the order of the log is not that of the queue
+        return place
