@@ -316,6 +316,17 @@ class FileSource(Closing):
             self._holes = False
             return position
 
+    def next_hole(self, position: int) -> int:
+        """The first position >= ``position`` where a hole begins; the end of the file without one,
+        or where the system does not tell.
+        """
+        if not self._holes or position >= self.size:
+            return self.size
+        try:
+            return min(os.lseek(self._fd, position, os.SEEK_HOLE), self.size)
+        except OSError:
+            return self.size
+
     def close(self) -> None:
         # Never twice: a number that was given back may be another file's already.
         fd, self._fd = self._fd, -1
