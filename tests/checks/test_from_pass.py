@@ -8,10 +8,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmqctl.checks.preflight import missing as module
 from rmqctl.checks.preflight.from_pass import known_from
+from rmqctl.checks.preflight.gaps import DamagedBytes
 from rmqctl.checks.preflight.missing import missing
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
@@ -176,3 +178,16 @@ def test_no_more_is_lost_than_was_damaged(golden: GoldenFolder, tmp_path: Path,
     checked = run("verify", root, "-o", "json").json()
     assert count - 2 <= found["messages_already_lost"] <= count
     assert checked["coverage"]["messages_already_lost"] == found["messages_already_lost"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_of_damage_are_summed(seed: int) -> None:
+    chance = random.Random(seed)
+    borders = sorted(chance.sample(range(300), 2 * chance.randrange(1, 20)))
+    starts, ends = (np.array(borders[first::2], np.int64) for first in (0, 1))
+    inside = {place for start, end in zip(starts, ends, strict=True) for place in range(start, end)}
+    damage = DamagedBytes(starts, ends)
+    for low in range(0, 310, 7):
+        for high in range(0, 310, 11):
+            assert damage.within(low, high) == sum(low <= place < high for place in inside)
+    assert DamagedBytes(starts[:0], ends[:0]).within(0, 1 << 62) == 0

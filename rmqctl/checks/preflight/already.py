@@ -29,7 +29,7 @@ import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.preflight.gaps import Gap, LogGaps
+from rmqctl.checks.preflight.gaps import DamagedBytes, Gap, LogGaps
 from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
@@ -362,14 +362,14 @@ class AlreadyLost:
         """
         found: list[Gap] = []
         topics: Counter[str] = Counter()
+        damage = DamagedBytes(self._starts, self._ends)
         begins = from_begin and bool(log.files) and log.min_offset == 0
         for number, state in enumerate(list(self._queues.states)):
             known = self.lost_offsets.get(number) or OffsetRuns()
             undecided = self._undecided.offsets.get(state.key)
             if undecided is not None:
                 known = known.join(undecided)
-            for gap in self._gaps.gaps(number, known, (self._starts, self._ends),
-                                       from_zero=begins):
+            for gap in self._gaps.gaps(number, known, damage, from_zero=begins):
                 found.append(gap)
                 topics[state.key[0]] += gap.offsets.count()
                 self.lost_offsets[number] = (self.lost_offsets.get(number)

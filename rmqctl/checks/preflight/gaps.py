@@ -44,6 +44,23 @@ class _Piece:
     end: int
 
 
+class DamagedBytes:
+    """Spans of a log, ascending, that do not overlap: how many bytes of them lie where."""
+
+    def __init__(self, starts: Array, ends: Array) -> None:
+        self._starts, self._ends = starts, ends
+        self._before = np.append(0, np.cumsum(ends - starts))
+
+    def within(self, low: int, high: int) -> int:
+        """Bytes from ``low`` to before ``high``."""
+        return max(0, self._up_to(high) - self._up_to(low)) if high > low else 0
+
+    def _up_to(self, place: int) -> int:
+        number = int(np.searchsorted(self._starts, place))
+        whole = int(self._before[number])
+        return whole - max(0, int(self._ends[number - 1]) - place) if number else whole
+
+
 @dataclass(slots=True)
 class LogGaps:
     """Goes along with the walks of a log, in any order of its ranges."""
@@ -95,11 +112,10 @@ class LogGaps:
                 pieces.append(piece)
                 self._held += 1
 
-    def gaps(self, number: int, known: OffsetRuns, spans: tuple[Array, Array], *,
+    def gaps(self, number: int, known: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool) -> Iterator[Gap]:
-        """Of a queue. ``known``: queue offsets that something else tells of; ``spans``: the
-        (starts, ends) of all that is not intact in the log, ascending; ``from_zero``: the log
-        begins with 0, and so did the queue.
+        """Of a queue. ``known``: queue offsets that something else tells of; ``damage``: all that
+        is not intact in the log; ``from_zero``: the log begins with 0, and so did the queue.
         """
         pieces = sorted(self._pieces.get(number, ()), key=lambda piece: piece.low)
         last = _Piece(-1, 0, -1, 0) if from_zero else None
@@ -108,8 +124,9 @@ class LogGaps:
                 # A part of the log that two walks have passed.
                 last = piece if piece.high > last.high else last
                 continue
-            if last is not None and piece.first > last.end:
-                room = _within(spans, last.high + 1, piece.low)
+            if last is not None and piece.first > last.end and (
+                    known.count(last.end, piece.first) < piece.first - last.end):
+                room = damage.within(last.high + 1, piece.low)
                 missing = OffsetRuns()
                 missing.add_run(last.end, piece.first)
                 missing = missing.without(known)
@@ -124,9 +141,3 @@ class LogGaps:
             behind = named.without(named.without(near)).without(known)
             if behind.count():
                 yield Gap(last.high, 1 << 62, behind)
-
-
-def _within(spans: tuple[Array, Array], low: int, high: int) -> int:
-    """Bytes of the spans from ``low`` to before ``high``."""
-    starts, ends = spans
-    return int(np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0).sum())
