@@ -1,4 +1,4 @@
-"""Makes a sound store of any number of messages, queues, log files and groups, quickly.
+"""Makes a store of any number of messages, queues, log files, groups and damaged records, quickly.
 
 Each topic has one queue, so a store has as many topics as queues. All records have one size, and a
 log file takes as many as give the number of files. Files are laid out ahead, as a broker's are.
@@ -34,17 +34,21 @@ KEY_DIGITS = 12
 TOPIC_DIGITS = 6
 BODY = b"growth" * 16
 QUEUE_FILE = 6_000_000
+_BIT = 0x40
 INDEX_SLOTS, INDEX_MAX = 5_000_000, 20_000_000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a store has. ``files`` are those of the log."""
+    """What a store has. ``files`` are those of the log; ``damages`` are records with a flipped bit,
+    in turn in the body, the size and the magic.
+    """
 
     messages: int = 50_000
     queues: int = 50
     files: int = 2
     groups: int = 20
+    damages: int = 0
 
 
 def topic_name(number: int) -> str:
@@ -90,6 +94,7 @@ def make(shape: Shape, store: Path) -> None:
     keys = np.char.zfill(number.astype(f"S{KEY_DIGITS}"), KEY_DIGITS)
     records["properties_length"] = len(_properties_start()) + KEY_DIGITS + 1
     records["start"], records["key"], records["end"] = _properties_start(), keys, b"\x02"
+    _damage(records, shape.damages)
     _write_log(records, per_file, file_size, store / "commitlog")
 
     # What leads to them.
@@ -109,6 +114,19 @@ def make(shape: Shape, store: Path) -> None:
     _write_config(shape, store)
     checkpoint = np.array((START + count - 1, START + count - 1, 0, 0, 0), dtype=CHECKPOINT)
     (store / "checkpoint").write_bytes(checkpoint.tobytes().ljust(CHECKPOINT_SIZE, b"\0"))
+
+
+def _damage(records: NDArray[np.void], count: int) -> None:
+    """Flips a bit in so many of the records, at equal distances."""
+    if not count:
+        return
+    hit = (np.arange(count) * 2 + 1) * len(records) // (2 * count)
+    body, size, magic = hit[::3], hit[1::3], hit[2::3]
+    changed = np.frombuffer(BODY, np.uint8).copy()
+    changed[0] ^= _BIT
+    records["body"][body] = np.void(changed.tobytes())
+    records["head"]["total_size"][size] ^= _BIT
+    records["head"]["magic"][magic] ^= _BIT
 
 
 def _write_log(records: NDArray[np.void], per_file: int, file_size: int, folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""How the cost of each command grows with what a store has: messages, queues, log files, groups.
+"""How the cost of each command grows with what a store has: messages, queues, log files, groups,
+damaged records.
 
     python -m benchmarks.growth --dir DIR [--only info ...] [--of queues ...] [--times 3]
                                 [--scale 1] [--write-results]
@@ -30,7 +31,8 @@ NEGLIGIBLE_S = 0.25
 NEGLIGIBLE_MIB = 4.0
 """Costs beside the start that are smaller than this on the largest store are no growth."""
 BASE = {"messages": Shape(messages=50_000), "queues": Shape(queues=1_000),
-        "files": Shape(files=50), "groups": Shape(groups=1_000)}
+        "files": Shape(files=50), "groups": Shape(groups=1_000),
+        "damages": Shape(messages=100_000, damages=500)}
 SMALLEST = Shape(messages=10, queues=1, files=1, groups=1)
 COMMANDS = {
     "info": "info {store}",

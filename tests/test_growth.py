@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grown, growth
+from benchmarks import damaged, grown, growth
 from benchmarks.growth import Cost, Growth, exponent
 from rmqctl.checks.verify.verify import Verification
 from rmqctl.store import Store
@@ -48,3 +48,22 @@ def test_its_stores_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert list(verification.findings()) == []
         assert len(opened.log.files) == shape.files
         assert len(opened.queues) == shape.queues
+
+
+@pytest.mark.parametrize("damages", [1, 3, 40])
+def test_so_many_records_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     damages: int) -> None:
+    monkeypatch.setattr(grown, "INDEX_SLOTS", 1_000)
+    monkeypatch.setattr(grown, "INDEX_MAX", 4_000)
+    store = tmp_path / "store"
+    grown.make(grown.Shape(300, 7, 2, 1, damages), store)
+    with Store.open(str(store)) as opened:
+        found = [each.category for each in Verification(opened).findings() if each.is_trouble]
+    assert found.count("body-crc") == -(-damages // 3)
+    assert found.count("body-crc") + found.count("record-damaged") == damages
+
+
+def test_the_table_of_damage_says_how_much_more_it_costs() -> None:
+    sound, hit = Cost(1.0, 100.0), Cost(1.5, 120.0)
+    line = damaged.line("verify", 10, 1000, sound, hit, 90.0)
+    assert line.split(" | ")[-4:] == ["1.00", "1.50", "1.50", "1.33 |"]

@@ -148,6 +148,10 @@ class AtHand:
         """It may become less while the file is read."""
         return self.of.size
 
+    @size.setter
+    def size(self, size: int) -> None:
+        self.of.size = size
+
     def hold(self, buffer: bytearray, position: int, filled: int) -> None:
         """From now on the bytes at hand are the first ``filled`` of a buffer."""
         self._data = memoryview(buffer)

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.preflight.undecided import Undecided
+from rmqctl.checks.preflight.walked import Walked
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.index.keys import Entries, turned_place, written
 from rmqctl.errors import StoreIOError
@@ -51,9 +51,6 @@ from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
-
-if TYPE_CHECKING:
-    from rmqctl.checks.preflight.from_pass import Walked
 
 _ENDLESS = 1 << 62
 _MOST_SPANS = 1 << 20

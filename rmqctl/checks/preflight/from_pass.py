@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,12 +24,13 @@ from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.lost import Unreachable, by_queue, units_at
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.preflight.walked import Walked
 from rmqctl.checks.verify.context import BadRecord, RangeResult
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.derived import is_queue_name
-from rmqctl.scan.frames import BLANK, Array, Span
+from rmqctl.scan.frames import BLANK, Array
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
@@ -79,25 +80,6 @@ def _is_usual_log(seen: RangeResult) -> bool:
                 or any(tally.shifted or tally.skipped or tally.unlisted or tally.unnoted
                        or topic.startswith(LMQ_PREFIX)
                        for (topic, _), tally in seen.queues.items()))
-
-
-@dataclass(slots=True)
-class Walked:
-    """What `AlreadyLost.look` would have seen in walks over all of the log. By number of the queue:
-    ``ends`` behind the last queue offset of an intact message; ``pieces`` (places of the first and
-    last, queue offsets from … to before …) of messages that follow each other, ``damaged`` queue
-    offsets that damaged records name; ``sound`` queues have none of these, nor an entry that points
-    to nothing.
-    """
-
-    spans: list[Span]
-    places: list[tuple[int, int]]
-    end: int
-    accepted: list[tuple[int, int]]
-    ends: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
-    damaged: dict[int, Array] = field(default_factory=dict)
-    sound: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -217,15 +199,15 @@ class _Counting:
 
     def _end(self, first: int) -> int:
         """Where the recovery that begins with file number ``first`` ends the log."""
-        refused = sorted([
-            *((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
-            *((record.offset, False) for record in self._seen.bad
-              if record.is_body),
-            *((place, False) for place in self._seen.passed.odd_numbers),
-            *((self._seen.passed.first_v2, False),) * (
-                self._seen.passed.first_v2 is not None and not self._version.message_v2)])
+        passed = self._seen.passed
+        refused = [*((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
+                   *((record.offset, False) for record in self._seen.bad if record.is_body),
+                   *((place, False) for place in passed.odd_numbers)]
+        if passed.first_v2 is not None and not self._version.message_v2:
+            refused.append((passed.first_v2, False))
+        refused.sort()
         places = np.array([place for place, _ in refused], np.int64)
-        blanks = np.array(sorted(self._seen.passed.blanks), np.int64)
+        blanks = np.array(sorted(passed.blanks), np.int64)
         end = self._log.files[first].base
         for number, file in enumerate(self._log.files[first:], first):
             at, blank = int(np.searchsorted(places, file.base)), int(
