@@ -38,7 +38,7 @@ WORDS = {
                "--prepared-offset"},
     "A,B,C": {"--fields"},
     "FIELD=VALUE": {"--where"},
-    "PERCENT": {"--sample", "--disk-watermark"},
+    "PERCENT": {"--sample", "--disk-watermark", "--max-address-share"},
 }
 #: How helps begin of what bounds the number of rows.
 BOUNDS = ("at most", "list at most", "how many", "the first n rows")

@@ -65,11 +65,14 @@ class LimitOptions(OptionGroup):
         "has taken nothing for the longest time is closed  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
         "--max-unfinished", "Requests of all connections that are not complete; beyond it the "
-        "connection with the oldest one is closed  [default: 128MiB]")] = None
+        "connection with the oldest one is closed  [default: 64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
         help="A connection that sends nothing, or takes nothing of what waits for it, for so long "
         "is closed (10s, or seconds)  [default: 2m]")] = None
+    address_share: Annotated[int, typer.Option(
+        "--max-address-share", metavar="PERCENT", min=1, max=100, rich_help_panel=_LIMITS,
+        help="The part of each of these limits that one client address may use.")] = 100
     retry_memory: Annotated[int | None, _limit(
         "--retry-memory", "Messages that consumers send back, for each store  [default: 64MiB]",
         )] = None
@@ -86,6 +89,7 @@ class LimitOptions(OptionGroup):
             raise UsageError("--max-silence: at least a second")
         found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
                  "unsent_in_all": self.unsent_in_all, "held": self.held,
+                 "part": self.address_share / 100,
                  "idle": None if self.idle is None else self.idle / 1000}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -218,7 +222,7 @@ def command(
         if grpc is not None:
             from rmqctl.serve.grpc.server import Proxy
 
-            server.proxy = Proxy(brokers, grpc, limits.connections)
+            server.proxy = Proxy(brokers, grpc, allowed.connections, allowed.part)
         for address in (listen, grpc):
             if address is not None and address.host not in _LOOPBACK:
                 shown.warn(f"{address}: whoever reaches this address can read " + (

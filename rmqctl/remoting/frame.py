@@ -74,6 +74,14 @@ class FrameReader:
         """Bytes that arrived and are in no frame yet."""
         return len(self.buffer) - self.at
 
+    @property
+    def missing(self) -> int:
+        """Bytes that did not arrive of the frame that began; 0 where its head did not either."""
+        if self.held < HEAD_SIZE:
+            return 0
+        length, _ = _HEAD.unpack_from(self.buffer, self.at)
+        return max(COUNTED + int(length) - self.held, 0)
+
     def feed(self, data: bytes | memoryview) -> None:
         self.buffer += data
 

@@ -23,6 +23,7 @@ from rmqctl.serve.access import Access
 from rmqctl.serve.consuming.groups import Group, Groups, QueueLocks
 from rmqctl.serve.consuming.memory import BASE, Memory
 from rmqctl.serve.consuming.positions import Positions
+from rmqctl.serve.limits import Quota
 from rmqctl.serve.reading import EmptyQueue, Queue
 from rmqctl.serve.source import READ, WRITE, Source, Topic
 from rmqctl.serve.sums import Sums
@@ -39,14 +40,19 @@ _TURN_S = 0.02
 """So long those who wait look, before it is the others' turn."""
 Mode = tuple[str, int]
 """``PULL`` or ``POP``, and how many clients' queues a client shares."""
+MOST_WAITING = 100_000
+"""Requests of a broker that wait at a time."""
 ANY_QUEUE = -1
 """In place of a queue id: who waits for messages of any queue of a topic."""
 
 
 class Connection(Protocol):
-    """A client's connection, as handlers see it. ``peer`` is its address."""
+    """A client's connection, as handlers see it. ``peer`` is its address, ``host`` the part of it
+    that tells clients apart.
+    """
 
     peer: str
+    host: str
     local_host: str
     """The address of this machine that the client came to."""
     at_end: set[Callable[[], None]]
@@ -141,8 +147,8 @@ class Broker:
     """Takes events: what happened, as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Takes what a handler could not do for a reason that nobody foresaw."""
-    held: int = 0
-    """What the pulls that wait take, as `pulling` counts it."""
+    waits: Quota = field(default_factory=lambda: Quota(MOST_WAITING))
+    """Requests that wait, as `pulling` counts them."""
     pops: Any = field(init=False)
     """What groups have been given for a while: `popping.Pops`, whose module needs this one."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)

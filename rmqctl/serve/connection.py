@@ -21,14 +21,16 @@ from rmqctl.remoting.command import Command, read_command, response_head, write_
 from rmqctl.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.serve.broker import Broker, Buffer, Response
 from rmqctl.serve.dispatch import answer
-from rmqctl.serve.limits import Limits, Places, Shared
-from rmqctl.serve.turns import Turns
+from rmqctl.serve.limits import Limits, Places, Shared, network_of
+from rmqctl.serve.turns import Intake, Turns
 
 _LARGEST_BODY = MAX_FRAME - (1 << 20)
 _MOST_ASKED = 64
 """Requests to one client that wait for its response."""
 _GATHERED = 320 << 10
 """Bytes of answers to one client that wait for others of this turn, to be sent together."""
+_FIRST_READ = 64 << 10
+"""Bytes of the first read of a frame: many connections may begin one at the same time."""
 _MOST_BUFFERS = 512
 """Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
 
@@ -38,6 +40,7 @@ class Server(Protocol):
 
     limits: Limits
     turns: Turns
+    intake: Intake
     places: Places
     unfinished: Shared
     unsent: Shared
@@ -60,11 +63,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._server, self._broker = server, broker
         self._frames = FrameReader(server.limits.frame)
         self._paused = False
-        self._busy = self._waits = self._has_asked = False
-        self.spent, self.second = 0.0, -1
+        self._busy = self._waits = self._reads_later = self._has_asked = False
+        self.turn: float | None = None
         self.at_end: set[Callable[[], None]] = set()
-        self.peer = self.host = self.local_host = ""
-        self._last = self._since = time.monotonic()
+        self.peer = self.host = self.local_host = ""  # `host` as of `network_of`
+        self.last = self._since = time.monotonic()
         self._held = self._unsent = 0
         self._out: list[Buffer] = []
         self._out_size = 0
@@ -73,8 +76,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._numbers = count(1)
 
     def _forget_held(self) -> None:
-        self._server.unfinished.change(-self._held)
-        self._server.unsent.change(-self._unsent)
+        self._server.unfinished.change(self.host, -self._held)
+        self._server.unsent.change(self.host, -self._unsent)
         self._held = self._unsent = 0
 
     # -- what the event loop says -------------------------------------------------------------
@@ -83,8 +86,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         server = self._server
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("?", 0)
-        self.peer, self.host = str(Address(*peer[:2])), peer[0]
-        if not server.places.take(self, self._last):
+        self.peer, self.host = str(Address(*peer[:2])), network_of(peer[0])
+        if not server.places.take(self, self.last):
             server.turned_away += 1
             self._transport.abort()
             return
@@ -114,13 +117,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.received
+        received = self._server.received
+        return received if self._frames.held else received[:_FIRST_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._frames.feed(self._server.received[:nbytes])
         if not self._waits:
             self._server.turns.come(self)
         self._count()
+        if self._held and not self._waits:
+            self._server.intake.came(self, nbytes)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -136,9 +142,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        if not (self._paused or self._waits or self._transport is None
+        if not (self._paused or self._waits or self._reads_later or self._transport is None
                 or self._transport.is_closing()):
             self._transport.resume_reading()
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the frame that is under way."""
+        return self._frames.missing
+
+    def read_later(self, *, waits: bool) -> None:
+        """Hears that others' frames are read first, or that its own is read on."""
+        self._reads_later = waits
+        if waits and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        elif not waits:
+            self._read_on()
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -190,14 +209,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         """What is held of frames that are not whole, against what all may hold."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._last = time.monotonic()
+        self.last = time.monotonic()
         held = self._frames.held
         if not held or held < self._held:
-            self._since = self._last
+            self._since = self.last
         if held == self._held:
             return
         unfinished = self._server.unfinished
-        is_too_much = unfinished.change(held - self._held)
+        is_too_much = unfinished.change(self.host, held - self._held)
         self._held = held
         if is_too_much:
             unfinished.make_room(each for each in self._server.connections if each._held)
@@ -209,7 +228,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if unsent < self._unsent:
             self._since = time.monotonic()
         more, self._unsent = unsent - self._unsent, unsent
-        return self._server.unsent.change(more)
+        return self._server.unsent.change(self.host, more)
 
     @property
     def held_since(self) -> float:
@@ -222,12 +241,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             return 0.0
         if self._paused:
             return self._since
-        return None if self.at_end or self._asked or self._waits else self._last
+        return None if self.at_end or self._asked or self._waits else self.last
 
     def is_stale(self, now: float) -> bool:
         """Whether nothing came for too long, or only a part of something, or nothing is taken."""
         idle = self._server.limits.idle
-        return now - self._last > idle or (
+        return now - self.last > idle or (
             (self._paused or self._held > 0) and now - self._since > idle)
 
     @property
@@ -321,5 +340,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Closes the connection at once; what was answered before is on its way."""
         self.flush()
         self._forget_held()
+        self._frames = FrameReader(self._server.limits.frame)
         if self._transport is not None:
             self._transport.abort()

@@ -127,9 +127,11 @@ class Pages:
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], Page] = field(default_factory=OrderedDict)
     _size: int = 0
+    _is_used: bool = False
 
     def get(self, key: tuple[int, int]) -> Page | None:
         """A page that is kept; it counts as used now."""
+        self._is_used = True
         page = self._kept.get(key)
         if page is not None:
             self._kept.move_to_end(key)
@@ -137,11 +139,21 @@ class Pages:
 
     def put(self, key: tuple[int, int], page: Page) -> None:
         """Keeps a page, and gives others up for it."""
+        self._is_used = True
         old = self._kept.pop(key, None)
         self._size += page.size - (0 if old is None else old.size)
         self._kept[key] = page
         while self._size > self.limit and len(self._kept) > 1:
             self._size -= self._kept.popitem(last=False)[1].size
+
+    def rest(self) -> int:
+        """Gives all of them up if none was used since this was asked last; their bytes."""
+        size = 0
+        if not self._is_used:
+            size, self._size = self._size, 0
+            self._kept.clear()
+        self._is_used = False
+        return size
 
 
 class StoredQueue:

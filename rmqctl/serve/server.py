@@ -18,7 +18,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.serve.broker import Broker
 from rmqctl.serve.connection import ClientConnection
 from rmqctl.serve.limits import Limits, Places, Shared
-from rmqctl.serve.turns import Turns
+from rmqctl.serve.turns import Intake, Turns
 
 if TYPE_CHECKING:
     from rmqctl.serve.grpc.server import Proxy
@@ -31,7 +31,8 @@ _LOOK_S = 1.0
 _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
-_BACKLOG = 512
+_BACKLOG, _ACCEPTED = 512, 8
+"""Connections that wait to be accepted, and how many are accepted before others are answered."""
 _LAST_PORT = 65_535
 _RECEIVED = 256 << 10
 """Bytes that are received at once."""
@@ -70,16 +71,21 @@ class Server:
     """Connections with answers that are sent at the end of this turn."""
     turns: Turns = field(default_factory=lambda: Turns(
         lambda work: asyncio.get_running_loop().call_soon(work)))
+    intake: Intake = field(default_factory=lambda: Intake(
+        lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """One thread: positions are written down once at a time."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
     def __post_init__(self) -> None:
-        self.places = Places(self.limits.connections)
-        self.unfinished = Shared(self.limits.held)
+        part = self.limits.part
+        self.places = Places(self.limits.connections, part)
+        for broker in self.brokers:
+            broker.waits.part = part
+        self.unfinished = Shared(self.limits.held, part)
         """Of frames that are not whole, or wait for their turn."""
-        self.unsent = Shared(self.limits.unsent_in_all)
+        self.unsent = Shared(self.limits.unsent_in_all, part)
         """Of answers that are not taken."""
 
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
@@ -87,21 +93,18 @@ class Server:
         """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
         on a socket from `bind`. StoreIOError where a store can no longer be written to.
         """
-        loop = asyncio.get_running_loop()
         servers = []
         try:
             for broker, bound in zip(self.brokers, sockets, strict=True):
                 try:
-                    servers.append(await loop.create_server(
-                        partial(ClientConnection, self, broker), sock=bound, backlog=_BACKLOG))
+                    servers.append(await self._listen(broker, bound))
                 except OSError as error:
                     raise StoreIOError.from_oserror(
                         error, str(broker.address), "listen on") from None
             if self.fast is not None:
-                with suppress(OSError):  # only old clients ask there
-                    servers.append(await loop.create_server(
-                        partial(ClientConnection, self, self.brokers[0]), self.fast.host,
-                        self.fast.port, backlog=_BACKLOG))
+                with suppress(OSError, StoreIOError):  # only old clients ask there
+                    ((_, bound),) = bind(self.fast, 1)
+                    servers.append(await self._listen(self.brokers[0], bound))
             if self.proxy is not None:
                 await self.proxy.start()
             tasks = [asyncio.create_task(self._every(*each)) for each in (
@@ -128,6 +131,15 @@ class Server:
                 broker.close()
         if self.failure is not None:
             raise StoreIOError(f"{self.failure}; no message is taken any more")
+
+    async def _listen(self, broker: Broker, bound: socket.socket) -> asyncio.Server:
+        """OSError. The event loop accepts as many connections at once as the backlog has that it
+        is told of, and the system keeps others back.
+        """
+        server = await asyncio.get_running_loop().create_server(
+            partial(ClientConnection, self, broker), sock=bound, backlog=_ACCEPTED)
+        bound.listen(_BACKLOG)
+        return server
 
     @property
     def failure(self) -> str | None:
@@ -178,12 +190,13 @@ class Server:
         now = time.monotonic()
         for broker in self.brokers:
             broker.expire()
+        freed = self.brokers[0].source.pages.rest()  # all brokers share them
         if self.proxy is not None:
             self.proxy.expire()
         for connection in list(self.connections):
             if connection.is_stale(now):
                 connection.end()
-        if self.unfinished.freed() + self.unsent.freed() > _SIZABLE:
+        if freed + self.unfinished.freed() + self.unsent.freed() > _SIZABLE:
             malloc_tuning.give_back()
 
     def make_room(self) -> None:

@@ -1,31 +1,141 @@
-"""Whose requests are answered next.
+"""Whose requests are answered next, and who is read from next.
 
-What arrives is answered at once, as long as the event loop has time. Who has more to be answered
-than one turn takes goes to the end of a line, and so does everybody who comes in a round that is
-over. Clients that took little of this second are answered before those that took much, so however
-many of those there are, the others wait for two rounds at most.
+Clients share the time of the event loop, and what it receives. Each waits until a point of a time
+that goes on more slowly the more of them wait: it is as far away as its turn is probably long. So
+who asks for little waits for little, however many others have requests waiting, and those others
+have turns, too. First by the address of the client, then by connection: many connections of one
+address get no more than one of another. What the first request of a connection takes is not known:
+in each round some of these are answered, the last that came and the first one by turns.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Generic, Protocol, TypeVar
 
-TURN_S = 0.005
+TURN_S = 0.002
 """So long requests of one connection are answered before it is the others' turn."""
-ROUND_S = 0.02
+ROUND_S = 0.005
 """So long requests are answered before the event loop looks what else has arrived."""
-_LIGHT_S = 0.02
-"""Who took less of the current second is answered before the others."""
+_LONGEST_S = 0.005
+"""What a turn is taken for at most: one that took much longer by chance is not kept waiting."""
+ROUND_BYTES = 1 << 20
+"""So much is received of large frames before the event loop looks what else has arrived."""
+_READERS = 4
+"""Connections with large frames that are read from in a round, 256 KiB of each."""
+_PATIENCE = 4
+"""A turn waits for so many times what it takes, if others do."""
+_LEAST, _SLOWLY = 1e-5, 0.25
+_MOST_HOSTS = 1024
+
+_Of = TypeVar("_Of")
+
+
+class _Line(Generic[_Of]):
+    """Those that wait, the next one first. ``now``: the time that all have had together, each a
+    part of it.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, _Of]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def is_first(self, expected: float) -> bool:
+        """Whether one that takes so long would be before all that wait."""
+        return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
+
+    def push(self, expected: float, each: _Of) -> int:
+        """Lets one wait; the number of its entry."""
+        number = next(self._numbers)
+        heappush(self._heap, (self.now + _PATIENCE * expected, number, each))
+        return number
+
+    def pop(self) -> tuple[int, _Of]:
+        """(number, which) of the next one."""
+        _, number, each = heappop(self._heap)
+        return number, each
+
+    def spent(self, cost: float) -> None:
+        self.now += cost / (len(self._heap) + 1)
+
+
+class _Host(Generic[_Of]):
+    """An address with its connections that wait. ``entry``: the number of its own, if they do."""
+
+    __slots__ = ("entry", "line")
+
+    def __init__(self) -> None:
+        self.line = _Line[tuple[float, _Of]]()
+        self.entry: int | None = None
+
+
+class Hosts(Generic[_Of]):
+    """Those that wait: addresses, and the connections of each."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Host[_Of]] = {}
+        self._line = _Line[_Host[_Of]]()
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def _host(self, name: str) -> _Host[_Of]:
+        found = self._of.get(name)
+        if found is None:
+            if len(self._of) >= _MOST_HOSTS:
+                self._of = {each: host for each, host in self._of.items() if host.line}
+            found = self._of[name] = _Host()
+        return found
+
+    def is_first(self, name: str, expected: float) -> bool:
+        """Whether one of that address would be before all that wait."""
+        if not self._waiting:
+            return True
+        host = self._host(name)
+        return host.line.is_first(expected) and (
+            len(host.line) == self._waiting or self._line.is_first(expected))
+
+    def push(self, name: str, expected: float, each: _Of) -> None:
+        """Lets one wait whose turn probably takes so long."""
+        host = self._host(name)
+        if host.line.is_first(expected):  # an entry of the address that was later counts no more
+            host.entry = self._line.push(expected, host)
+        host.line.push(expected, (expected, each))
+        self._waiting += 1
+
+    def pop(self) -> _Of:
+        """The one whose turn it is."""
+        while True:
+            number, host = self._line.pop()
+            if number == host.entry:
+                break
+        _, (expected, each) = host.line.pop()
+        self._waiting -= 1
+        host.entry = self._line.push(expected, host) if host.line else None
+        return each
+
+    def spent(self, name: str, cost: float) -> None:
+        """One of that address had its turn."""
+        self._host(name).line.spent(cost)
+        self._line.spent(cost)
 
 
 class Worker(Protocol):
-    """A connection with requests. ``spent`` seconds of that second of the clock."""
+    """A connection with requests. ``host`` as of `network_of`; ``turn``: the seconds that its turns
+    take, None before the first.
+    """
 
-    spent: float
-    second: int
+    host: str
+    turn: float | None
 
     def work(self, late: float) -> bool:
         """Answers until that time of the clock; whether it could go on."""
@@ -33,6 +143,31 @@ class Worker(Protocol):
 
     def in_line(self, *, waits: bool) -> None:
         """Hears that it waits for its turn, or has had it and has nothing left to do."""
+
+
+class _Fresh:
+    """Those that wait for their first turn, of each address in turn."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[Worker]] = OrderedDict()
+        self._last = False
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def push(self, worker: Worker) -> None:
+        self._of.setdefault(worker.host, deque()).append(worker)
+
+    def pop(self) -> Worker:
+        """The last that came or the first, by turns: where there are too many, most still wait for
+        little, and none for ever.
+        """
+        host, there = self._of.popitem(last=False)
+        self._last = not self._last
+        worker = there.pop() if self._last else there.popleft()
+        if there:
+            self._of[host] = there
+        return worker
 
 
 class Turns:
@@ -43,20 +178,24 @@ class Turns:
     def __init__(self, soon: Callable[[Callable[[], None]], Any],
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._soon, self.clock = soon, clock
-        self._light: deque[Worker] = deque()
-        self._heavy: deque[Worker] = deque()
+        self._waiting, self._fresh = Hosts[Worker](), _Fresh()
         self._spent = 0.0
         self._begins_soon = False
 
     def come(self, worker: Worker) -> None:
         """Something arrived for one that does not wait: it is answered now, or in its turn."""
-        is_light = worker.second != int(self.clock()) or worker.spent < _LIGHT_S
-        if self._spent >= ROUND_S or self._light or (self._heavy and not is_light):
-            (self._light if is_light else self._heavy).append(worker)
-            worker.in_line(waits=True)
-            self._begin_soon()
-        elif self._turn(worker):
-            worker.in_line(waits=True)
+        if self._spent < ROUND_S and not (
+                self._fresh if worker.turn is None else
+                not self._waiting.is_first(worker.host, worker.turn)):
+            if self._turn(worker):
+                worker.in_line(waits=True)
+            return
+        if worker.turn is None:
+            self._fresh.push(worker)
+        else:
+            self._waiting.push(worker.host, worker.turn, worker)
+        worker.in_line(waits=True)
+        self._begin_soon()
 
     def _begin_soon(self) -> None:
         if not self._begins_soon:
@@ -66,34 +205,81 @@ class Turns:
     def _turn(self, worker: Worker) -> bool:
         """One turn; whether the worker goes on waiting."""
         begun = self.clock()
-        if worker.second != int(begun):
-            worker.second, worker.spent = int(begun), 0.0
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun
-        worker.spent += spent
+        taken = min(max(spent, _LEAST), _LONGEST_S)
+        if worker.turn is None:
+            worker.turn = taken
+        else:  # one that took long by chance, as the system had other work, counts little
+            worker.turn += (taken - worker.turn) * (_SLOWLY if taken > worker.turn else 1 - _SLOWLY)
+        self._waiting.spent(worker.host, taken)
         self._spent += spent
         if more:
-            self._heavy.append(worker)
+            self._waiting.push(worker.host, worker.turn, worker)
         if more or self._spent >= TURN_S:
             self._begin_soon()
         return more
 
     def _round(self) -> None:
-        """Light workers first, beginning with the one that came last: where there are too many,
-        most of those that come are still answered at once. The one that has waited for the longest
-        time and one that took much have a turn in any round.
-        """
         self._spent, self._begins_soon = 0.0, False
-        while self._light and self._spent < ROUND_S:
-            self._turn_of(self._light.pop())
-        for line in self._light, self._heavy:
-            if line:
-                self._turn_of(line.popleft())
-        while self._heavy and self._spent < ROUND_S:
-            self._turn_of(self._heavy.popleft())
-        if self._light or self._heavy:
+        while (self._waiting or self._fresh) and self._spent < ROUND_S:
+            if self._waiting:
+                self._turn_of(self._waiting.pop())
+            if self._fresh:
+                self._turn_of(self._fresh.pop())
+        self._spent = 0.0  # those that come meanwhile and ask for little need not wait
+        if self._waiting or self._fresh:
             self._begin_soon()
 
     def _turn_of(self, worker: Worker) -> None:
         if not self._turn(worker):
             worker.in_line(waits=False)
+
+
+class Reader(Protocol):
+    """A connection that receives a frame. ``missing``: the bytes of it that did not arrive."""
+
+    host: str
+
+    @property
+    def missing(self) -> int: ...
+
+    def read_later(self, *, waits: bool) -> None:
+        """Hears that nothing is read from it for now, or that it is read from again."""
+
+
+class Intake:
+    """Shares what is received of frames that are not complete. Between the reads of one are those
+    of others, and requests are answered.
+    """
+
+    def __init__(self, soon: Callable[[Callable[[], None]], Any]) -> None:
+        self._soon = soon
+        self._waiting = Hosts[Reader]()
+        self._came = 0
+        self._begins_soon = False
+
+    def came(self, reader: Reader, size: int) -> None:
+        """So many bytes arrived, which end within a frame."""
+        self._waiting.spent(reader.host, size)
+        self._came += size
+        if self._came > ROUND_BYTES or self._waiting:
+            reader.read_later(waits=True)
+            self._waiting.push(reader.host, reader.missing, reader)
+        self._begin_soon()
+
+    def _begin_soon(self) -> None:
+        if not self._begins_soon:
+            self._begins_soon = True
+            self._soon(self._round)
+
+    def _round(self) -> None:
+        """Each of a few is read from once, and then has to wait again where others do."""
+        self._came, self._begins_soon = 0, False
+        for _ in range(_READERS):
+            if not self._waiting:
+                return
+            self._waiting.pop().read_later(waits=False)
+        self._begin_soon()
+
+

@@ -125,6 +125,17 @@ def test_any_bytes_are_frames_or_one_error(data: bytes) -> None:
     assert reader.held <= len(data)
 
 
+def test_how_much_of_a_frame_is_missing() -> None:
+    reader, frame = FrameReader(), frame_head(b"{}", 100) + bytes(100)
+    missing = []
+    for part in (frame[:3], frame[3:8], frame[8:50], frame[50:] + frame[:9]):
+        reader.feed(part)
+        missing.append(reader.missing)
+    assert missing == [0, len(frame) - 8, len(frame) - 50, 0]
+    assert reader.next() is not None
+    assert reader.missing == len(frame) - 9
+
+
 def test_a_long_stream_of_small_frames_is_not_kept() -> None:
     one = frame_head(b"{}", 0)
     reader = FrameReader()

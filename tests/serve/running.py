@@ -91,7 +91,8 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
     if grpc:
         from rmqctl.serve.grpc.server import Proxy
 
-        server.proxy = Proxy(brokers, Address("127.0.0.1", 0), server.limits.connections)
+        server.proxy = Proxy(brokers, Address("127.0.0.1", 0), server.limits.connections,
+                             server.limits.part)
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     problems: list[BaseException] = []

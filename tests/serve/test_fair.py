@@ -15,8 +15,9 @@ import pytest
 
 from rmqctl.remoting.command import Command, write_command
 from rmqctl.serve import server as server_module
-from rmqctl.serve.limits import SPARE_S, Limits, Places, Shared
-from rmqctl.serve.turns import ROUND_S, TURN_S, Turns
+from rmqctl.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
+from rmqctl.serve.reading import Page, Pages
+from rmqctl.serve.turns import ROUND_S, TURN_S, Intake, Turns
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving, until
 
@@ -36,6 +37,10 @@ class Loop:
     def turns(self) -> Turns:
         return Turns(self.soon.append, lambda: self.now)
 
+    def goes_on(self) -> None:
+        """What the event loop does next."""
+        self.soon.popleft()()
+
 
 @dataclass(eq=False)
 class Asking:
@@ -44,9 +49,9 @@ class Asking:
     loop: Loop
     requests: int
     seconds: float
+    host: str = "h"
     answered: float = 0.0
-    second: int = -1
-    spent: float = 0.0
+    turn: float | None = None
     waits: bool = False
 
     def work(self, late: float) -> bool:
@@ -61,43 +66,148 @@ class Asking:
     def in_line(self, *, waits: bool) -> None:
         self.waits = waits
 
+    def asks(self, turns: Turns) -> float:
+        """Asks for one thing; how long the answer takes."""
+        came, self.requests = self.loop.now, 1
+        turns.come(self)
+        while self.requests:
+            self.loop.goes_on()
+        assert not self.waits
+        return self.answered - came
 
-@pytest.mark.parametrize(("hogs", "seconds"), [
-    (1, 0.001), (100, 0.001), (100, 0.03), (2000, 0.004)])
-def test_who_asks_little_is_answered_within_two_rounds(hogs: int, seconds: float) -> None:
+
+HOGS = [(1, 0.001), (100, 0.001), (100, 0.03), (800, 0.004)]
+"""How many ask for more than there is time for, and how long each request takes."""
+
+
+def hogs(loop: Loop, turns: Turns, many: int, seconds: float, host: str = "h") -> list[Asking]:
+    """So many that have asked, and had their first turn."""
+    made = [Asking(loop, 10_000, seconds, host) for _ in range(many)]
+    for each in made:
+        turns.come(each)
+    while any(each.turn is None for each in made):
+        loop.goes_on()
+    return made
+
+
+@pytest.mark.parametrize(("many", "seconds"), HOGS)
+def test_who_asks_for_little_is_answered_within_two_rounds(many: int, seconds: float) -> None:
+    """Even where it asks for more than its share, and all are behind one address."""
     loop = Loop()
     turns = loop.turns()
-    many = [Asking(loop, 10_000, seconds) for _ in range(hogs)]
-    for each in many:  # all at once, before anybody else
-        turns.come(each)
-    longest = ROUND_S + 3 * (TURN_S + seconds)
+    honest = Asking(loop, 0, 0.0005)
+    honest.asks(turns)
+    there = hogs(loop, turns, many, seconds)
+    longest = ROUND_S + TURN_S + seconds
     for _ in range(50):
-        honest = Asking(loop, 1, 0.0005)
-        came = loop.now
-        turns.come(honest)
-        for _ in range(2):
-            if loop.soon:
-                loop.soon.popleft()()
-        assert came < honest.answered < came + 2 * longest
-        assert not honest.waits
-    assert all(each.requests for each in many)
+        assert honest.asks(turns) < 2 * longest
+        loop.goes_on()
+    assert all(each.requests for each in there)
+
+
+@pytest.mark.parametrize(("many", "seconds"), HOGS)
+def test_who_is_new_is_answered_within_four_rounds(many: int, seconds: float) -> None:
+    loop = Loop()
+    turns = loop.turns()
+    hogs(loop, turns, many, seconds)
+    longest = ROUND_S + 2 * (TURN_S + seconds)
+    for _ in range(50):
+        assert Asking(loop, 0, 0.0005).asks(turns) < 4 * longest
+        loop.goes_on()
+
+
+def test_one_long_request_does_not_make_a_client_wait_for_ever() -> None:
+    loop = Loop()
+    turns = loop.turns()
+    honest = Asking(loop, 0, 0.5)
+    honest.asks(turns)
+    hogs(loop, turns, 100, 0.001)
+    honest.seconds = 0.0005
+    waits = [honest.asks(turns) for _ in range(8)]
+    assert max(waits) < 1.5
+    assert waits[-1] < 2 * (ROUND_S + TURN_S + 0.001)
 
 
 def test_nobody_waits_for_ever() -> None:
     loop = Loop()
     turns = loop.turns()
-    heavy = [Asking(loop, 100, 0.004) for _ in range(10)]
+    heavy = [Asking(loop, 20, 0.004) for _ in range(10)]
     for each in heavy:
         turns.come(each)
     first = Asking(loop, 1, 0.001)
     turns.come(first)
-    while any(each.requests for each in heavy):  # light ones come all the time, and are too many
-        for _ in range(40):
-            turns.come(Asking(loop, 1, 0.001))
-        loop.soon.popleft()()
+    known = [Asking(loop, 1, 0.001) for _ in range(40)]
+    while any(each.requests for each in heavy):  # others come all the time, and are too many
+        for each in [*known, *(Asking(loop, 1, 0.001) for _ in range(40))]:
+            if not each.waits:
+                each.requests = 1
+                turns.come(each)
+        loop.goes_on()
         assert loop.now < 2000
     assert first.answered
     assert not any(each.waits for each in heavy)
+
+
+@pytest.mark.parametrize("many", [1, 30, 1000])
+def test_an_address_with_many_connections_has_no_more_time_than_another(many: int) -> None:
+    loop = Loop()
+    turns = loop.turns()
+    there = hogs(loop, turns, many, 0.001, "many")
+    other = hogs(loop, turns, 1, 0.001, "one")[0]
+    before = 10_000 * many - sum(each.requests for each in there), other.requests
+    for _ in range(400):
+        loop.goes_on()
+    done = 10_000 * many - sum(each.requests for each in there) - before[0]
+    assert 0.8 < (before[1] - other.requests) / done < 1.25
+
+
+@pytest.mark.parametrize(("address", "network"), [
+    ("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::"),
+    ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"), ("?", "?")])
+def test_clients_are_told_apart_by_what_they_cannot_choose(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+@dataclass(eq=False)
+class Receiving:
+    """A connection with a large frame under way, and what is read of it."""
+
+    missing: int
+    host: str = "h"
+    waits: bool = False
+
+    def read_later(self, *, waits: bool) -> None:
+        self.waits = waits
+
+    def reads(self, intake: Intake, size: int = 256 << 10) -> None:
+        self.missing = max(self.missing - size, 0)
+        if self.missing:
+            intake.came(self, size)
+
+
+def test_of_large_frames_little_is_received_between_two_looks_at_requests() -> None:
+    soon: deque[Callable[[], None]] = deque()
+    intake = Intake(soon.append)
+    large = [Receiving(15 << 20) for _ in range(900)]
+    for each in large:  # the first of each comes before anybody knows
+        each.reads(intake, 64 << 10)
+    small = Receiving(4 << 20)
+    small.reads(intake)
+    rounds = 0
+    while small.missing:
+        soon.popleft()()
+        there = [each for each in (*large, small) if not each.waits and each.missing]
+        for each in there:
+            each.reads(intake)
+        rounds += 1
+        if rounds > 2:
+            assert sum(not each.waits for each in large) <= 8
+    assert rounds < 100  # who needs less is not kept waiting by all who need more
+    while any(each.missing for each in large):
+        soon.popleft()()
+        for each in large:
+            if not each.waits and each.missing:
+                each.reads(intake, 8 << 20)
 
 
 @dataclass(eq=False)
@@ -110,6 +220,7 @@ class Held:
     held: int = 0
     shared: Shared | None = None
     places: Places | None = None
+    last: float = 1000.0
 
     @property
     def held_since(self) -> float:
@@ -118,7 +229,7 @@ class Held:
     def end(self) -> None:
         self.ended = True
         if self.shared is not None:
-            self.shared.change(-self.held)
+            self.shared.change(self.host, -self.held)
 
     def gone(self) -> None:
         if self.places is not None:
@@ -147,6 +258,58 @@ def test_who_has_the_most_connections_gives_a_place() -> None:
     assert [each.ended for each in few] == [True, False, False]
 
 
+def test_an_address_with_more_than_others_gives_places_that_are_in_use() -> None:
+    """Those behind one address may have all places, as long as no other wants any."""
+    places = Places(6)
+
+    def came(host: str, last: float) -> tuple[Held, bool]:
+        one = Held(host, None, places=places, last=990 + last)
+        return one, places.take(one, 1000.0)
+
+    many = [came("many", last)[0] for last in (5.0, 3.0, 4.0, 2.0, 6.0, 7.0)]
+    assert not came("many", 8.0)[1]
+    assert [came("new", 9.0)[1] for _ in range(4)] == [True, True, True, False]
+    assert [each.ended for each in many] == [False, True, True, True, False, False]
+    assert came("third", 9.0)[1]
+
+
+def test_who_waits_and_is_silent_for_long_gives_a_place() -> None:
+    places = Places(3)
+    there = [Held("a", None, places=places, last=1000.0 - silent)
+             for silent in (SILENT_S - 1, SILENT_S + 2, SILENT_S + 1)]
+    assert all(places.take(each, 0.0) for each in there)
+    assert [places.take(Held("a", 1000.0), 1000.0) for _ in range(3)] == [True, True, False]
+    assert [each.ended for each in there] == [False, True, True]
+
+
+def test_an_address_has_no_more_connections_than_its_part() -> None:
+    places = Places(10, 0.3)
+    there = [Held("a", since, places=places) for since in (None, 0.0, None, None)]
+    assert [places.take(each, 1000.0) for each in there[:3]] == [True] * 3
+    assert places.take(there[3], 1000.0)
+    assert [each.ended for each in there] == [False, True, False, False]
+    assert not places.take(Held("a", None), 1000.0)
+    assert places.take(Held("b", None), 1000.0)
+
+
+def test_requests_that_wait_leave_a_share_for_who_comes_yet() -> None:
+    quota = Quota(100)
+
+    def fills(host: str) -> int:
+        taken = 0
+        while quota.has_room(host):
+            quota.take(host)
+            taken += 1
+        return taken
+
+    assert [fills(host) for host in ("a", "b", "c")] == [75, 25, 0]
+    quota.leave("a", 60)
+    assert fills("c") == 35  # what is scarce are the last 25
+    assert fills("b") == 0
+    assert not Quota(100, 0.1).has_room("a", 11)
+    assert Quota(100, 0.1).has_room("a", 10)
+
+
 @pytest.mark.parametrize("silent", [SPARE_S + 1, SPARE_S - 1])
 def test_a_place_is_kept_for_a_while(silent: float) -> None:
     places = Places(1)
@@ -155,16 +318,49 @@ def test_a_place_is_kept_for_a_while(silent: float) -> None:
     assert places.take(Held("a"), 1000.0) == (silent > SPARE_S) == first.ended
 
 
+def test_the_address_that_holds_the_most_gives_way() -> None:
+    shared = Shared(1000)
+    honest = Held("one", 1.0, held=300, shared=shared)  # the longest of all
+    many = [Held("many", 2.0 + number, held=100, shared=shared) for number in range(8)]
+    for each in (honest, *many):
+        is_too_much = shared.change(each.host, each.held)
+    assert is_too_much
+    shared.make_room([honest, *many])
+    assert [each.ended for each in (honest, *many)] == [False, *[True] * 3, *[False] * 5]
+    assert shared.of == {"one": 300, "many": 500}
+
+
+def test_an_address_holds_no_more_than_its_part() -> None:
+    shared = Shared(1000, 0.4)
+    there = [Held("a", float(number), held=150, shared=shared) for number in range(3)]
+    other = Held("b", 0.0, held=350, shared=shared)
+    assert [shared.change(each.host, each.held) for each in (other, *there)] == [
+        False, False, False, True]
+    shared.make_room([other, *there])
+    assert [each.ended for each in (other, *there)] == [False, True, False, False]
+
+
 def test_who_has_held_the_longest_gives_way() -> None:
     shared = Shared(1000)
     holders = [Held(since=since, held=200, shared=shared) for since in (3.0, 1.0, 2.0, 5.0, 4.0)]
-    assert not any(shared.change(each.held) for each in holders)
+    assert not any(shared.change(each.host, each.held) for each in holders)
     newest = Held(since=6.0, held=1, shared=shared)
-    assert shared.change(1)
+    assert shared.change(newest.host, 1)
     shared.make_room([newest, *holders])
     assert [each.ended for each in holders] == [False, True, False, False, False]
     assert not newest.ended
     assert (shared.held, shared.freed(), shared.freed()) == (801, 200, 0)
+
+
+def test_pages_that_nobody_reads_are_given_up() -> None:
+    pages = Pages()
+    page = Page(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
+    pages.put((1, 1), page)
+    assert pages.rest() == 0
+    assert pages.get((1, 1)) is page
+    assert pages.rest() == 0
+    assert pages.rest() == page.size
+    assert pages.get((1, 1)) is None
 
 
 # -- over sockets -------------------------------------------------------------------------------
@@ -194,6 +390,22 @@ def test_connections_that_ask_nothing_turn_nobody_away(
         assert len(served.server.connections) <= 20
 
 
+def test_one_address_has_its_part_of_connections_and_bytes(
+        root: Path, sockets: Callable[[Running, int], list[socket.socket]]) -> None:
+    with serving(root, limits=Limits(connections=20, held=1 << 20, part=0.1)) as served:
+        server = served.server
+        sockets(served, 5)
+        until(lambda: server.accepted == 5)
+        assert len(server.connections) <= 2
+        (hog,) = sockets(served, 1)
+        hog.sendall(struct.pack(">ii", 15 << 20, 10) + bytes(90_000))
+        until(lambda: server.unfinished.held > 90_000)
+        with served.client() as client:
+            assert client.ask("GET_BROKER_CLUSTER_INFO", bytes(60_000)).code == 0
+            assert client.ask("GET_BROKER_CLUSTER_INFO", bytes(90_000)).code == 0
+        assert server.unfinished.held < 105_000
+
+
 def test_answers_that_nobody_takes_are_bounded_together_and_freed(
         root: Path, sockets: Callable[[Running, int], list[socket.socket]],
         monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +417,8 @@ def test_answers_that_nobody_takes_are_bounded_together_and_freed(
         most: list[int] = []
         change = Shared.change
 
-        def counted(self: Shared, more: int) -> bool:
-            found = change(self, more)
+        def counted(self: Shared, host: str, more: int) -> bool:
+            found = change(self, host, more)
             if self is served.server.unsent:
                 most.append(self.held)
             return found

@@ -367,8 +367,8 @@ def test_a_stream_that_is_not_read_ends(written: Running, monkeypatch: pytest.Mo
         proxy = written.server.proxy
         assert proxy is not None
         waiting = stub.receiving()
-        until(lambda: proxy._endpoint.held > 0)
-        until(lambda: proxy._endpoint.held == 0)
+        until(lambda: proxy._endpoint.unsent.taken > 0)
+        until(lambda: proxy._endpoint.unsent.taken == 0)
         waiting.cancel()
         assert len(drained(stub)) >= 1
 

@@ -279,6 +279,18 @@ def test_few_clients_share_a_connection(served: Running, monkeypatch: pytest.Mon
         assert opened(stub.channel, "c4") == OK
 
 
+def test_one_address_has_its_part_of_the_streams(root: Path) -> None:
+    with serving(root, grpc=True, limits=Limits(connections=4, part=0.5)) as served, Stub(
+            served, bodies(root)[0]) as stub, stub.consuming():
+        with Stub(served, "T", name="c2") as other, other.consuming(), Stub(
+                served, "T", name="c3") as third, third.telemetry(
+                subscription={"group": {"name": "G"}}) as (answer, _):
+            assert answer.status.code == BUSY
+        proxy = served.server.proxy
+        assert proxy is not None
+        until(lambda: proxy._clients.taken == 1)
+
+
 def test_streams_that_are_opened_and_reset_take_nothing_from_others(served: Running) -> None:
     def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
         return (len(data).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")

@@ -46,6 +46,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.at_end: set[Any] = set()
+        self.host = "h"
         self.answers: list[bytes] = []
 
     def send_bytes(self, data: bytes) -> None:

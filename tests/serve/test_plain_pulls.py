@@ -37,6 +37,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.at_end: set[Any] = set()
+        self.host = "h"
         self.answers: list[bytes] = []
 
     def send_parts(self, parts: list[Buffer], size: int) -> None:
@@ -137,7 +138,7 @@ def test_plain_pulls_lead_to_the_same_answers(
             frames = some_pulls(broker, 600)
             answers = asyncio.run(answered(broker, frames, short=short))
             found.append((answers, broker.requests, broker.delivered, broker.delivered_bytes,
-                          broker.skipped, broker.positions.committed, broker.held))
+                          broker.skipped, broker.positions.committed, broker.waits.taken))
             broker.close()
     whole, short_way = found
     assert short_way == whole

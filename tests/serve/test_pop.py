@@ -16,7 +16,8 @@ from rmqctl.engine.config.create import create_store
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.remoting.client import Client, records
 from rmqctl.remoting.command import Command
-from rmqctl.serve.consuming import popping, pulling
+from rmqctl.serve.consuming import popping
+from rmqctl.serve.limits import Quota
 from rmqctl.serve.serving import Settings
 from rmqctl.serve.tools import assigning
 from tests.conftest import GoldenFolder
@@ -179,7 +180,7 @@ def test_who_waits_is_answered_when_something_comes(written: Running) -> None:
         assert only(again).reconsume_times == 1
         assert client.ask("NOTIFICATION", **asked("T", pollTime=5)).ext["hasMsg"] == "false"
     assert not written.brokers[0].waiting
-    assert written.brokers[0].held == 0
+    assert written.brokers[0].waits.taken == 0
 
 
 def test_of_those_who_wait_for_the_same_one_hears_of_news(
@@ -212,18 +213,23 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(
     assert not written.brokers[0].pops.lines._all
 
 
-def test_requests_that_wait_are_bounded(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+def test_requests_that_wait_are_bounded(root: Path, topic: str, monkeypatch: pytest.MonkeyPatch
                                         ) -> None:
+    with serving(root) as served, served.client() as client:
+        _fills(client, topic, served.brokers[0].waits, monkeypatch)
+
+
+def _fills(client: Client, topic: str, waits: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(popping, "TURN_S", 0.0)  # one queue each turn
     while (answer := pop(client, topic, pollTime=50)).code == 0:
         acked(client, answer, topic)
     assert client.ask("NOTIFICATION", **asked(topic)).ext["hasMsg"] == "true"  # it is not known
     monkeypatch.undo()
-    monkeypatch.setattr(pulling, "MOST_HELD", 10)
+    waits.most = 10
     assert pop(client, topic, pollTime=1).code == NOTHING
     for name in ("attemptId", "expType"):  # each text is kept while it waits
         assert pop(client, topic, pollTime=10_000, **{name: "x" * 1000}).code == FULL
-    monkeypatch.setattr(pulling, "MOST_HELD", 0)
+    waits.most = 0
     assert pop(client, topic, pollTime=10_000).code == FULL
     full = client.ask("NOTIFICATION", **asked(topic, pollTime=10_000))
     assert (full.code, full.ext["pollingFull"]) == (0, "true")

@@ -215,7 +215,7 @@ def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path)
             "consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": end,
             "maxMsgNums": 32, "sysFlag": 6, "suspendTimeoutMillis": 60_000, "subscription": "*"})
         (broker,) = served.brokers
-        _wait_until(lambda: broker.held == 1)
+        _wait_until(lambda: broker.waits.taken == 1)
         (connection,) = served.server.connections
         (waiting,) = broker.waiting[topic, queue_id]
         call = waiting.__self__.call  # type: ignore[attr-defined]
@@ -230,7 +230,7 @@ def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path)
         served.do(connection.resume_writing)
         assert client.ask("GET_BROKER_CLUSTER_INFO").code == 0
         assert client.told == []
-        assert broker.held == 0
+        assert broker.waits.taken == 0
 
 
 def test_names_and_numbers_of_any_kind_are_kept_in_bounds(

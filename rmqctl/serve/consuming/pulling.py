@@ -28,9 +28,8 @@ COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 LONGEST_WAIT_S = 300.0
 MOST_WAITING = 1024
 """Pulls of one connection that wait at a time."""
-MOST_HELD = 100_000
-"""Pulls of a broker that wait at a time; each `_TEXT` characters in a field count as one, too."""
 _TEXT = 64
+"""So many characters in a field of a request that waits count as one more of these."""
 _MOST_GROUPS = 10_000
 """Groups and topics that are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
@@ -163,11 +162,11 @@ class Waiting(ABC):
     def has_room(self) -> bool:
         """Whether it may wait beside the others."""
         return len(self.call.connection.at_end) < MOST_WAITING and (
-            self.broker.held + self.weight <= MOST_HELD)
+            self.broker.waits.has_room(self.call.connection.host, self.weight))
 
     def begin(self, seconds: float) -> None:
         self.call.command.ext, self.call.command.body = {}, b""  # which may be large
-        self.broker.held += self.weight
+        self.broker.waits.take(self.call.connection.host, self.weight)
         self._timer = self.broker.later(seconds, self._over)
         self.call.connection.at_end.add(self.end)
         self.join()
@@ -179,7 +178,7 @@ class Waiting(ABC):
     def end(self) -> None:
         if not self.waits:
             return
-        self.broker.held -= self.weight
+        self.broker.waits.leave(self.call.connection.host, self.weight)
         self._timer.cancel()
         self.call.connection.at_end.discard(self.end)
         self.leave()

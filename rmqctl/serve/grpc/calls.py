@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rmqctl.parse_values import Address
 from rmqctl.remoting.codes import Answer, Status
 from rmqctl.serve.broker import Broker, Response
 from rmqctl.serve.grpc.protocol import Code, Refused
-from rmqctl.serve.grpc.sessions import Link, Sessions
+from rmqctl.serve.grpc.sessions import Link, Sessions, host_of
+from rmqctl.serve.limits import Quota
 
-MOST_HELD = 256 << 20
+MOST_HELD = 64 << 20
 """Bytes of messages that are being written to clients, of all of them together."""
 _CODES = {
     Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
@@ -54,6 +56,11 @@ class Caller:
     language: str
     remaining: float
 
+    @property
+    def host(self) -> str:
+        """What tells clients apart by their addresses."""
+        return host_of(self.peer)
+
     def link(self, broker: Broker) -> Link:
         """The caller on one broker, for requests."""
         return Link(broker, self.peer, self.language)
@@ -65,11 +72,14 @@ class Endpoint:
 
     brokers: Sequence[Broker]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
-    held: int = 0
+    part: float = 1.0
+    """What one address of clients may have of anything, as `Limits` has it."""
     turn: int = 0
     """Of the brokers that messages without a group are sent to, one after the other."""
 
     def __post_init__(self) -> None:
+        self.unsent = Quota(MOST_HELD, self.part)
+        """Bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
         """Held by who looks through queues: others' requests are answered before the next turn."""
         self.sessions = Sessions(self.brokers, self._gone)
@@ -81,8 +91,13 @@ class Endpoint:
         for broker in self.brokers:
             broker.pops.leave(client_id)
 
-    def hold(self, size: int) -> None:
+    @contextmanager
+    def held(self, caller: Caller, size: int) -> Iterator[None]:
         """Counts what is being written. Refused where that is too much already."""
-        if size > 0 and self.held + size > MOST_HELD:
+        if not self.unsent.has_room(caller.host, size):
             raise Refused(Code.TOO_MANY_REQUESTS, "clients do not take their messages")
-        self.held += size
+        self.unsent.take(caller.host, size)
+        try:
+            yield
+        finally:
+            self.unsent.leave(caller.host, size)

@@ -79,11 +79,8 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
         for broker, each in given:
             message = _message(broker, each, group, topic, wish)
             size = len(message.body)
-            endpoint.hold(size)
-            try:
+            with endpoint.held(caller, size):
                 yield reply(message=message)
-            finally:
-                endpoint.hold(-size)
             left.discard((each.flight.physical, each.receipt.number))
         yield reply(delivery_timestamp=span(now_ms()))
     finally:

@@ -28,6 +28,7 @@ from rmqctl.serve.grpc import consuming, producing, routes
 from rmqctl.serve.grpc.calls import Caller, Endpoint, judged
 from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.serve.grpc.sessions import Session
+from rmqctl.serve.limits import Quota
 
 _LARGEST = 5 << 20
 """Bytes of a request: a body of the largest size, and its properties."""
@@ -61,9 +62,12 @@ Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 class Proxy:
     """The service on one address. ``used`` hears of each call."""
 
-    def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int) -> None:
-        self._endpoint = Endpoint(brokers, listen)
-        self._connections = self._streams_left = connections
+    def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int,
+                 part: float = 1.0) -> None:
+        self._endpoint = Endpoint(brokers, listen, part)
+        self._connections = connections
+        self._clients = Quota(connections, part)
+        """Streams of clients."""
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._streams: Counter[str] = Counter()
@@ -257,14 +261,16 @@ class Proxy:
                 del self._streams[peer]
 
     async def _heard_of(self, context: Any) -> None:
-        self._streams_left -= 1
         commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
         session: Session | None = None
+        host = ""
         try:
             caller = _caller(self._endpoint, context)
-            if self._streams_left < 0:
+            if not self._clients.has_room(caller.host):
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+            host = caller.host
+            self._clients.take(host)
             while True:
                 async with _in_time(_READ_S if session is None else None, "no settings come"):
                     command = await context.read()
@@ -289,7 +295,8 @@ class Proxy:
                 commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
                 await asyncio.wait_for(commands.join(), 1)
         finally:
-            self._streams_left += 1
+            if host:
+                self._clients.leave(host)
             sender.cancel()
             if session is not None:
                 self._endpoint.sessions.closed(session, commands)

@@ -23,6 +23,7 @@ from rmqctl.serve.consuming.subscriptions import SQL, TAG
 from rmqctl.serve.dispatch import answer
 from rmqctl.serve.grpc.messages import MAX_BODY, to_client
 from rmqctl.serve.grpc.protocol import MESSAGES, Code, Refused, span, status
+from rmqctl.serve.limits import network_of
 from rmqctl.store.objects import java_text
 
 MOST = 10_000
@@ -58,6 +59,11 @@ def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str)
     return f"{broker.name}.{physical}.{queue_offset}"
 
 
+def host_of(peer: str) -> str:
+    """What tells clients apart, of the address and port of one."""
+    return network_of(peer.rpartition(":")[0].strip("[]"))
+
+
 class Link:
     """A client as one broker sees it: a connection on which requests are asked for it."""
 
@@ -65,6 +71,7 @@ class Link:
 
     def __init__(self, broker: Broker, peer: str, language: str = "OTHER") -> None:
         self.broker, self.peer, self.language = broker, peer, language
+        self.host = host_of(peer)
         self.at_end: set[Callable[[], None]] = set()
         self.is_full, self.local_host = False, ""
         self.commands: asyncio.Queue[Any] | None = None
