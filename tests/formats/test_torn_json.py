@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqctl.formats.config import config_json, fastjson
+from rmqctl.formats.config import config_json, fastjson, torn_json
 from rmqctl.formats.config.torn_json import whole_entries
 
 TABLE = {"dataVersion": {"counter": 7, "timestamp": 1}, "offsetTable": {
@@ -39,3 +39,21 @@ def test_every_length(value: dict, tail: bytes) -> None:
 def test_nothing_to_be_read(data: bytes) -> None:
     found = whole_entries(data)
     assert found is None or not any(found[0].values())
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_what_nests_too_deep_is_not_followed(opening: bytes, monkeypatch: pytest.MonkeyPatch
+                                             ) -> None:
+    """With each level more all tokens behind it were slower: 12 MB took minutes."""
+    matched = []
+
+    class Counting:
+        def match(self, text: str, position: int) -> object:
+            matched.append(position)
+            return token.match(text, position)
+
+    token = torn_json._TOKEN
+    monkeypatch.setattr(torn_json, "_TOKEN", Counting())
+    assert whole_entries(b'{"offsetTable":{"a@b":{"0":5},"c@d":' + opening * 10_000) == (
+        {"offsetTable": {"a@b": {"0": 5}}}, 29)
+    assert len(matched) < 10 * config_json.MAX_DEPTH

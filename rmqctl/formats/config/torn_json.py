@@ -50,6 +50,8 @@ def _last_border(text: str) -> tuple[int, str]:
     while (token := _TOKEN.match(text, position)) is not None:
         first = token[0][0]
         if first in "{[":
+            if len(open_brackets) >= config_json.MAX_DEPTH:
+                break  # no configuration goes so deep, and each level more makes all tokens slower
             open_brackets += first
         elif first in "}]":
             if not open_brackets or _CLOSING[open_brackets[-1]] != first:
