@@ -241,3 +241,28 @@ def test_build_refuses_what_json_cannot_say() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         config_json.build(float("nan"))
     assert config_json.build({"a": {"b": 1}}) == b'{\n\t"a":{\n\t\t"b":1\n\t}\n}'
+
+
+@pytest.mark.parametrize(("end", "is_read_on"), [
+    (b'"k":{0:7}}', False), (b'"k":{0:7}} x', True), (b'"k":{0:7,}}', True), (b'"k":1e999}', True)])
+def test_many_duplicates_are_read_as_few(end: bytes, is_read_on: bool,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow reader goes on only where something else is odd."""
+    data = b'{"d":{1:2},' + b'"k":{0:1,0:2},' * (config_json.MAX_ODDITIES * 20) + end
+
+    def read(of: Callable[[bytes], Any]) -> Any:
+        try:
+            return of(data)
+        except FormatError as error:
+            return str(error)
+
+    slowly = read(lambda one: config_json._Reader(config_json._Text(one)).read()[0])
+    steps = []
+    step = config_json._Reader._skip
+    monkeypatch.setattr(config_json._Reader, "_skip", lambda of: (steps.append(1), step(of))[1])
+    found = read(config_json.parse)
+    assert (found if isinstance(found, str) else found.value) == slowly
+    assert (len(steps) > 60 * config_json.MAX_ODDITIES) == is_read_on
+    if not isinstance(found, str):
+        assert [each.kind for each in found.oddities][:config_json.MAX_ODDITIES] == [
+            "duplicate-key"] * config_json.MAX_ODDITIES

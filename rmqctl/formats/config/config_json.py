@@ -83,6 +83,10 @@ def _strict_float(text: str) -> float:
     return value
 
 
+class _EnoughError(Exception):
+    """So much is odd that more would not be told."""
+
+
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -96,6 +100,8 @@ def _refuse_constant(text: str) -> NoReturn:
 
 _STRICT = json.JSONDecoder(parse_int=_strict_number, parse_float=_strict_float,
                            parse_constant=_refuse_constant, object_pairs_hook=_strict_object)
+_WITH_DUPLICATES = json.JSONDecoder(parse_int=_strict_number, parse_float=_strict_float,
+                                    parse_constant=_refuse_constant)
 
 
 class _Text:
@@ -144,8 +150,9 @@ def _deep(text: str) -> bool:
 class _Reader:
     """A value in the dialect, read in one pass with an explicit stack."""
 
-    def __init__(self, source: _Text) -> None:
+    def __init__(self, source: _Text, *, may_end: bool = False) -> None:
         self._source, self._text, self._at = source, source.text, source.start
+        self._may_end = may_end
         self._stack: list[tuple[Any, str | None]] = []
 
     def _fail(self, reason: str, position: int | None = None) -> NoReturn:
@@ -203,6 +210,8 @@ class _Reader:
             key = match[0]
             self._at = match.end()
         if key in container:
+            if self._may_end and len(self._source.oddities) >= MAX_ODDITIES:
+                raise _EnoughError
             self._source.note(DUPLICATE_KEY, position, f"{key[:80]!r} stands twice, the later one "
                                                        "counts")
         if self._skip() != ":":
@@ -272,10 +281,21 @@ def _decode(source: _Text) -> tuple[Any, int]:
             return _STRICT.raw_decode(text, _behind_space(text, source.start))
         quoted = _BARE_KEYS.sub(r'\1"\2"', text)
         with contextlib.suppress(ValueError):
-            value, end = _STRICT.raw_decode(quoted, _behind_space(quoted, source.start))
-            if _behind_space(quoted, end) == len(quoted):
-                return value, len(text)
+            return _complete(_STRICT, quoted, text, source.start)
+        # Many duplicates: the slow reader tells the first of them.
+        with contextlib.suppress(_EnoughError):
+            return _Reader(source, may_end=True).read()
+        with contextlib.suppress(ValueError):
+            return _complete(_WITH_DUPLICATES, quoted, text, source.start)
     return _Reader(source).read()
+
+
+def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
+    """The value of a text whose keys were quoted, if nothing follows it. ValueError."""
+    value, end = decoder.raw_decode(quoted, _behind_space(quoted, start))
+    if _behind_space(quoted, end) != len(quoted):
+        raise _NotStrictError
+    return value, len(text)
 
 
 def parse(data: bytes) -> Parsed:
