@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from rmqctl import kernel
 from rmqctl.checks.verify.log.ranges import Range as VerifyRange
@@ -155,10 +155,20 @@ class _Worker:
                 yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
 
 
+@runtime_checkable
+class Weighed(Protocol):
+    """A task that knows about how many bytes it reads."""
+
+    @property
+    def weight(self) -> int: ...
+
+
 def weight(task: Any) -> int:
     """About how many bytes a task reads: a range's, with what opening its file costs."""
     if isinstance(task, Range | VerifyRange):
         return max(task.end - task.start, 0) + OPENING
+    if isinstance(task, Weighed):
+        return task.weight + OPENING
     return STORE
 
 

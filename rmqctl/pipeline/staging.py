@@ -22,9 +22,9 @@ from rmqctl.files.durable import (
     move,
     publish_folder,
     remove_folder,
-    sync_folder,
 )
 from rmqctl.files.named import refuse_link_of_others
+from rmqctl.files.sync_many import sync_many
 from rmqctl.store.inside_store import refuse_in_store
 
 MARK = ".rmqctl-export-"
@@ -84,8 +84,7 @@ class Staging:
 
     def publish(self) -> None:
         """Makes it OUT, for good. RefusedError if something came to lie there meanwhile."""
-        for folder in self._folders:
-            sync_folder(folder)
+        sync_many(self._folders, self._export)
         try:
             publish_folder(self._export, self.target)
         except StoreIOError as error:

@@ -1,18 +1,19 @@
 """The messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
 
 The ranges of all logs are tasks for a `Pool`; each writes files of its own and returns their
-names. Here the seams between ranges are checked, what counts is collected, and the whole is
-published by one rename: complete, or with a manifest that says what is missing, or not at all.
+names. Partitions of which a range has few messages are set aside, and more tasks make their files.
+Here the seams between ranges are checked, what counts is collected, and the whole is published by
+one rename: complete, or with a manifest that says what is missing, or not at all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
 from rmqctl.errors import StoreIOError
+from rmqctl.pipeline.export.gather import Collected, Gathered, gather
 from rmqctl.pipeline.export.layout import path
 from rmqctl.pipeline.export.manifest import Manifest
 from rmqctl.pipeline.export.plan import StorePlan
@@ -41,12 +42,23 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     result = Result(out, stores)
     with Staging(out) as staging, Manifest(staging, spec) as manifest:
         folders: set[str] = set()
+        collected = [Collected(number, each.buckets) for number, each in enumerate(plans)]
+
+        # The ranges, in order, and the files of partitions of which one has enough.
         work = cast(Callable[[Range[StoreFile]], Part],
                     partial(export_range, spec, staging.attempts))
         pieces = (piece for plan in plans for piece in plan.pieces)
         for _, part in in_order(work, pieces, progress=progress, pool=pool):
             stores[part.store].add(part)
+            collected[part.store].add(part)
             folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
+
+        # The files of all other partitions.
+        tasks = [task for each in collected for task in each.tasks(spec)]
+        for _, gathered in pool.run(partial(gather, spec, staging.attempts), tasks):
+            stores[gathered.store].take(gathered.files)
+            folders |= _keep(staging, manifest, spec, gathered, plans[gathered.store].name)
+
         for store_result in stores:
             store_result.finish()
         unread = next((store_result for store_result in stores if store_result.nothing_read), None)
@@ -59,19 +71,17 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     return result
 
 
-def _keep(staging: Staging, manifest: Manifest, spec: Export, part: Part, store: str) -> set[str]:
-    """Moves a range's files to where they belong; the folders that got some."""
-    seen: Counter[int] = Counter()
+def _keep(staging: Staging, manifest: Manifest, spec: Export, made: Part | Gathered,
+          store: str) -> set[str]:
+    """Moves a task's files to where they belong; the folders that got some."""
     folders = set()
-    for file in part.files:
-        values = part.partitions[file.partition]
+    for file in made.files:
+        values = made.values[file.partition]
         folder = path(spec.partition_by, values)
-        number = seen[file.partition]
-        seen[file.partition] += 1
-        more = f"-{number}" if number else ""
-        name = f"part-{part.store:03d}-{part.at:06d}{more}{spec.ending}"
+        more = f"_{file.flush:04d}" if file.flush else ""
+        name = f"part-{made.store:03d}-{file.at:06d}{more}{spec.ending}"
         relative = f"{folder}/{name}" if folder else name
-        staging.keep(part.attempt, file.name, relative)
+        staging.keep(made.attempt, file.name, relative)
         manifest.file({"path": relative, "store": store, "rows": file.rows, "bytes": file.bytes})
         manifest.folder(folder, values)
         folders.add(folder)

@@ -7,6 +7,7 @@ and Arrow find the values again. A value that would be too long a name is cut an
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
 
@@ -69,6 +70,11 @@ def is_cut(name: str, value: str) -> bool:
 def path(names: Sequence[str], values: Values) -> str:
     """The folder of a partition, relative to the export; "" without partitions."""
     return "/".join(map(folder, names, values))
+
+
+def bucket(names: Sequence[str], values: Values, count: int) -> int:
+    """Which of so many buckets a partition is in, on every machine."""
+    return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count
 
 
 def days(times: Array, zone: tzinfo) -> Array:

@@ -20,12 +20,13 @@ import numpy as np
 from rmqctl import __version__
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import sync, sync_folder
+from rmqctl.pipeline.export.attempt import WriteError
+from rmqctl.pipeline.export.buffers import FLUSH, buffer
 from rmqctl.pipeline.export.files import File, opened
 from rmqctl.pipeline.export.layout import Partitions
 from rmqctl.pipeline.export.manifest import summary
 from rmqctl.pipeline.export.plan import StorePlan
 from rmqctl.pipeline.export.result import Result, StoreResult
-from rmqctl.pipeline.export.sink import FLUSH, WriteError, buffer
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.tally import Tally
 from rmqctl.pipeline.export.task import Piece, Reading, chosen, portions
@@ -152,7 +153,7 @@ def _piece(spec: Export, piece: Piece, file: File, most: int | None,
 
 
 def _flush(rows: Any, file: File) -> None:
-    for _, chunk, _ in rows.take():
+    for chunk in rows.take().all():
         file.write(chunk)
 
 

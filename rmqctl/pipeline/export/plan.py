@@ -13,9 +13,9 @@ from typing import Any
 
 from rmqctl.checks.preflight.missing import Missing, missing
 from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.pipeline.export.buffers import buffer
 from rmqctl.pipeline.export.files import opened
 from rmqctl.pipeline.export.layout import Partitions
-from rmqctl.pipeline.export.sink import buffer
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.tally import GAP, UNREADABLE, Tally
 from rmqctl.pipeline.export.task import Piece, Reading, chosen
@@ -30,6 +30,8 @@ from rmqctl.store.store import Sizes, Store
 
 LEAST, MOST = 64 << 20, 512 << 20
 """Bytes of a range, unless their number was asked for."""
+BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
+"""Bytes of a log for which there is a bucket of what ranges set aside, more for idle workers."""
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
 
@@ -42,6 +44,7 @@ class StorePlan:
     pieces: list[Piece] = field(default_factory=list)
     missing: list[Span] = field(default_factory=list)
     held: bool = False
+    buckets: int = 1
     opened: Callable[[], Store] | None = None
     """Opens the store again, to look for what its log has lost."""
 
@@ -98,11 +101,15 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
     else:
         size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    for file, used in zip(planned.files, ends, strict=True):
-        relative = os.path.relpath(file.path, store.root)
-        for part in cuts(file, 0, used, file.size, size):
-            planned.pieces.append(Piece(file, part.start, part.end, part.until, part.resync, number,
-                                        len(planned.pieces), text, relative))
+    total = sum(ends)
+    planned.buckets = max(1, min(max(total // BUCKET, min(jobs, total // LEAST_BUCKET)),
+                                 MOST_BUCKETS))
+    parts = [part for file, used in zip(planned.files, ends, strict=True)
+             for part in cuts(file, 0, used, file.size, size)]
+    for at, part in enumerate(parts):
+        relative = os.path.relpath(part.file.path, store.root)
+        planned.pieces.append(Piece(part.file, part.start, part.end, part.until, part.resync,
+                                    number, at, text, relative, len(parts) == 1, planned.buckets))
     return planned
 
 
@@ -152,7 +159,7 @@ def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
         wanted = chosen(spec, batch) if len(batch) else batch
         if len(wanted):
             rows.add(wanted, partitions.codes(wanted))
-    for _, chunk, _ in rows.take():
+    for chunk in rows.take().all():
         file.write(chunk)
     file.close()
     return max(reading.position - reading.first, 0), len(target.getvalue())

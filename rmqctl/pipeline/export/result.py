@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rmqctl.checks.preflight.missing import Missing
+from rmqctl.pipeline.export.attempt import Written
 from rmqctl.pipeline.export.plan import StorePlan
 from rmqctl.pipeline.export.tally import GAP, Tally
 from rmqctl.pipeline.export.task import Part
@@ -42,8 +44,12 @@ class StoreResult(Tally):
     def add(self, part: Part) -> None:
         """Takes the next range's result, in the order of the log."""
         self.append(part.tally)
-        self.files += len(part.files)
-        self.bytes += sum(file.bytes for file in part.files)
+        self.take(part.files)
+
+    def take(self, files: Sequence[Written]) -> None:
+        """Counts files."""
+        self.files += len(files)
+        self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
         """The log has ended: zeros behind its last message are no damage, nor is a record that

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.pipeline.export.attempt import Written
+from rmqctl.pipeline.export.buffers import Origin
 from rmqctl.pipeline.export.layout import Values
-from rmqctl.pipeline.export.sink import Origin, Sink, Written
+from rmqctl.pipeline.export.sink import Sink
 from rmqctl.pipeline.export.spec import Export
+from rmqctl.pipeline.export.spill import Spilled
 from rmqctl.pipeline.export.tally import UNREADABLE, Tally
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
@@ -27,12 +30,16 @@ class Piece(Range[StoreFile]):
     """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
+    ``alone``: the store has no other range. ``buckets``: into how many what ranges set aside is
+    divided.
     """
 
     store: int
     at: int
     name: str
     relative: str
+    alone: bool
+    buckets: int
 
     @property
     def origin(self) -> Origin:
@@ -44,8 +51,8 @@ class Piece(Range[StoreFile]):
 class Part:
     """The result of a range: it covered the frames of positions ``[first, position)``.
 
-    ``files`` lie in the folder ``attempt``; ``partitions`` are the values their numbers stand for.
-    ``store`` and ``at`` are those of the `Piece`.
+    ``files`` are in the folder ``attempt``; ``values`` are what their partitions stand for.
+    ``spilled`` is what is not in a file yet. ``store`` and ``at`` are those of the `Piece`.
     """
 
     store: int
@@ -54,7 +61,8 @@ class Part:
     position: int
     attempt: str
     files: list[Written]
-    partitions: list[Values]
+    values: dict[int, Values]
+    spilled: Spilled | None
     tally: Tally
 
 
@@ -115,7 +123,7 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
     malloc_tuning.keep_freed_memory()
     tally = Tally()
     reading = Reading(part, tally)
-    sink = Sink(spec, part.origin, folder)
+    sink = Sink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
     try:
         for batch in reading:
             tally.passed(batch)
@@ -124,9 +132,9 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
                 tally.exported(wanted)
                 for some in portions(spec, wanted):
                     sink.add(some)
-        files = sink.close()
+        files, spilled = sink.close()
     except BaseException:
         sink.abandon()
         raise
     return Part(part.store, part.at, reading.first, reading.position, sink.attempt, files,
-                sink.partitions.found, tally)
+                sink.values, spilled, tally)
