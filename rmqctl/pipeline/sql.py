@@ -7,6 +7,7 @@ Only the views that a query names are made, and of these only what its optimised
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from rmqctl.pipeline.plan_needs import Scans, needs
 from rmqctl.pipeline.pool import failure
 from rmqctl.pipeline.session import log_of
 from rmqctl.pipeline.source import schema
+from rmqctl.pipeline.source.losses import SWITCH
 from rmqctl.pipeline.source.schema import NAME, named_tables, says
 from rmqctl.pipeline.source.tiered import holding
 from rmqctl.pipeline.staging import Staging
@@ -72,6 +74,19 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
                 _make_view(spark, table, stores, given | scans.options(table, given),
                            columns[table], scans.columns)
         return spark.sql(text)
+
+
+def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
+    """How many damaged places the logs of stores have, by store: no answer about messages has what
+    was there. Reads the logs once, without bodies.
+    """
+    register(spark)
+    with spark_errors(spark):
+        found = (spark.read.format(NAME).schema("store string, kind string")
+                 .option("table", schema.FRAMES).option("paths", json.dumps(list(stores)))
+                 .option(SWITCH, "false").load()
+                 .where("kind = 'damaged'").groupBy("store").count().collect())
+    return {row[0]: row[1] for row in found}
 
 
 def _columns(table: str, text: str) -> StructType:

@@ -19,8 +19,8 @@ from rmqctl.commands.shared.spark_options import (
     stores_and_query,
     tasks_shown,
 )
-from rmqctl.errors import require
-from rmqctl.output.units import count_text, size_text
+from rmqctl.errors import ExitCode, require
+from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -89,8 +89,16 @@ def command(
             out.note(f"written to {out_path}")
         else:
             out.rows(sql.rows(frame), sql.columns(frame))
-        if {MESSAGES, FRAMES} & set(named_tables(text)):
-            warn_of_lost(out, stores, ())
+        tables = set(named_tables(text))
+        progress.hide()
+        damaged = sql.damaged(session, stores) if MESSAGES in tables else {}
+        for store, count in damaged.items():
+            out.warn(f"{store}: {counted(count, 'damaged place')} of the log left out; `rmqctl "
+                     "verify` says where")
+        if {MESSAGES, FRAMES} & tables:
+            warn_of_lost(out, stores, (), damaged=bool(damaged))
+    if damaged:
+        raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _only_tiers(text: str, store: str) -> bool:

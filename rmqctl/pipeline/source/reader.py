@@ -22,7 +22,7 @@ from rmqctl.pipeline.source.schema import FRAMES, OF_FILE, OF_TIER, TABLES
 from rmqctl.pipeline.source.seams import PlannedSource, QueueProof, Seams, shrank, walk_range
 from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece, tier_batches
 from rmqctl.scan.columns import frame_columns, message_columns
-from rmqctl.scan.frames import Batch
+from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.unit_columns import (
     batch_queue_batches,
@@ -108,6 +108,35 @@ def still_there(file: StoreFile) -> None:
         raise shrank(file.path, file.size, size)
 
 
+@dataclass(slots=True)
+class Holes:
+    """Tells ``lost`` of damage in a log file, and of zeros once something follows them."""
+
+    path: str
+    lost: Callable[[str, Span], None] | None
+    _zeros: list[Span] = field(default_factory=list)
+
+    def passed(self, batch: Batch) -> None:
+        """Take a batch of the walk: its spans are behind its messages."""
+        if self.lost is None:
+            return
+        if len(batch):
+            self.settle()
+        for span in batch.spans:
+            if span.kind == DAMAGED:
+                self.settle()
+                self.lost(self.path, span)
+            elif span.kind == ZERO:
+                self._zeros.append(span)
+
+    def settle(self) -> None:
+        """Something follows."""
+        zeros, self._zeros = self._zeros, []
+        for span in zeros:
+            if self.lost is not None:
+                self.lost(self.path, span)
+
+
 # -- its rows -------------------------------------------------------------------------------------
 
 
@@ -119,7 +148,8 @@ Constants = dict[str, str | int]
 class Reading:
     """How pieces of one table are read: ``names`` are our columns, ``schema`` is Spark's.
 
-    ``passed`` hears of the batches of logs.
+    ``passed`` hears of the batches of logs; ``lost`` of places between their messages that hold
+    none, with the name of the file.
     """
 
     table: str
@@ -127,6 +157,7 @@ class Reading:
     schema: pa.Schema
     filters: Filters
     passed: Callable[[Batch], None] | None = None
+    lost: Callable[[str, Span], None] | None = None
     _proofs: dict[str, QueueProof] = field(default_factory=dict, repr=False)
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
@@ -153,10 +184,15 @@ class Reading:
         with piece.path.open() as source:
             planned = PlannedSource(source, piece.path.size)
             seams = Seams(planned, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
+            holes = Holes(piece.path.path, self.lost)
             for batch in walk_range(planned, seams, piece.start, piece.end, last=piece.last):
                 if self.passed is not None:
                     self.passed(batch)
+                holes.passed(batch)
                 yield self._finished(self._of_batch(batch, source.base), constant)
+            # Behind the last piece of the log are zeros that nothing was written to.
+            if not piece.last or piece.end >= piece.path.size:
+                holes.settle()
 
     def _of_batch(self, batch: Batch, base: int) -> pa.RecordBatch:
         names = [name for name in self.names if name not in OF_TIER]

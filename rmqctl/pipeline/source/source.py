@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.losses import refuse_losses
+from rmqctl.pipeline.source.losses import refuse_damage, refuse_losses
 from rmqctl.pipeline.source.options import FOLLOWING, Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.reader import Piece, Reading
@@ -77,5 +77,7 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        reading = Reading(self.options.table, self.names, self.arrow, self.filters)
+        options = self.options
+        lost = refuse_damage if options.fail_on_loss and options.table == schema.MESSAGES else None
+        reading = Reading(options.table, self.names, self.arrow, self.filters, lost=lost)
         return reading.rows(partition.pieces)

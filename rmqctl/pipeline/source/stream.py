@@ -29,9 +29,10 @@ from rmqctl.pipeline.source.limits import (
     ReadMaxBytes,
     SupportsTriggerAvailableNow,
 )
-from rmqctl.pipeline.source.losses import SWITCH
+from rmqctl.pipeline.source.losses import SWITCH, damage_text, losses
 from rmqctl.pipeline.source.options import FOLLOWING, Options, Start, starting
-from rmqctl.pipeline.source.reader import Reading
+from rmqctl.pipeline.source.reader import Holes, Reading
+from rmqctl.scan.frames import Span
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import listing
 from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, Piece
@@ -93,6 +94,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets names {', '.join(strange)}, which is none of the "
                              f"stores: {', '.join(logs)}")
+        # What was lost before the end of a log concerns only who reads from before it.
+        early = [store for store in logs if self._start.of(store) != "latest"]
+        for text in losses(early, self._options.log_folders):
+            self._lose(text)
         return {store: self._first(store, log) for store, log in sorted(logs.items())}
 
     def _first(self, store: str, log: GrowingLog) -> int:
@@ -251,13 +256,19 @@ class _Following(Reading):
         with source:
             constant: dict[str, str | int] = {"store": part.store, "file": part.file}
             walk = Walk(source, piece.start - base, piece.end - base)
+            found: list[Span] = []
+            holes = Holes(piece.file.path, lambda _path, span: found.append(span))
             for batch in walk:
+                holes.passed(batch)
                 rows = self._finished(self._of_batch(batch, base), constant)
                 if rows.num_rows:
                     yield rows
             if walk.position < piece.end - base:
                 raise StoreIOError(f"{piece.file.path}: the file was cut at byte {walk.position} "
                                    f"while it was read; up to {piece.end - base} is wanted")
+            holes.settle()  # a part ends at a border: something follows, or the file was left
+            for span in found:
+                lose(damage_text(piece.file.path, span))
 
 
 def _expired(piece: Piece) -> bool:

@@ -71,8 +71,9 @@ class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
     ``tell`` hears of what is passed over, ``lost`` (``tell`` when it is None) of ranges that no
-    file holds any more; ``clock`` is monotonic, in seconds. ``witness`` makes what the store tells
-    of its log for each look: without one the folders are all there is.
+    file holds any more and of a log that ends before what was read; ``clock`` is monotonic, in
+    seconds. ``witness`` makes what the store tells of its log for each look: without one the
+    folders are all there is.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -195,12 +196,12 @@ class GrowingLog:
 
     def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
         """Tells, once, of a log that ends before a place that was reached."""
-        end = files[-1].end if files else position
+        end = files[-1].end if files else 0
         if end < position and self._said != position:
+            self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up "
+                       "to which it was read: it was cut back or made anew, or is not mounted; "
+                       "nothing is read until it has come that far again")
             self._said = position
-            self._tell(f"{self._folders[0]}: the log ends before physical offset {position}, up "
-                       "to which it was read: it was cut back or made anew; nothing is read until "
-                       "it has come that far again")
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:
