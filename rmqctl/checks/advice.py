@@ -17,6 +17,7 @@ from rmqctl.checks.metadata.judge import commands
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
+    from rmqctl.checks.findings import Finding
     from rmqctl.checks.preflight.types import Prediction
 
 Effect = Literal["read-only", "reversible", "irreversible"]
@@ -37,6 +38,15 @@ class Step:
     def as_dict(self) -> dict[str, Any]:
         return {"command": self.command, "why": self.why, "effect": self.effect,
                 "loses": dict(self.loses)}
+
+
+def of_the_tier(findings: Iterable[Finding]) -> Iterator[Step]:
+    """The repair of a tier in the store, where its findings name one."""
+    for command in dict.fromkeys(one.next for one in findings if one.is_trouble and one.next):
+        if command.startswith("rmqctl tiered recover "):
+            yield Step(command, Phrase(
+                "shows the plan of a repair of the tier; --apply carries it out, `undo` reverts "
+                "it"), "reversible")
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,9 +188,13 @@ class Diagnosis:
         """The steps in their order, repairs before commands that only look; none where nothing
         needs to be done.
         """
-        return [] if self.sound else list(advice.steps(
-            self.findings.root, self.start, self.outlook, is_held=self.lock.held,
-            is_damaged=not self.findings.ok))
+        if self.sound:
+            return []
+        steps = list(advice.steps(self.findings.root, self.start, self.outlook,
+                                  is_held=self.lock.held, is_damaged=not self.findings.ok))
+        looking = next((number for number, step in enumerate(steps)
+                        if step.effect == "read-only"), len(steps))
+        return [*steps[:looking], *advice.of_the_tier(self.findings.findings), *steps[looking:]]
 
     @property
     def remains(self) -> list[Remaining]:

@@ -347,8 +347,8 @@ def test_a_topic_with_fewer_read_queues_than_queues_with_messages(store: Build) 
     (loss,) = found["losses"]
     assert (loss["what"], loss["already"]) == ("messages", True)
     assert f"readQueueNums of {topic} is 2: queues 2 to 3" in loss["cause"]
-    assert found["next"] == f"rmqctl topic create {root} {topic} --read-queues 4"
-    run(*found["next"].split()[1:]).expect(0)
+    assert found["next"] == [f"rmqctl topic create {root} {topic} --read-queues 4"]
+    run(*found["next"][0].split()[1:]).expect(0)
     assert answers(root, "doctor", 0)["sound"]
 
 

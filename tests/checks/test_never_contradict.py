@@ -39,7 +39,7 @@ def hurt_any_file(root: Path, luck: random.Random) -> str:
         if path.is_file() and path.name != "lock" and path.stat().st_size))
     size = (root / name).stat().st_size
     with (root / name).open("rb") as file:
-        at = luck.randrange(max(1, len(file.read(1 << 20).rstrip(b"\0"))))
+        at = luck.randrange(min(size, max(1, len(file.read(1 << 20).rstrip(b"\0")))))
     kind = luck.choice(("bit", "zeros", "noise", "cut", "gone", "empty"))
     if kind == "bit":
         damage.flip_bit(root, name, at, luck.randrange(8))

@@ -29,7 +29,8 @@ def _compared(codes: dict[str, int], verified: Any, started: Any, said: Any) -> 
     covered = verified["coverage"]
     found = [f"{name}: verify {covered[name]}, preflight {started[name]}"
              for name in COUNTS
-             if covered[name] != started[name]]
+             if covered[name] != started[name] and not (
+                 started["not_judged"] and covered[name] is None)]
     if said["already_lost"] != started["messages_already_lost"]:
         found.append(f"already lost: doctor {said['already_lost']}, preflight "
                      f"{started['messages_already_lost']}")

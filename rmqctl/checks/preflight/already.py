@@ -9,8 +9,8 @@ may be a message is undecided, and not lost.
 
 No proof is what leads before the log's beginning (expired), a row whose message is there all the
 same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
-recovery leaves the bytes of rows which it cuts off, and its index uncut: so what leads beyond an
-end that a clean stop has confirmed, or the consumequeues agree with, is said and not counted again.
+recovery leaves the bytes of rows which it cuts off: their messages are lost. It leaves its index
+uncut as well: entries beyond an end that the consume queues agree with are said and not counted.
 
 A DLedger member's checkpoint names the last entry that was written: entries after the last intact
 one are lost, whoever else knows of them.
@@ -180,10 +180,9 @@ class AlreadyLost:
         unclear = 0 if counts_only else self._note_earlier_life(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
         # Where the log ended when all of it was there.
-        confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
-        if confirmed:
+        if cut_off:
             self._end = min(self._end, predicted.truncate_to or 0)
-        if confirmed and not cut_off:
+        elif predicted.truncate_to is not None and self._is_confirmed():
             self._note_leftover(predicted)
             if predicted.messages_lost:
                 predicted.notes.append(

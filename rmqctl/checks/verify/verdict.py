@@ -202,8 +202,7 @@ class Verdict(Generic[C]):
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``verify``."""
         coverage = dict(self.coverage.as_dict())
-        if self.already_lost is not None:
-            coverage["messages_already_lost"] = self.already_lost
+        coverage["messages_already_lost"] = self.already_lost
         if self.tier is not None:
             coverage["tiered"] = self.tier
         return {

@@ -15,6 +15,7 @@ from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, ListedSpokenOut, StartedStore, Zone, worker_count
+from rmqctl.commands.shared.verifying import with_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import show_times_in
@@ -59,6 +60,9 @@ def command(
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
                              machine=around_in_use(opened, disk_used), phase=progress.phase)
+        found = replace(found, findings=with_tier(out, opened, found.findings,
+                                                  len(found.findings.findings) + _KINDS,
+                                                  asked=False))
         found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
     complete(document)

@@ -21,6 +21,7 @@ from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.filler import is_kept_damaged
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import Array
+from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 SINGLE = 20_000
@@ -30,6 +31,8 @@ _OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-con
             "enableMultiDispatch=false says the former, and recover --multi-dispatch makes rows")
 _GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""
+_ENDLESS = 1 << 62
+"""A place that no log reaches."""
 _MOST = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
@@ -42,6 +45,8 @@ class LeftOver:
         self.context, self.queue, self.end = context, queue, end
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
+        self._impossible: list[int] = []
+        """Rows that lead beyond the log to places that cannot be."""
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
@@ -229,6 +234,11 @@ class QueueReconciler(LeftOver):
                 "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
                 f"{first} on lead to {where} and beyond, where the log has ended "
                 f"({self.context.log_end})", first, count=end - first)
+        for row in self._impossible:
+            unit = self.queue.unit(row)
+            yield self.finding(
+                "cq-wrong-offset", f"row leads to {unit.physical_offset if unit else '?'}, where "
+                "there is no message: other rows of the queue contradict it", row)
         for start, count, by in self._gaps:
             yield self.finding(
                 "cq-after-gap", f"{plural(count, 'entry', 'entries')} from queue offset {start} "
@@ -249,16 +259,24 @@ class QueueReconciler(LeftOver):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """The stretches of rows that lead beyond the log, without those whose own message is in
-        the log all the same: these are wrong themselves, and tell of no loss.
+        """The stretches of rows that lead beyond the log and may tell of lost messages: their own
+        message is not in the log all the same, and their places are possible and ascend.
         """
-        own = sorted({claim.queue_offset for claim in self.tally.claims})
+        own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
-            wrong = own[bisect_left(own, first):bisect_left(own, end)]
-            for begin, stop in zip((first, *(row + 1 for row in wrong)), (*wrong, end),
-                                   strict=True):
-                if begin < stop:
-                    yield begin, stop
+            number, place = [], []
+            for start, rows in self.queue.pages(first, end):
+                physical = rows["physical_offset"].astype(np.int64)
+                good = (rows["size"] > 0) & (physical < _ENDLESS)
+                number.append(np.flatnonzero(good) + start)
+                place.append(physical[good])
+            told = np.concatenate(number)[ascending(np.concatenate(place))]
+            told = told[~np.isin(told, own)]
+            for run in np.split(told, np.flatnonzero(np.diff(told) > 1) + 1):
+                if len(run):
+                    yield int(run[0]), int(run[-1]) + 1
+            untold = np.setdiff1d(np.arange(first, end), np.concatenate((told, own)))
+            self._impossible += untold.tolist()
 
     # -- light queues of a broker that was switched ----------------------------------------------
 
