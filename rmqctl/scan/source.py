@@ -39,6 +39,10 @@ LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 """No record is larger where a broker's ``maxMessageSize`` (4 MiB) was never changed."""
 
 
+_NONZERO = 64
+"""Bytes at a place that are looked at before the system is asked for holes."""
+
+
 class Witness(Protocol):
     """What is known elsewhere of where the records of a log lie: nothing that is in a body."""
 
@@ -167,8 +171,8 @@ class AtHand:
         return self.of.read_into(buffer, position)
 
     def next_data(self, position: int) -> int:
-        """Holes in what is at hand were read already."""
-        if self._start <= position < self._end:
+        at = position - self._start
+        if 0 <= at < self._end - self._start and any(self._data[at:at + _NONZERO]):
             return position
         return self.of.next_data(position)
 
@@ -204,6 +208,8 @@ class FileSource(Closing):
     _fd = -1  # `close` is called by `__del__` even when opening failed
     _mapped: mmap | None = None
     head = 0
+    zeros_from: int | None = None
+    """The position behind which all bytes are known to be zero, as behind a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
                  witness: Witness | None = None, head: int = 0) -> None:
@@ -309,6 +315,8 @@ class FileSource(Closing):
     def next_data(self, position: int) -> int:
         """The first position >= ``position`` that may hold non-zero bytes (holes are skipped)."""
         if self._limit is not None and position >= self._limit:
+            return self.size
+        if self.zeros_from is not None and position >= self.zeros_from:
             return self.size
         if not self._holes or position >= self.size:
             return min(position, self.size)

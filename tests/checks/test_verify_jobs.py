@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks import grown
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
 from tests.support import damage
 
@@ -33,3 +37,37 @@ def test_a_damaged_store(size, golden_copy):
     whole = judged(root)
     assert not whole[2]
     assert judged(root, jobs=2, minimum_range=size) == whole
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_zeros_that_are_written_out_are_read_once(jobs: int, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    # A copy without holes, of which a small part is used.
+    monkeypatch.setattr(grown, "INDEX_SLOTS", 1_000)
+    monkeypatch.setattr(grown, "INDEX_MAX", 4_000)
+    grown.make(grown.Shape(2_000, 3, 1, 1), tmp_path / "store")
+    file, zeros = tmp_path / "store" / "commitlog" / f"{0:020}", 32 << 20
+    used = file.stat().st_size
+    with file.open("ab") as opened:
+        opened.write(bytes(zeros))
+    lengths: list[int] = []
+    read_now, read_into = FileSource.read_now, FileSource.read_into
+
+    def counting(source: FileSource, position: int, length: int) -> bytes:
+        data = read_now(source, position, length)
+        lengths.append(len(data) if "/commitlog/" in source.name else 0)
+        return data
+
+    def counting_into(source: FileSource, buffer: memoryview, position: int) -> int:
+        got = read_into(source, buffer, position)
+        lengths.append(got if "/commitlog/" in source.name else 0)
+        return got
+
+    monkeypatch.setattr(FileSource, "read_now", counting)
+    monkeypatch.setattr(FileSource, "read_into", counting_into)
+    with Store.open(tmp_path / "store") as store:
+        run = Verification(store, VerifyOptions(jobs=jobs, minimum_range=used // 4))
+        assert not [each for each in run.findings() if each.is_trouble]
+        assert run.coverage.bytes_total == used + zeros
+    # Each of four ranges reads ahead by up to a buffer of 2 MiB.
+    assert sum(lengths) < zeros + 3 * used + (12 << 20)

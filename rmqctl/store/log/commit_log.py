@@ -8,7 +8,7 @@ many records by their offsets: one positioned read serves all that lie near each
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,6 +44,11 @@ class CommitLog:
         self.file_size = file_size or common_size(self.files) or 1 << 30
         self._bases = [file.base for file in self.files]
         self._open: dict[int, FileSource] = {}
+        self._zeros_from: Sequence[int] = ()
+
+    def zeros_from(self, positions: Sequence[int]) -> None:
+        """The position in each file behind which all is known to be zero: it is not read again."""
+        self._zeros_from = positions
 
     @property
     def min_offset(self) -> int:
@@ -71,6 +76,8 @@ class CommitLog:
             if len(self._open) >= 16:
                 self._open.pop(next(iter(self._open))).close()
             source = self.files[number].open()
+            if number < len(self._zeros_from):
+                source.zeros_from = self._zeros_from[number]
         self._open[number] = source
         return source
 

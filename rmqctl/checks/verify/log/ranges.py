@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,12 +41,14 @@ class Range:
     resync: bool
 
 
-def split(store: Store, parts: int, minimum: int = MIN_RANGE, *, used: bool = False) -> list[Range]:
-    """At most ``parts`` ranges of about equal bytes over all files of the log; with ``used`` of
-    those up to the zeros at the files' ends, so that each range has something to look at.
+def split(store: Store, parts: int, minimum: int = MIN_RANGE,
+          used: Sequence[int] | None = None) -> list[Range]:
+    """At most ``parts`` ranges of about equal bytes over all files of the log; with ``used``, where
+    the zeros at the end of each file begin, over those before, so that each range has something to
+    look at.
     """
     files = [file for file in store.log.files if file.size]
-    sizes = [_used(store, number) if used else file.size
+    sizes = [file.size if used is None else used[number]
              for number, file in enumerate(store.log.files) if file.size]
     total = sum(sizes)
     parts = max(1, min(parts, total // max(minimum, 1)))
@@ -64,11 +66,15 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE, *, used: bool = Fa
             for (start, resync), end in zip(starts, ends, strict=True)]
 
 
-def _used(store: Store, number: int) -> int:
-    try:
-        return used_size(store.log.source(number))
-    except StoreIOError:  # whoever looks at the range says so
-        return store.log.files[number].size
+def _used(store: Store) -> list[int]:
+    """Where the zeros at the end of each file begin: they are read here, and not again."""
+    found = []
+    for number, file in enumerate(store.log.files):
+        try:
+            found.append(used_size(store.log.source(number)))
+        except StoreIOError:  # whoever looks at the range says so
+            found.append(file.size)
+    return found
 
 
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
@@ -99,10 +105,12 @@ class _Job:
     wanted: Wanted
     snapshot: Snapshot | None
     log_end: int
+    used: list[int]
 
 
 def _worker(job: _Job, part: Range, told: _Told | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
+        store.log.zeros_from(job.used)
         return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end,
                          None if told is None else told.of(part))
 
@@ -141,19 +149,21 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     """
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
     log_end = store.log.end
-    if count is not None:
-        pieces = split(store, count, 1, used=True)
-    elif jobs == 1:
+    used: list[int] = []
+    if count is None and jobs == 1:
         pieces = split(store, 1)
     else:
-        pieces = split(store, max(jobs * 4, store.log.size // _MOST_BYTES), minimum, used=True)
+        used = _used(store)
+        pieces = split(store, count or max(jobs * 4, store.log.size // _MOST_BYTES),
+                       minimum if count is None else 1, used)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, log_end, False)
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
     told = None if progress is None else _Told(progress)
-    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end)
+    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end,
+               used)
     total: RangeResult | None = None
     # A cluster's tasks travel without it: they tell when they are done.
     work = partial(_worker, job, told=told) if isinstance(pool, Threads) else partial(_worker, job)
