@@ -168,9 +168,9 @@ class _Counting:
                       for claim in (*tally.claims, *tally.without_queue)]
         bad: dict[bool, list[tuple[int, int, int, int]]] = {True: [], False: []}
         for record in self._seen.bad:
-            number = self._number_of(record)
-            if number is not None:
-                bad[record.is_body].append((number, record.queue_offset, record.offset,
+            queue = self._number_of(record)
+            if queue is not None:
+                bad[record.is_body].append((queue, record.queue_offset, record.offset,
                                             record.size))
         # With damaged properties alone a message is there, and its entry was compared with it.
         odd, damaged = _Messages.of(bad[False]), _Messages.of(bad[True])
