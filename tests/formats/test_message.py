@@ -244,3 +244,16 @@ def test_host_texts() -> None:
 def test_texts_that_are_no_message_id(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         message.parse_message_id(text)
+
+
+def test_a_cut_record_is_refused_with_and_without_the_field() -> None:
+    record = Record(0, MAGIC_V1, 0, 0, 0, 1, 0, 0, 5, (bytes(4), 1), 6, (bytes(4), 2), 0, 0,
+                    b"body", b"T", b"K\x01v\x02")
+    record = replace(record, total_size=message.size_of(0, MAGIC_V1, 4, 1, 4))
+    raw = message.build(record)
+    assert message.decode(raw, explain=False) == message.decode(raw) == record
+    for length in range(len(raw)):
+        with pytest.raises(FormatError):
+            message.decode(raw[:length])
+        with pytest.raises(FormatError):
+            message.decode(raw[:length], explain=False)

@@ -119,7 +119,7 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
 def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
     """The record, if it is one beyond doubt but for what its queue says."""
     try:
-        record = decode(raw)
+        record = decode(raw, explain=False)
     except FormatError:
         return None
     good = record.total_size == len(raw) and record.physical_offset == start and record.crc_ok
@@ -180,8 +180,10 @@ def body_crc(body: bytes) -> int:
     return zlib.crc32(body) & CRC_MASK
 
 
-def extent(source: Source, record_start: int, head: bytes, magic: int) -> int | None:
-    """The size which the lengths of a record add up to; ``head`` are its first bytes as meant."""
+def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
+    """The size which the lengths of a record add up to; ``head`` are its first bytes as meant. None
+    also for more than ``most`` bytes, of which none are read.
+    """
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
             return head[position:position + length]
@@ -192,19 +194,21 @@ def extent(source: Source, record_start: int, head: bytes, magic: int) -> int | 
     if len(head) < shape.head_size:
         return None
     body = shape.head.unpack_from(head)[-1]
-    if not 0 <= body <= MOST_BODY:
+    if not 0 <= body <= most - shape.fixed_size:
         return None
     topic_at = shape.head_size + body
     raw = read(topic_at, shape.topic_length.size)
     if len(raw) < shape.topic_length.size:
         return None
     topic = shape.topic_length.unpack(raw)[0]
-    raw = read(topic_at + shape.topic_length.size + max(topic, 0),
-               PROPERTIES_LENGTH_SIZE)
-    if topic < 0 or len(raw) < PROPERTIES_LENGTH_SIZE:
+    if not 0 <= topic <= most - shape.fixed_size - body:
+        return None
+    raw = read(topic_at + shape.topic_length.size + topic, PROPERTIES_LENGTH_SIZE)
+    if len(raw) < PROPERTIES_LENGTH_SIZE:
         return None
     properties = properties_length_at(raw)
-    return None if properties < 0 else int(shape.fixed_size + body + topic + properties)
+    size = int(shape.fixed_size + body + topic + properties)
+    return None if properties < 0 or size > most else size
 
 
 def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:

@@ -460,8 +460,8 @@ class _Round:
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
             for bent in bent_heads(fixed, magic):
-                size = extent(source, position, bent, magic)
-                if size is None or not MIN_SIZE <= size <= min(room, MOST_BODY):
+                size = extent(source, position, bent, magic, min(room, MOST_BODY))
+                if size is None or size < MIN_SIZE:
                     continue
                 # Its size needs a second witness, to be one bit off, or to lead to another record.
                 if size not in sizes and (bent != fixed or not (
@@ -475,7 +475,7 @@ class _Round:
                 candidate = with_fields(candidate, total_size=size)
                 yield candidate
                 try:
-                    record = decode(candidate)
+                    record = decode(candidate, explain=False)
                 except FormatError:
                     continue
                 crc = body_crc(record.body)
