@@ -293,9 +293,8 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
         fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
                             queue_id=name.queue_id, queue_offset=queue_offset)
         for bent in bent_heads(fixed, version):
-            size = extent(source, 0, bent, version)
-            if size is None or not message.MIN_SIZE <= size <= len(raw) or (
-                    to_end and size != room):
+            size = extent(source, 0, bent, version, len(raw))
+            if size is None or size < message.MIN_SIZE or (to_end and size != room):
                 continue
             # Its size needs a second witness, or to be one bit off.
             if size not in (stored, room) and (
