@@ -14,6 +14,10 @@ from rmqctl.store.info import Item
 from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
+MOST_HOLES = 4 << 30
+"""Bytes of holes of one file that are read as the zeros they are: no file of a broker has more, and
+a file that takes no space may claim any size.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,17 @@ def of_all(lines: Iterable[str]) -> str:
 def _digest(root: str, item: Item) -> FileDigest:
     path = os.path.join(root, item.path)
     digest = hashlib.sha256()
-    position = 0
+    position = data_at = holes = 0
     try:
         with FileSource(path) as source:
             while block := source.read(position, _BLOCK):
+                if position >= data_at:
+                    data_at = source.next_data(position)
+                    holes += max(data_at - position, 0)
+                if holes > MOST_HOLES:
+                    return FileDigest(item.path, item.size, None, (
+                        f"{path}: not hashed, as more than {MOST_HOLES >> 30} GiB of it are "
+                        "holes"))
                 digest.update(block)
                 position += len(block)
     except StoreIOError as error:

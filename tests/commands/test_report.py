@@ -20,7 +20,9 @@ import pytest
 
 from rmqctl.checks.explanations import explanations
 from rmqctl.output.language import language
+from rmqctl.report import digests
 from rmqctl.report.masking import HIDDEN, KINDS, Mask
+from rmqctl.store.info import Item
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores
@@ -147,6 +149,29 @@ def test_the_digests_are_those_of_the_files(damaged: Path, report) -> None:
     assert checked.returncode == 0, checked.stderr
     assert f"{hashlib.sha256((damaged / LOG).read_bytes()).hexdigest()}  {LOG}" in lines
     assert hashlib.sha256(("\n".join(lines) + "\n").encode()).hexdigest() in page.text
+
+
+def test_holes_beyond_all_use_are_not_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                             ) -> None:
+    """A file of 1 TiB that takes no space would be read for an hour."""
+    monkeypatch.setattr(digests, "MOST_HOLES", 8 << 20)
+    read: list[int] = []
+    real = digests.FileSource.read
+    monkeypatch.setattr(digests.FileSource, "read", lambda of, at, size: (
+        read.append(size), real(of, at, size))[1])
+    for name, holes in (("few", 6 << 20), ("many", 1 << 40)):
+        with (tmp_path / name).open("wb") as file:
+            file.write(b"x" * 8192)
+            file.truncate(holes)
+            file.seek(holes)
+            file.write(b"y")
+    items = [Item(path.name, "other", path.stat().st_size, 0, None)
+             for path in sorted(tmp_path.iterdir())]
+    few, many = digests.digests(str(tmp_path), items)
+    assert few.sha256 == hashlib.sha256((tmp_path / "few").read_bytes()).hexdigest()
+    assert (many.sha256, many.size) == (None, (1 << 40) + 1)
+    assert "of it are holes" in many.problem
+    assert len(read) < 32
 
 
 def test_nothing_of_a_store_becomes_markup(tmp_path: Path, report) -> None:
