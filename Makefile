@@ -15,6 +15,8 @@
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
 #
+# PYSPARK=4.0.1 runs test-spark with that PySpark in place of the installed one (docs/pipeline.md)
+#
 # PYTHON=python3.12 chooses the interpreter, VENV=dir the environment, JOBS=4 the test processes,
 # SEED=N takes the tests of a run that said so again, ARGS='-k verify' goes to pytest or to the
 # benchmark. Times are those of two cores; tests/README.md says what each suite holds.
@@ -29,6 +31,7 @@ SECONDS ?= 300
 EXTRAS ?=
 ENGINE ?= docker
 PART ?=
+PYSPARK ?=
 
 PYTEST = $(if $(SEED),RMQCTL_SEED=$(SEED) )$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 BIN := $(VENV)/bin
@@ -71,8 +74,13 @@ test: venv
 quick: venv
 	$(PYTEST) --quick $(ARGS)
 
-test-core test-serve test-tiered test-spark: venv
-	$(PYTEST) --area $(patsubst test-%,%,$@) $(ARGS)
+test-core test-serve test-tiered test-spark: venv $(if $(PYSPARK),build/pyspark-$(PYSPARK))
+	$(if $(PYSPARK),PYTHONPATH=$(abspath build/pyspark-$(PYSPARK)) )$(PYTEST) --area $(patsubst test-%,%,$@) $(ARGS)
+
+build/pyspark-%: $(VENV)/.installed-dev
+	@echo "installing PySpark $* into $@"
+	@rm -rf $@ && mkdir -p build
+	@$(PIP) --no-deps --no-compile --target $@ 'pyspark==$*'
 
 shares: venv
 	$(PYTEST) --write-shares $(ARGS)

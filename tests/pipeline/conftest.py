@@ -9,10 +9,13 @@ at a time: another kind takes its place (`Sessions`).
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from rmqctl.pipeline.versions import SOURCE
 from rmqctl.store.log.ranges import Threads
 
 HERE = Path(__file__).parent
@@ -20,6 +23,27 @@ SMOKE = {"test_projection", "test_several_stores_at_once", "test_messages_are_th
 """One test of the data source, one of jobs, one of SQL."""
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Tests run for seconds: the JVM's second compiler would only take time from them."""
+
+
+JOBS = ("test_export", "test_export_files", "test_export_layout", "test_export_spark",
+        "test_one_file", "test_pool", "test_rebuild_pool", "test_rebuild_spark", "test_stats_pool",
+        "test_verify", "test_engine_choice")
+"""Files without the data source: all that can run with PySpark 3.5."""
+
+
+def pytest_ignore_collect(collection_path):
+    """With `make test-spark PYSPARK=3.5.7`, whose PySpark has no Python data sources."""
+    is_job = collection_path.suffix != ".py" or collection_path.stem in ("conftest", *JOBS)
+    return None if is_job or _has_source() else True
+
+
+@cache
+def _has_source():
+    """Whether the PySpark that is installed has them; without importing it."""
+    try:
+        return int(version("pyspark").partition(".")[0]) >= SOURCE[0]
+    except PackageNotFoundError:
+        return True
 
 
 @pytest.hookimpl(tryfirst=True)
