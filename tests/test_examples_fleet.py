@@ -77,3 +77,16 @@ def test_the_picture_of_delays_is_drawn(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "TP_fraud_Topic" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("name", "library"), [("airflow_dag", "airflow.sdk"),
+                                               ("dagster_assets", "dagster")])
+def test_schedules_are_imported(name: str, library: str, tmp_path: Path) -> None:
+    """Their library reads them without a complaint; nothing is run."""
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    path = EXAMPLES / "orchestration" / f"{name}.py"
+    done = subprocess.run([sys.executable, "-W", "error::SyntaxWarning", str(path)],
+                          capture_output=True, text=True, check=False, timeout=200,
+                          env={**os.environ, "AIRFLOW_HOME": str(tmp_path),
+                               "DAGSTER_HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
