@@ -190,9 +190,12 @@ class TimerFiles:
         """(number of the file, its next units): all that a broker takes for units."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
-                for place in range(0, source.size, _PAGE * UNIT_SIZE):
+                place = 0
+                while (data_at := source.next_data(place)) < source.size:
+                    place = max(place, data_at - data_at % UNIT_SIZE)  # no unit is in a hole
                     data = source.read(place, min(_PAGE * UNIT_SIZE, source.size - place))
                     units, ended = self._units(data, file.base + place)
+                    place += _PAGE * UNIT_SIZE
                     if len(units):
                         yield number, units
                     if ended:

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.timer import TimerFiles
+from rmqctl.formats.local import batch_consume_queue as batch_layout
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord, build, decode
+from rmqctl.formats.timer import timer_log
 from rmqctl.scan import holes
 from rmqctl.scan.source import BytesSource, FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import FileQueue, last_used, valid_prefix
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
 
 PAGE = 4096
 SIZE = 75 * PAGE  # a multiple of a unit and of a page
@@ -113,3 +119,50 @@ def test_a_broker_ends_a_queue_at_the_same_row_with_holes_and_without(
         queue.close()
     last = min(count, -(-log_end // 100))
     assert ends == {max(last, 1)}
+
+
+@pytest.fixture
+def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is read of files, by the bytes."""
+    sizes: list[int] = []
+    real = FileSource.read
+    monkeypatch.setattr(FileSource, "read", lambda of, place, size: (
+        sizes.append(size), real(of, place, size))[1])  # type: ignore[func-returns-value]
+    return sizes
+
+
+def _with_holes(path: Path, data: bytes, size: int) -> StoreFile:
+    """A file that begins and ends with these bytes, and takes no space between them."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.seek(size - len(data))
+        file.write(data)
+    return StoreFile(str(path), path.name, 0, size)
+
+
+def test_holes_in_a_batch_queue_are_not_read(tmp_path: Path, read_sizes: list[int]) -> None:
+    rows = b"".join(batch_layout.UNIT.build(batch_layout.UnitRecord(
+        100 * number, 90, 0, 0, number, 1, 0, 0)) for number in range(1, 4))
+    size = (1 << 40) // batch_layout.UNIT_SIZE * batch_layout.UNIT_SIZE
+    queue = BatchQueue("T", 0, str(tmp_path), [_with_holes(tmp_path / "0", rows, size)], [], size)
+    assert queue.used(0)["physical_offset"].tolist() == [100, 200, 300]
+    assert {*queue.rows_of(0)["physical_offset"].tolist()} == {0, 100, 200, 300}
+    assert queue.bounds(0) == (1, 4)
+    assert sum(read_sizes) < 8 << 20
+
+
+def test_holes_in_the_timer_log_are_not_read(tmp_path: Path, golden: GoldenFolder,
+                                             read_sizes: list[int]) -> None:
+    store = golden("5.3.3/timer") / "store"
+    log = min((store / "timerlog").iterdir()).read_bytes()
+    with Store.open(store) as opened:
+        timers = TimerFiles.of(opened)
+        once = sum(len(units) for _, units in timers.pages())
+        units = log[:timer_log.UNIT_SIZE * 3]
+        size = (1 << 40) // timer_log.UNIT_SIZE * timer_log.UNIT_SIZE
+        timers.files = [_with_holes(tmp_path / "0", units, size)]
+        read_sizes.clear()
+        found = [units for _, units in timers.pages()]
+    assert once > 3
+    assert sum(map(len, found)) == 6
+    assert sum(read_sizes) < 32 << 20

@@ -9,6 +9,8 @@ from rmqctl.formats.local.batch_consume_queue import UNIT_SIZE, UnitRecord
 from rmqctl.scan.frames import Array
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
+_PIECE = UNIT_SIZE << 14
+
 
 class BatchQueue:
     """Rows that each cover a run of queue offsets. Read-only.
@@ -28,10 +30,17 @@ class BatchQueue:
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """All rows of file ``number``, used or not."""
+        """All rows of file ``number``, used or not; one for each hole, which may be of any size."""
+        parts, place = [], 0
         with self.files[number].open() as source:
-            data = source.read(0, source.size)
-        return layout.UNIT.array(data)
+            while place < source.size:
+                data_at = source.next_data(place)
+                data_at = max(place, data_at - data_at % UNIT_SIZE)
+                if data_at > place:
+                    parts.append(bytes(UNIT_SIZE))
+                parts.append(source.read(data_at, min(_PIECE, source.size - data_at)))
+                place = data_at + _PIECE
+        return layout.UNIT.array(b"".join(parts))
 
     def used(self, number: int, log_end: int | None = None) -> Array:
         """The leading valid rows of file ``number`` (whose record starts before ``log_end``)."""
