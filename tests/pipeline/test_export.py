@@ -23,7 +23,7 @@ from rmqctl.pipeline.export import attempt as export_attempt
 from rmqctl.pipeline.export import plan
 from rmqctl.pipeline.export import sink as export_sink
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.scan.walk import Walk
+from rmqctl.scan import tolerant
 from rmqctl.store.log.ranges import Threads
 from tests.pipeline.exporting import (
     beside,
@@ -344,7 +344,7 @@ def test_interrupted_within_a_task_it_leaves_nothing_and_is_silent(form, room, g
     disk, add = Full(1 << 40), export_sink.Sink.add
     monkeypatch.setattr(export_attempt, "open", disk, raising=False)
     monkeypatch.setattr(export_sink, "FLUSH", 1)
-    monkeypatch.setitem(Walk.__init__.__kwdefaults__, "chunk", 8_000)
+    monkeypatch.setattr(tolerant, "CHUNK", 8_000)
     calls = []
 
     def interrupted(sink, batch):

@@ -17,7 +17,7 @@ from rmqctl.files import sync_many
 from rmqctl.pipeline.export import attempt, gather, plan
 from rmqctl.pipeline.export import sink as export_sink
 from rmqctl.pipeline.export.spill import _placed
-from rmqctl.scan.walk import Walk
+from rmqctl.scan import tolerant
 from rmqctl.store.log.ranges import Threads
 from tests.pipeline.exporting import (
     DAY,
@@ -73,7 +73,7 @@ def test_any_cuts_give_the_same_messages_in_order_and_few_files(form, seed, tmp_
     monkeypatch.setattr(export_sink, "MOST_OPEN", chance.choice([1, 3, 64]))
     monkeypatch.setattr(gather, "FLUSH", chance.choice([1, 3_000, 1 << 20]))
     monkeypatch.setattr(plan, "BUCKET", chance.choice([10_000, 50_000, 1 << 30]))
-    monkeypatch.setitem(Walk.__init__.__kwdefaults__, "chunk", 8_000)
+    monkeypatch.setattr(tolerant, "CHUNK", 8_000)
     pool = chance.choice([Threads(1), Threads(2), Unruly(seed)])
     root, out = many_topics(tmp_path, seed, 100), tmp_path / "out"
     result = run([root], out, form, pool=pool, count=chance.choice([1, 2, 7]))
@@ -108,7 +108,7 @@ def test_a_partition_with_much_gets_files_of_bounded_size(tmp_path, monkeypatch)
     monkeypatch.setattr(gather, "MOST", 4_000)
     monkeypatch.setattr(gather, "FLUSH", 1)
     monkeypatch.setattr(export_sink, "FLUSH", 2_000)
-    monkeypatch.setitem(Walk.__init__.__kwdefaults__, "chunk", 2_000)
+    monkeypatch.setattr(tolerant, "CHUNK", 2_000)
     run([root], out, "json", count=5, partition_by=[])
     sizes = [one.stat().st_size for one in data_files(out)]
     assert len(sizes) > 5

@@ -51,7 +51,7 @@ ALLOWED = {
     ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
     ("files/durable.py", "replace_file", "unlink"): "the staged file",
     ("pipeline/export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
-    ("pipeline/export/sink.py", "Sink.abandon", "rmtree"): "what one attempt exported",
+    ("pipeline/export/attempt.py", "Attempt.remove", "rmtree"): "what one attempt exported",
     ("pipeline/rebuild/rebuild.py", "_remove", "rmtree"): SCRATCH,
     ("pipeline/rebuild/index_tasks.py", "_take_away", "unlink"): SCRATCH,
     ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",

@@ -129,8 +129,7 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
-    if any(aggregate.bytes_damaged or aggregate.bodies_damaged
-           for aggregate in figures.sums) or any(
+    if any(aggregate.bytes_damaged for aggregate in figures.sums) or any(
             lacking.lost.known or lacking.holes for lacking in figures.lacking):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
@@ -206,16 +205,15 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
     counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
     replaced = sum(aggregate.replaced for aggregate in sums)
-    bodies = sum(aggregate.bodies_damaged for aggregate in sums)
     known = {} if not lacking else {
-        "complete": not (counts["bytes_damaged"] or replaced or bodies
+        "complete": not (counts["bytes_damaged"] or replaced
                          or any(aggregate.unread for aggregate in sums)
                          or any(each.lost.total or each.holes for each in lacking)),
         "messages_already_lost": sum(each.lost.already for each in lacking)}
     return {
         **known,
         "damaged_bytes": counts["bytes_damaged"],
-        "bodies_damaged": bodies,
+        "bodies_damaged": sum(aggregate.bodies_damaged for aggregate in sums),
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
         "messages_undecided": sum(aggregate.undecided for aggregate in sums) + sum(
             each.lost.discarded for each in lacking),
