@@ -181,7 +181,7 @@ def test_a_stream(tmp_path: Path, order: str) -> None:
 
     from rmqctl.pipeline.source.stream import StreamReader
     growing = Growing(tmp_path, "chain", queues=True)
-    reader = StreamReader({"path": str(growing.store), "failOnDataLoss": "false"},
+    reader = StreamReader({"path": str(growing.store)},
                           StructType([StructField("physical_offset", LongType())]))
     reached, shown = reader.initialOffset(), list[int]()
 
@@ -218,7 +218,7 @@ def test_a_batch_with_damage(tmp_path: Path) -> None:
     shutil.rmtree(growing.store)
     growing.after.write(growing.store)
     growing.write([(88, growing.put.size)])
-    reader = StreamReader({"path": str(growing.store)},
+    reader = StreamReader({"path": str(growing.store), "failOnDataLoss": "false"},
                           StructType([StructField("physical_offset", LongType())]))
     first = reader.initialOffset()
     shown = [place for part in reader.partitions(first, reader.latestOffset(
