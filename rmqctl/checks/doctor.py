@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmqctl.scan.profile import LogProfile
 
 _ORDER = (ERROR, WARNING, INFO)
-_KEPT = 1000
+KEPT = 1000
 _CAUSES = 2
 
 
@@ -258,7 +258,7 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     work, and how many bytes it reads where that is known. StoreIOError.
     """
     run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress, phase=phase)
-    found = verdict(run, _KEPT)
+    found = verdict(run, KEPT)
     if phase is not None:
         phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,

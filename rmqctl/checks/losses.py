@@ -184,8 +184,8 @@ class Losses:
     @property
     def replaced_in_words(self) -> Phrase | None:
         """What fillers stand for; None where there is none."""
-        return Phrase("{count:,} message was lost before: a filler of `recover` stands for it",
-                      "{count:,} messages were lost before: fillers of `recover` stand for them",
+        return Phrase("{count:,} message was lost earlier: `recover` put a filler in its place",
+                      "{count:,} messages were lost earlier: `recover` put fillers in their places",
                       count=self.replaced) if self.replaced else None
 
     @property

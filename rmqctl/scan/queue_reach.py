@@ -32,6 +32,8 @@ _LMQ = props.LMQ_PREFIX.encode()
 _DIGITS = 18
 """A number in a property has at most so many."""
 _INT64 = np.iinfo(np.int64)
+ENDLESS = 1 << 62
+"""A physical offset that no log reaches."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
 """(queue, queue offsets, physical offsets) -> which rows there lead to these places (bool)."""
@@ -327,6 +329,15 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
             value = np.where(inside[:, column], value * 10 + digits[:, column], value)
         number[rows] = value
     return good, number
+
+
+def telling(place: Array) -> Array:
+    """Positions of the neighbouring entries that may prove a message: their places (int64) are
+    possible and ascend. An entry that others contradict is damaged itself, and proves nothing.
+    """
+    possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
+    found: Array = possible[ascending(place[possible])]
+    return found
 
 
 def ascending(values: Array) -> Array:

@@ -17,11 +17,11 @@ from rmqctl.checks.preflight.gaps import DamagedBytes
 from rmqctl.checks.preflight.missing import missing
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support.cli import run
+from tests.support.reads import count_reads
 
 USUAL = ("5.3.3/basic/store", "4.9.3/basic/store", "5.3.3/crash-base/store",
          "4.9.3/crash-cqlag/before")
@@ -145,23 +145,9 @@ def test_the_log_is_not_read_again(golden: GoldenFolder, tmp_path: Path,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     root = snapshot.copy_tree(golden("5.3.3/basic/store"), tmp_path / "store")
     count = bodies(root, 5)
-    of_log: list[int] = []
-    read_now, read_into = FileSource.read_now, FileSource.read_into
-
-    def counting(source: FileSource, position: int, length: int) -> bytes:
-        data = read_now(source, position, length)
-        of_log.append(len(data) if "/commitlog/" in source.name else 0)
-        return data
-
-    def counting_into(source: FileSource, buffer: memoryview, position: int) -> int:
-        got = read_into(source, buffer, position)
-        of_log.append(got if "/commitlog/" in source.name else 0)
-        return got
-
     with Store.open(root) as opened:
         seen = verified(opened).seen
-        monkeypatch.setattr(FileSource, "read_now", counting)
-        monkeypatch.setattr(FileSource, "read_into", counting_into)
+        of_log = count_reads(monkeypatch, "/commitlog/")
         monkeypatch.setattr(module, "preflight", None)  # what would walk the log
         assert missing(opened, damaged=True, seen=seen).known == count
         used = seen.last_record_end or 0

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import grown
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
 from tests.support import damage
+from tests.support.reads import count_reads
 
 ROOTS = ("5.3.3/basic/store", "5.3.3/crash-crc/before", "4.9.3/crash-cqahead/before",
          "4.9.3/transaction/store")
@@ -50,21 +50,7 @@ def test_zeros_that_are_written_out_are_read_once(jobs: int, tmp_path: Path,
     used = file.stat().st_size
     with file.open("ab") as opened:
         opened.write(bytes(zeros))
-    lengths: list[int] = []
-    read_now, read_into = FileSource.read_now, FileSource.read_into
-
-    def counting(source: FileSource, position: int, length: int) -> bytes:
-        data = read_now(source, position, length)
-        lengths.append(len(data) if "/commitlog/" in source.name else 0)
-        return data
-
-    def counting_into(source: FileSource, buffer: memoryview, position: int) -> int:
-        got = read_into(source, buffer, position)
-        lengths.append(got if "/commitlog/" in source.name else 0)
-        return got
-
-    monkeypatch.setattr(FileSource, "read_now", counting)
-    monkeypatch.setattr(FileSource, "read_into", counting_into)
+    lengths = count_reads(monkeypatch, "/commitlog/")
     with Store.open(tmp_path / "store") as store:
         run = Verification(store, VerifyOptions(jobs=jobs, minimum_range=used // 4))
         assert not [each for each in run.findings() if each.is_trouble]

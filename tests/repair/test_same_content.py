@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.files.sparse import same_content
-from rmqctl.scan.source import FileSource
+from tests.support.reads import count_reads
 
 SIZE, PAGE = 6 << 20, 4096
 
@@ -24,16 +24,7 @@ def sparse(path: Path, parts: dict[int, bytes], size: int = SIZE) -> str:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each read gives."""
-    lengths: list[int] = []
-    real = FileSource.read_now
-
-    def counting(source: FileSource, position: int, length: int) -> bytes:
-        data = real(source, position, length)
-        lengths.append(len(data))
-        return data
-
-    monkeypatch.setattr(FileSource, "read_now", counting)
-    return lengths
+    return count_reads(monkeypatch)
 
 
 def test_no_hole_is_read(tmp_path: Path, read: list[int]) -> None:

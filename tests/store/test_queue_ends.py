@@ -19,6 +19,7 @@ from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import FileQueue, last_used, valid_prefix
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
+from tests.support.reads import count_reads
 
 PAGE = 4096
 SIZE = 75 * PAGE  # a multiple of a unit and of a page
@@ -89,15 +90,7 @@ def test_what_is_read_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
     data = rows(count)
     path = tmp_path / "00000000000000000000"
     laid_out(path, {0: data if hole else data.ljust(SIZE, b"\0")}).close()
-    read: list[int] = []
-    whole = FileSource.read_now
-
-    def noted(self: FileSource, position: int, length: int) -> bytes:
-        found = whole(self, position, length)
-        read.append(len(found))
-        return found
-
-    monkeypatch.setattr(FileSource, "read_now", noted)
+    read = count_reads(monkeypatch)
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
     assert (queue.written, queue.disk_end) == (count, count)
     assert queue.unit(count - 1) == (UnitRecord((count - 1) * 100, 100, 7) if count else None)

@@ -44,7 +44,7 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
-from rmqctl.scan.queue_reach import ascending
+from rmqctl.scan.queue_reach import ENDLESS, telling
 from rmqctl.store.log.chain import lost_at_the_end
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.earlier_life import unclear_in_log
@@ -52,7 +52,6 @@ from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
 
-_ENDLESS = 1 << 62
 _MOST_SPANS = 1 << 20
 _READ_ALL = 1 << 20
 """Rows up to which a queue is read from its beginning; of a longer one the first row that may lead
@@ -276,7 +275,7 @@ class AlreadyLost:
             twice = next(file for file in log.files if file.name == name)
             spans = [span for span in spans if span[1] <= twice.base or span[0] >= twice.end]
         if not up_to_end:
-            spans.append((self._end, _ENDLESS))
+            spans.append((self._end, ENDLESS))
         joined: list[list[int]] = []
         for start, end in spans:
             if joined and start <= joined[-1][1]:
@@ -329,9 +328,8 @@ class AlreadyLost:
         gone = self.gone(place) & (place >= low)
         if not gone.any():
             return gone
-        # A row that its neighbours contradict is damaged itself, and proves nothing.
         agrees: Array = np.zeros(len(place), bool)
-        agrees[ascending(place)] = True
+        agrees[telling(place)] = True
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
@@ -431,7 +429,7 @@ class AlreadyLost:
         """Lost messages by topic that no row knows, but a group had reached; offsets of
         messages that a repair has noted do not count these again.
         """
-        inside = self._ends < _ENDLESS
+        inside = self._ends < ENDLESS
         positions = Positions(self._store, self._queues, LogFacts(
             log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
             self._accepted[-1][1] if self._accepted else None))
@@ -467,7 +465,7 @@ class AlreadyLost:
         """
         times = []
         for state in self._queues.states[:_FEW]:
-            if place >= _ENDLESS or not isinstance(state.found, ConsumeQueue) or (
+            if place >= ENDLESS or not isinstance(state.found, ConsumeQueue) or (
                     not state.found.exists):
                 continue
             with closing(state.found) as queue:

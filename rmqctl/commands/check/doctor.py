@@ -51,7 +51,7 @@ def command(
 
         rmqctl doctor STORE -o json
     """
-    from rmqctl.checks.doctor import diagnose
+    from rmqctl.checks.doctor import KEPT, diagnose
     from rmqctl.checks.preflight.around import around_in_use
 
     show_times_in(tz)
@@ -60,9 +60,8 @@ def command(
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
                              machine=around_in_use(opened, disk_used), phase=progress.phase)
-        found = replace(found, findings=with_tier(out, opened, found.findings,
-                                                  len(found.findings.findings) + _KINDS,
-                                                  asked=False))
+        found = replace(found, findings=with_tier(
+            out, opened, found.findings, len(found.findings.findings) + KEPT, asked=False))
         found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
     complete(document)

@@ -7,12 +7,12 @@ messages whose row says something else. Slow and exact, and only run on what is 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.common import plural, runs
 from rmqctl.checks.verify.context import Context, PutRight, deleted
 from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, merged
 from rmqctl.checks.verify.queue.switched import stored_while_on
@@ -21,7 +21,7 @@ from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.filler import is_kept_damaged
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import Array
-from rmqctl.scan.queue_reach import ascending
+from rmqctl.scan.queue_reach import telling
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 SINGLE = 20_000
@@ -31,8 +31,6 @@ _OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-con
             "enableMultiDispatch=false says the former, and recover --multi-dispatch makes rows")
 _GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""
-_ENDLESS = 1 << 62
-"""A place that no log reaches."""
 _MOST = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
@@ -45,8 +43,8 @@ class LeftOver:
         self.context, self.queue, self.end = context, queue, end
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
-        self._impossible: list[int] = []
-        """Rows that lead beyond the log to places that cannot be."""
+        self._impossible: list[tuple[int, int]] = []
+        """(first, how many) rows that point beyond the log to places that cannot be."""
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
@@ -234,11 +232,12 @@ class QueueReconciler(LeftOver):
                 "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
                 f"{first} on lead to {where} and beyond, where the log has ended "
                 f"({self.context.log_end})", first, count=end - first)
-        for row in self._impossible:
-            unit = self.queue.unit(row)
+        for first, count in self._impossible:
+            unit = self.queue.unit(first)
+            where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-wrong-offset", f"row leads to {unit.physical_offset if unit else '?'}, where "
-                "there is no message: other rows of the queue contradict it", row)
+                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')}, the first points to "
+                f"{where}: no message is there, other entries contradict it", first, count=count)
         for start, count, by in self._gaps:
             yield self.finding(
                 "cq-after-gap", f"{plural(count, 'entry', 'entries')} from queue offset {start} "
@@ -259,24 +258,32 @@ class QueueReconciler(LeftOver):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """The stretches of rows that lead beyond the log and may tell of lost messages: their own
-        message is not in the log all the same, and their places are possible and ascend.
+        """The runs of rows that point beyond the log and may prove lost messages. Not those whose
+        own message is in the log; what other rows contradict is noted as impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
-            number, place = [], []
+            begin = end_of_run = first
             for start, rows in self.queue.pages(first, end):
-                physical = rows["physical_offset"].astype(np.int64)
-                good = (rows["size"] > 0) & (physical < _ENDLESS)
-                number.append(np.flatnonzero(good) + start)
-                place.append(physical[good])
-            told = np.concatenate(number)[ascending(np.concatenate(place))]
-            told = told[~np.isin(told, own)]
-            for run in np.split(told, np.flatnonzero(np.diff(told) > 1) + 1):
-                if len(run):
-                    yield int(run[0]), int(run[-1]) + 1
-            untold = np.setdiff1d(np.arange(first, end), np.concatenate((told, own)))
-            self._impossible += untold.tolist()
+                used = np.flatnonzero(rows["size"] > 0)
+                told = start + used[telling(rows["physical_offset"][used].astype(np.int64))]
+                told = told[~np.isin(told, own)]
+                for row, count in runs(told.tolist()):
+                    if row != end_of_run and begin < end_of_run:
+                        yield begin, end_of_run
+                    begin, end_of_run = begin if row == end_of_run else row, row + count
+                others = np.setdiff1d(np.arange(start, start + len(rows)),
+                                      np.concatenate((told, own)))
+                self._note_impossible(runs(others.tolist()))
+            if begin < end_of_run:
+                yield begin, end_of_run
+
+    def _note_impossible(self, found: Iterable[tuple[int, int]]) -> None:
+        for first, count in found:
+            if len(self._impossible) < SINGLE:
+                self._impossible.append((first, count))
+            else:
+                self._unseen += count
 
     # -- light queues of a broker that was switched ----------------------------------------------
 
