@@ -23,6 +23,7 @@ import ast
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,7 @@ NEAREST = {
 }
 #: One fault alone, and all together: longer than that is an endless loop.
 SECONDS, SECONDS_TOGETHER = 400, 7200
+_OF_A_GROUP = re.compile(r"@[\w-]+$")
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -168,9 +170,11 @@ def failures(copy: Path, tests: Sequence[str], words: argparse.Namespace, *more:
                               env=os.environ | {"PYTHONPATH": str(copy)})
     except subprocess.TimeoutExpired:
         return ["runs without end"]
-    failed = [line.split(" - ")[0].split(maxsplit=1)[1] for line in done.stdout.splitlines()
-              if line.startswith(("FAILED ", "ERROR "))]
-    return failed or (["does not begin"] if done.returncode not in (0, 5) else [])
+    # A name ends with the group of the test, by which pytest does not find it again.
+    failed = [_OF_A_GROUP.sub("", line.split(" - ")[0].split(maxsplit=1)[1])
+              for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    nothing_ran = done.returncode == 5 and "--quick" not in more
+    return failed or (["does not begin"] if done.returncode not in (0, 5) or nothing_ran else [])
 
 
 def alone(faults: list[Fault], copy: Path, words: argparse.Namespace) -> Iterator[list[str]]:
