@@ -12,9 +12,9 @@ from typing import NamedTuple
 from rmqctl.checks.consumers import Consumers, QueueKey, QueueLosses, Situation, consumers
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.damage.evidence import MOST_LISTED
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.repair.plan import Lost
-from rmqctl.repair.salvage.evidence import MOST_LISTED
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store

@@ -21,6 +21,7 @@ from rmqctl.checks.findings import Finding
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
@@ -69,7 +70,6 @@ from rmqctl.repair.salvage.salvage import (
     Salvage,
     salvage,
 )
-from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
 from rmqctl.repair.targets import part_target

@@ -65,6 +65,14 @@ class Witness(Protocol):
         """Whether the row of a record's queue offset leads to it; None where there is no row."""
         ...
 
+    def entry_of(self, record: Record) -> tuple[int, int] | None:
+        """(physical offset, size) of the row of a record's queue offset; None without one."""
+        ...
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        """The record of this size that lies there and says so; None where none does."""
+        ...
+
     def goes_on(self, physical: int) -> bool:
         """Whether a log file begins there, and with a record."""
         ...

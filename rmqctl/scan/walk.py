@@ -7,7 +7,7 @@ by column; where the chain breaks, `resync` says what lies there and where it go
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -82,14 +82,16 @@ class Walk:
     file that is written to they are what is not written yet. ``by_itself``: the file belongs to no
     store, and what may lie in the body of a damaged record is no message of it; ``is_dense``:
     whether it has all messages of its queues. ``whole``: the frames of a buffer are one batch,
-    whatever damage is between them; else each batch ends with the first damage.
+    whatever damage is between them; else each batch ends with the first damage. ``beside`` takes
+    out of each batch what is no message, though it looks like one (`rmqctl.scan.damage.stale`).
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
                  resync: bool = False, growing: bool = False, chunk: int = CHUNK,
-                 by_itself: bool = False, is_dense: bool = True, whole: bool = False) -> None:
+                 by_itself: bool = False, is_dense: bool = True, whole: bool = False,
+                 beside: Callable[[Batch], Batch] | None = None) -> None:
         self.source = source
-        self._whole = whole
+        self._whole, self._beside = whole, beside
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
         self._chunk, self._growing = chunk, growing
@@ -119,7 +121,7 @@ class Walk:
             at = self.position - filled_from
             if not self._complete(buffer, at, filled, filled_from):
                 if held:  # their bytes go
-                    yield joined(held)
+                    yield self._given(held)
                     held = []
                 wanted = self._wanted(buffer, at, filled)
                 if wanted > len(buffer):
@@ -157,13 +159,17 @@ class Walk:
                     sound_from = self.position = batch.spans[-1].end - self.source.base
             burst = min(burst, 1 << 62)
             if good or batch.spans:
-                if self._whole:
-                    held.append(batch)
-                else:
-                    yield batch
+                held.append(batch)
+                if not self._whole and (batch.spans or self._beside is None):
+                    yield self._given(held)
+                    held = []
         if held:
-            yield joined(held)
+            yield self._given(held)
         self.passed.add(sound_from, self.position)
+
+    def _given(self, batches: list[Batch]) -> Batch:
+        batch = joined(batches)
+        return batch if self._beside is None else self._beside(batch)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
         """Whether the frame at ``at`` can be judged from what the buffer holds.

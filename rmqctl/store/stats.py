@@ -137,7 +137,7 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
 def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile]) -> _Part:
     sums = query.start(only)
     with part.file.open() as source:
-        walk = part.walk(source)
+        walk = part.walk(source, no_stale=True)
         for batch in walk:
             if isinstance(batch, Unread):
                 sums.miss(batch.end - batch.start, batch.reason)

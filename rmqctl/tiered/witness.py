@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from rmqctl.damage.index_keys import IndexedKey
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
-from rmqctl.repair.salvage.index_keys import IndexedKey
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import Array
@@ -34,6 +34,8 @@ _PAGE = 1 << 15
 _MOST_CODAS = 100
 """Units of a page of which it is asked whether a coda lies where they lead."""
 _SIGN = 1 << 31
+_MOST_READ = 16 << 20
+"""Bytes of a record that is read as evidence."""
 _NEAR = 64
 """Messages before a segment that tell queue offsets."""
 
@@ -214,6 +216,10 @@ class QueueWitness:
         """A commit log holds messages of its queue, and no others."""
         if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
             return False
+        entry = self.entry_of(record)
+        return None if entry is None else entry == (record.physical_offset, record.total_size)
+
+    def entry_of(self, record: Record) -> tuple[int, int] | None:
         units = self._known_units()
         try:
             page = None if units is None else units.block(record.queue_offset, 1)
@@ -224,7 +230,19 @@ class QueueWitness:
         place, size = self._valid(page)
         if not len(place):
             return None
-        return (int(place[0]), int(size[0])) == (record.physical_offset, record.total_size)
+        return int(place[0]), int(size[0])
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical)
+        if segment is None or size > _MOST_READ:
+            return None
+        try:
+            raw = log.reader.read(segment.path, physical - segment.base, size)
+            record = message.decode(raw)
+        except (StoreIOError, FormatError):
+            return None
+        return record if (record.physical_offset, record.total_size) == (physical, size) else None
 
     def goes_on(self, physical: int) -> bool:
         log = self._queue.commit_log

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmqctl.checks.verify.index.keys import turned_place
+from rmqctl.damage.index_keys import turned_place
 from tests.adversary.writer import UNIT, Header, Layout, Put, Writer
 from tests.support.cli import run
 from tests.support.holder import held

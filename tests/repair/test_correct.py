@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.damage.records import body_at, body_crc_at
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, decode
 from rmqctl.repair.salvage.correct import (
@@ -21,7 +22,6 @@ from rmqctl.repair.salvage.correct import (
     Correction,
     corrected,
 )
-from rmqctl.repair.salvage.records import body_at, body_crc_at
 from tests.conftest import GoldenFolder
 from tests.support import tiny
 from tests.support.cli import run

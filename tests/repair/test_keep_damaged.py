@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqctl.damage.records import body_at
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.keep import marked
-from rmqctl.repair.salvage.records import body_at
 from tests.conftest import GoldenFolder
 from tests.repair.test_correct import record_of
 from tests.support import tiny

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rmqctl.damage.records import dispatched
 from rmqctl.formats.local.message import decode
-from rmqctl.repair.salvage.records import dispatched
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.store.store import Store
 from tests.adversary.writer import Header, Layout, Writer

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from rmqctl.damage.survey import stretches, surveyor
+from rmqctl.damage.survey.survey import Survey
+from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.errors import RefusedError
 from rmqctl.repair.salvage import salvage as salvage_module
 from rmqctl.repair.salvage.salvage import salvage
-from rmqctl.repair.salvage.survey import stretches, surveyor
-from rmqctl.repair.salvage.survey.survey import Survey
-from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.scan import overlay
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource

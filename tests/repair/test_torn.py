@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rmqctl.damage.records import body_at, body_crc_at
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, decode
 from rmqctl.repair.salvage.correct import MOST_CHANCE, Correct, Correction, corrected
-from rmqctl.repair.salvage.records import body_at, body_crc_at
 from tests.support import tiny
 from tests.support.cli import run
 from tests.support.share import RUN

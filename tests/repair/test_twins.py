@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
+from rmqctl.damage.records import body_at
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, decode, message_id
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
-from rmqctl.repair.salvage.records import body_at
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder

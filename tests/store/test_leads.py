@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmqctl.scan.damage.stale import records_between
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log import leads, witness
-from rmqctl.store.log.earlier_life import records_between
 from rmqctl.store.log.leads import Held, Pages, Pair, merged
 from rmqctl.store.store import Sizes, Store
 from tests.support import tiny

@@ -36,7 +36,8 @@ from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.preflight.undecided import Undecided
 from rmqctl.checks.preflight.walked import Walked
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.index.keys import Entries, turned_place, written
+from rmqctl.damage.by_time import unclear_in_log
+from rmqctl.damage.index_keys import turned_place
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
@@ -45,9 +46,9 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ENDLESS, telling
+from rmqctl.store.index_entries import Entries, written
 from rmqctl.store.log.chain import lost_at_the_end
 from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store

@@ -21,7 +21,6 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
 from rmqctl.checks.verify.index import findings as index_structure
 from rmqctl.checks.verify.index.findings import index_findings
-from rmqctl.checks.verify.index.keys import Entries
 from rmqctl.checks.verify.log import ranges
 from rmqctl.checks.verify.log.findings import log_findings, with_earlier_start
 from rmqctl.checks.verify.queue.batch_rows import batch_forward
@@ -30,6 +29,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
+from rmqctl.store.index_entries import Entries
 from rmqctl.store.layout import CONTROLLER_FILES
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool

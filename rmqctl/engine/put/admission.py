@@ -41,6 +41,7 @@ from rmqctl.formats.local.message import (
     HOST_BITS,
     MAGIC_V1,
     MAGIC_V2,
+    MAX_FOLDER_NAME,
     VERSIONS,
     Message,
     Record,
@@ -58,7 +59,6 @@ def _largest(name: str, **context: int) -> int:
 
 
 MAX_PROPERTIES = _largest("properties_length")
-MAX_FOLDER_NAME = 255
 MAX_INT = _largest("total_size")
 _V1_TOPIC_BYTES = longest_topic(MAGIC_V1)
 _ADDRESSES = (4, 16)

@@ -78,6 +78,8 @@ BatchRequestItem = Struct(
 
 BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
+MAX_FOLDER_NAME = 255
+"""Bytes of a topic's name at most: it is a folder of `consumequeue/`."""
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
 """Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""
 CRC_MASK = 0x7FFFFFFF

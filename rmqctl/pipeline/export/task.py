@@ -77,7 +77,7 @@ class Reading:
         part, file = self._part, self._part.file
         with ExitStack() as opened:
             walk = TolerantWalk(lambda: opened.enter_context(file.open()),
-                                part.start, part.end, resync=part.resync)
+                                part.start, part.end, resync=part.resync, no_stale=True)
             for item in walk:
                 self.first, self.position = walk.first, walk.position
                 if isinstance(item, Unread):

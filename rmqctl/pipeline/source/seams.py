@@ -18,6 +18,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import START_SIZE, Record, decode
+from rmqctl.scan.damage.stale import Beside
 from rmqctl.scan.frames import ZERO, Batch, Span
 from rmqctl.scan.resync import next_provable, provable
 from rmqctl.scan.source import Source
@@ -153,7 +154,8 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     StoreIOError when the range does not end where the next one begins, or the file shrank: then
     what was given is not to be used.
     """
-    walk = Walk(source, seams.at(start), end)
+    walk = Walk(source, seams.at(start), end,
+                beside=Beside(source).without if source.witness else None)
     yield from walk
     whole(walk)
     if not last:

@@ -28,6 +28,7 @@ from rmqctl.checks.diff.members import (
 )
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.queue.rows import merged
+from rmqctl.damage.ranges import Range
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.header_rules import of_record
@@ -38,7 +39,6 @@ from rmqctl.repair.salvage.agreement import disputed, records_of
 from rmqctl.repair.salvage.comparison import knowledge
 from rmqctl.repair.salvage.correct import Chances, Correct, Correction, corrected
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
-from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.salvage.salvage import Salvage
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen

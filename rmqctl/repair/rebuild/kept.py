@@ -18,12 +18,12 @@ import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.damage.index_keys import keys_of_places
 from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC, TAGS, are_sound, parse
-from rmqctl.repair.salvage.index_keys import keys_of_places
 from rmqctl.scan.damage.properties import damaged_properties
 from rmqctl.scan.fillers import kept_damaged
 from rmqctl.scan.frames import Batch

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rmqctl.damage.ranges import Range
+from rmqctl.damage.records import body_crc_at
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MIN_SIZE, decode
 from rmqctl.repair.salvage.mend.moved import misplaced
-from rmqctl.repair.salvage.ranges import Range
-from rmqctl.repair.salvage.records import body_crc_at
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.known import key_hashes

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl.damage.evidence import FoundRow, RowColumns
+from rmqctl.damage.survey.survey import Region
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.evidence import FoundRow, RowColumns
 from rmqctl.repair.salvage.filler import Filler, Row, Style
-from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece

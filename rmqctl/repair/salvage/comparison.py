@@ -15,18 +15,20 @@ import numpy as np
 
 from rmqctl.checks.diff.differences import Differences, Name, Side, differences_of
 from rmqctl.checks.diff.physical import PhysicalPass
+from rmqctl.damage.index_keys import keys_of_places
+from rmqctl.damage.ranges import Range, Ranges, Stretch
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
-from rmqctl.repair.salvage.index_keys import keys_of_places
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.topics import is_impossible
-from rmqctl.repair.salvage.ranges import Range, Ranges, Stretch
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.leads import Leads
 from rmqctl.scan.damage.properties import appended_crcs
+from rmqctl.scan.damage.stale import MOST, records_between
 from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart
@@ -35,8 +37,6 @@ from rmqctl.scan.source import Source as PartSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.log.contradicted import Known
-from rmqctl.store.log.earlier_life import MOST, records_between
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
@@ -337,7 +337,7 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Compariso
     gone.against.sort()
 
 
-def _unknown(ours: Store, log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
+def _unknown(log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
     """Places of records of ours where the source's file has ended, if it is a page of an earlier
     life that has them: what is on both sides is equal, and neither rows nor index know of them.
     """
@@ -349,8 +349,8 @@ def _unknown(ours: Store, log: _PartsLog, found: Comparison, blank: Range) -> li
         return []
     source = place[0]
     records = records_between(source, blank.start, source.base + source.size)
-    known = Known(ours, witness, records)
-    if len(records) > MOST or not known.are_none() or not known.contradicts(
+    leads = Leads(witness, records)
+    if len(records) > MOST or not leads.are_none() or not leads.contradict(
             records, besides=1):
         return []
     return [record.physical_offset for record in records]
@@ -382,7 +382,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
                 ended.append(blank)  # ours goes on in its file
         found.equal.settle()
         found.verdicts.update((place, 1) for blank in ended
-                              for place in _unknown(ours, log, found, blank))
+                              for place in _unknown(log, found, blank))
     for blank in ended:
         found.conflicts.put(blank)
     found.settle()

@@ -16,18 +16,18 @@ from collections.abc import Collection, Container
 from contextlib import closing
 from dataclasses import replace
 
-from rmqctl.formats.local import properties as props
-from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import Record, build
-from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
-from rmqctl.repair.salvage.records import (
+from rmqctl.damage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.records import (
     Records,
     batch_range_of,
     dispatched,
     unless_crc_differs,
     with_fields,
 )
-from rmqctl.repair.salvage.survey.survey import Run
+from rmqctl.damage.survey.survey import Run
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, build
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.damage.ranges import ENDLESS, Range, Stretch, stretches
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
 from rmqctl.repair.salvage.agreement import disputed
 from rmqctl.repair.salvage.comparison import Comparison, compare
 from rmqctl.repair.salvage.log_files import FAR, laid_over
 from rmqctl.repair.salvage.proven import Proven, by_part, has_parted, proven_part
-from rmqctl.repair.salvage.ranges import ENDLESS, Range, Stretch, stretches
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen
 from rmqctl.repair.sources.opening import Source

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
+from rmqctl.damage.records import body_at, body_crc_at, whole_record
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import CRC_MASK, Record
@@ -45,7 +46,6 @@ from rmqctl.repair.salvage.contents import (
     not_text,
     unpacks,
 )
-from rmqctl.repair.salvage.records import body_at, body_crc_at, whole_record
 from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
 
 Correct = Literal["bit", "byte", "off"]

@@ -25,6 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.records import MOST_BODY, body_crc
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
@@ -32,10 +35,7 @@ from rmqctl.formats.local.filler import KEPT_START, MARK
 from rmqctl.formats.local.header_rules import bad_number, of_record
 from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.salvage.contents import unpacks
-from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.filler import REQUIRED
-from rmqctl.repair.salvage.records import MOST_BODY, body_crc
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.overlay import LogPart
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
+from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
@@ -17,7 +18,6 @@ from rmqctl.repair.plan import Action, Create, FileContent, MoveAside, Patch, Re
 from rmqctl.repair.salvage.bulk import Bulk
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
-from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece

@@ -16,14 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.index.keys import turned_place
-from rmqctl.errors import FormatError
-from rmqctl.formats.local import properties as props
-from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
-from rmqctl.repair.plan import Dropped, Lost
-from rmqctl.repair.salvage.bulk import Bulk, parted
-from rmqctl.repair.salvage.evidence import (
+from rmqctl.damage.evidence import (
     ENDLESS,
     MOST_LISTED,
     Evidence,
@@ -32,11 +25,17 @@ from rmqctl.repair.salvage.evidence import (
     Hole,
     holes_with,
 )
+from rmqctl.damage.index_keys import SECOND, IndexedKey, known_keys, turned_place
+from rmqctl.damage.records import is_foreign_place
+from rmqctl.damage.survey.survey import Region, Survey
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
+from rmqctl.repair.plan import Dropped, Lost
+from rmqctl.repair.salvage.bulk import Bulk, parted
 from rmqctl.repair.salvage.filler import Filler, Row, Style
-from rmqctl.repair.salvage.index_keys import SECOND, IndexedKey, known_keys
 from rmqctl.repair.salvage.layout import FilledMessage
-from rmqctl.repair.salvage.records import is_foreign_place
-from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.repair_losses import MOST_PLACES, Place

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.damage.ranges import ENDLESS, Stretch
+from rmqctl.damage.survey.survey import Runs
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, decode, fixed_field
 from rmqctl.repair.salvage.comparison import Comparison
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.moved import misplaced
-from rmqctl.repair.salvage.ranges import ENDLESS, Stretch
-from rmqctl.repair.salvage.survey.survey import Runs
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.walk import Walk

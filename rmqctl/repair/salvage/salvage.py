@@ -16,6 +16,12 @@ from itertools import count
 from typing import Literal
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.damage.evidence import Evidence, Gatherer
+from rmqctl.damage.ranges import Range, Ranges
+from rmqctl.damage.records import Records
+from rmqctl.damage.stale import contradicted_places, stale_records, unclear_places
+from rmqctl.damage.survey.survey import Region, Survey
+from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
@@ -23,18 +29,12 @@ from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.copies import Copied, Copier
 from rmqctl.repair.salvage.correct import Chances, Correct
-from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage.lost import Collector, KnownLosses, dropped, lost_messages
 from rmqctl.repair.salvage.mend.mend import Mending, keep, mark, mend, put_back
 from rmqctl.repair.salvage.mend.properties import NO_ROOM
-from rmqctl.repair.salvage.ranges import Range, Ranges
-from rmqctl.repair.salvage.records import Records
-from rmqctl.repair.salvage.stale import contradicted_places, stale_records, unclear_places
-from rmqctl.repair.salvage.survey.survey import Region, Survey
-from rmqctl.repair.salvage.survey.surveyor import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source, file_size_of
 from rmqctl.scan.overlay import LogPart, Piece
@@ -189,12 +189,12 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        self.stale, beside = stale_records(self.store, parts, survey)
+        self.stale, beside = stale_records(parts, survey)
         if self.stale:
             self.rejected |= self.stale
             survey = self._survey(parts)
         if self.ambiguous != "keep":
-            self.contradicted = contradicted_places(self.store, parts, survey)
+            self.contradicted = contradicted_places(parts, survey)
             self.aged = self.contradicted | beside | (
                 set() if self.sources else unclear_places(parts, survey))
         if self.aged:
@@ -252,7 +252,7 @@ class _Job:
                 parts, self.confirmed, self.rejected = before  # they were no moved bytes
                 continue
             survey = seen
-            stale = stale_records(self.store, parts, seen)[0] if mending.moved else set()
+            stale = stale_records(parts, seen)[0] if mending.moved else set()
             if stale - self.rejected:  # what is back in its place may have brought such a page
                 self.stale |= stale
                 self.rejected |= stale

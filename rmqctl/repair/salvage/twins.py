@@ -25,13 +25,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+from rmqctl.damage.evidence import ENDLESS
+from rmqctl.damage.records import Records, whole_record
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build, parse_message_id
 from rmqctl.repair.salvage.agreement import is_one_damage
-from rmqctl.repair.salvage.evidence import ENDLESS
-from rmqctl.repair.salvage.records import Records, whole_record
 from rmqctl.store import index_files
 from rmqctl.store.store import Store
 

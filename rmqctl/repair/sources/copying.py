@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rmqctl.damage.ranges import Range
 from rmqctl.files.durable import failed, open_file, write_all
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.repair.plan import FileContent
 from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
-from rmqctl.repair.salvage.ranges import Range
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.frames import used_length

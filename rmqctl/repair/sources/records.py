@@ -79,6 +79,12 @@ class KnownPlaces:
             int(self._offset[low]), int(self._size[low])) == (
                 record.physical_offset, record.total_size)
 
+    def entry_of(self, _record: Record) -> None:
+        return None
+
+    def record_at(self, _physical: int, _size: int) -> None:
+        return None
+
     def goes_on(self, _physical: int) -> bool:
         return False
 

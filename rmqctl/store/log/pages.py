@@ -112,7 +112,7 @@ def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> To
         with suppress(StoreIOError):  # else the next record that proves itself is taken
             start, resync = start_of(log.source(number), start), False
     return TolerantWalk(partial(log.source, number), start, max(min([file.size, *ends]), 0),
-                        resync=resync)
+                        resync=resync, no_stale=True)
 
 
 class _Spans:

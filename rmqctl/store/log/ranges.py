@@ -52,9 +52,10 @@ class Range(Generic[F]):
     def length(self) -> int:
         return self.until - self.start
 
-    def walk(self, source: Source) -> TolerantWalk:
+    def walk(self, source: Source, *, no_stale: bool = False) -> TolerantWalk:
         """The walk over it; a frame belongs to the range in which it starts."""
-        return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync)
+        return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
+                            no_stale=no_stale)
 
     def from_seam(self, start: int) -> Self:
         """The range with a beginning that is known to be a frame's."""

@@ -15,6 +15,7 @@ from functools import partial
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
+from rmqctl.scan.damage.stale import Beside
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.borders import is_unfinished
@@ -111,7 +112,8 @@ class Tail:
         window = _FIRST_WINDOW
         while stop > 0:
             start = max(0, stop - window)
-            walk = Walk(source, start_of(source, start), stop)
+            walk = Walk(source, start_of(source, start), stop,
+                        beside=Beside(source).without if source.witness else None)
             if walk.first >= stop and start > 0:  # inside one large record, or damage
                 window *= 4
                 continue

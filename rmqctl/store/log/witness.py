@@ -19,7 +19,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import ENTRY
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import BLANK
 from rmqctl.scan.resync import provable
@@ -53,6 +53,8 @@ class Opened(Protocol):
 
 
 _PAGE, _LEAST_PAGE = 1 << 15, 1 << 9
+_MOST_READ = 16 << 20
+"""Bytes of a record that is read as evidence."""
 _NEAR = 8192
 """Messages of a neighbouring file that tell queue offsets."""
 
@@ -155,6 +157,10 @@ class StoreWitness:
         return self._keys
 
     def confirms(self, record: Record) -> bool | None:
+        entry = self.entry_of(record)
+        return None if entry is None else entry == (record.physical_offset, record.total_size)
+
+    def entry_of(self, record: Record) -> tuple[int, int] | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return None
         queue = self._opened().row_as_evidence(record.topic.decode("utf-8", "surrogateescape"),
@@ -168,7 +174,12 @@ class StoreWitness:
             return None
         if unit is None or not unit.is_valid or unit.is_filler:
             return None
-        return (unit.physical_offset, unit.size) == (record.physical_offset, record.total_size)
+        return unit.physical_offset, unit.size
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        if not MIN_SIZE <= size <= _MOST_READ:
+            return None
+        return self._opened().log.record_at(physical, size)
 
     def goes_on(self, physical: int) -> bool:
         try:

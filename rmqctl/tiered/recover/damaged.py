@@ -15,11 +15,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from rmqctl.files.durable import failed
-from rmqctl.formats.local import message
-from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
-from rmqctl.repair.salvage.filler import MOST
-from rmqctl.repair.salvage.records import (
+from rmqctl.damage.records import (
     MOST_BODY,
     bent_heads,
     extent,
@@ -27,6 +23,10 @@ from rmqctl.repair.salvage.records import (
     whole_record,
     with_fields,
 )
+from rmqctl.files.durable import failed
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
+from rmqctl.repair.salvage.filler import MOST
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
 from rmqctl.scan.source import BytesSource, Source

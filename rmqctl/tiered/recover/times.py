@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rmqctl.damage.evidence import ENDLESS
+from rmqctl.damage.records import unless_crc_differs
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
-from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_time
-from rmqctl.repair.salvage.records import unless_crc_differs
 from rmqctl.scan.overlay import Piece
 from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.flat_file import FlatFile

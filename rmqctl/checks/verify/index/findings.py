@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
-from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
+from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
@@ -27,6 +27,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.index_entries import EntryPlace, OpenedFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.index_shape import UnknownShapeError
 from rmqctl.store.store import Store

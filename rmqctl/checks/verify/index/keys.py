@@ -9,37 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
+from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
-from rmqctl.scan.source import FileSource
-from rmqctl.store.index_shape import UnknownShapeError
-from rmqctl.store.store import Store
+from rmqctl.store.index_entries import Entries, EntryPlace, OpenedFile
 
 KEEP = 200_000
-_FAR = 16 << 20
-"""Bytes: four times the largest message that a broker takes by default."""
-
-
-class EntryPlace(NamedTuple):
-    """Where an entry stands: number of the index file (oldest first) and entry number."""
-
-    file: int
-    entry: int
-
-
-class OpenedFile(NamedTuple):
-    """What stays known of an index file that could be opened."""
-
-    path: str
-    shape: Shape
-    header: HeaderRecord
 
 
 @dataclass(slots=True)
@@ -80,114 +58,6 @@ class KeyTally:
                 extra.append(entry)
         self.extra = extra
         self.missing = sorted(wanted.elements())
-
-
-class Entries:
-    """All entries of the readable index files as one sequence, read by blocks."""
-
-    def __init__(self, store: Store) -> None:
-        self.files: list[OpenedFile] = []
-        self.unknown = False
-        """Whether a file has entries that cannot be read: a worn disk, or a shape nothing tells."""
-        self._sources: list[FileSource] = []
-        self.counts: list[int] = []
-        for file in store.index_listing.files:
-            try:
-                index = store.open_index(file)
-            except UnknownShapeError as error:
-                self.unknown |= error.sound and error.entries > 0
-                continue
-            except FormatError:
-                continue
-            except StoreIOError:
-                self.unknown = True
-                continue
-            self.files.append(OpenedFile(file.path, index.shape, index.header))
-            self._sources.append(index.source)
-            room = max(0, (index.source.size - index.shape.entry_position(1)) // ENTRY.size)
-            self.counts.append(min(index.header.entries, room))
-        self._by_age()
-        self.starts = np.cumsum([0, *self.counts]).tolist()
-
-    def _by_age(self) -> None:
-        """Names are no order where a clock was set back; headers are, if they fit each other."""
-        headers = [file.header for file in self.files]
-        order = sorted(range(len(headers)), key=lambda number: (
-            not self.counts[number], headers[number].begin_phy_offset))
-        used = [headers[number] for number in order if self.counts[number]]
-        if all(header.begin_phy_offset <= header.end_phy_offset for header in used) and all(
-                before.end_phy_offset <= behind.begin_phy_offset
-                for before, behind in pairwise(used)):
-            self.files = [self.files[number] for number in order]
-            self._sources = [self._sources[number] for number in order]
-            self.counts = [self.counts[number] for number in order]
-
-    @property
-    def total(self) -> int:
-        return int(self.starts[-1])
-
-    def place(self, position: int) -> EntryPlace:
-        number = int(np.searchsorted(self.starts, position, "right")) - 1
-        return EntryPlace(number, position - self.starts[number] + 1)
-
-    def read(self, position: int, count: int) -> Array:
-        """Up to ``count`` entries from a position of the sequence on (structured array)."""
-        parts = []
-        end = min(position + count, self.total)
-        while position < end:
-            number, entry = self.place(position)
-            count_here = min(end - position, self.counts[number] - entry + 1)
-            data = self._sources[number].read(
-                self.files[number].shape.entry_position(entry), count_here * ENTRY.size)
-            got = len(data) // ENTRY.size
-            parts.append(data[:got * ENTRY.size])
-            if got < count_here:
-                break
-            position += count_here
-        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype())
-
-    def seek(self, physical: int) -> int:
-        """The position of the first entry that leads to ``physical`` or behind, by bisection."""
-        low, high = 0, self.total
-        while low < high:
-            middle = (low + high) // 2
-            entry = self.read(middle, 1)
-            if len(entry) and int(entry["physical_offset"][0]) < physical:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def close(self) -> None:
-        for source in self._sources:
-            source.close()
-
-
-def written(block: Array) -> Array:
-    """Which entries have anything in them (bool): all zeros is a place that was never written, and
-    says nothing, whatever the header counts.
-    """
-    anything: Array = np.zeros(len(block), bool)
-    for name in block.dtype.names or ():
-        anything |= block[name] != 0
-    return anything
-
-
-def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """(where a row leads, where its message was) for the last row of all, where one bit of its
-    place was turned; None where nothing tells so.
-
-    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consumequeues
-    and entries of the index lead to. The log is intact up to ``end`` and has files up to
-    ``files_end``. That message is the newest of which anything is known, and no other row leads to
-    it; its own one leads behind the last file, or farther than any message reaches.
-    """
-    if not len(rows) or not len(keyed):
-        return None
-    row, place = int(rows[-1]), int(keyed[-1])
-    is_newest = end <= place < files_end and (len(rows) < 2 or int(rows[-2]) < place)
-    is_far = row >= files_end or row - place >= _FAR
-    return (row, place) if is_newest and is_far and (row ^ place).bit_count() == 1 else None
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:

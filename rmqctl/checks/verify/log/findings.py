@@ -13,14 +13,14 @@ from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
+from rmqctl.damage.by_time import unclear_in_log
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
+from rmqctl.scan.damage.stale import MOST_PLACES, amid
 from rmqctl.scan.frames import BLANK, ZERO, Span
-from rmqctl.store.log.contradicted import MOST_PLACES, contradicted
-from rmqctl.store.log.earlier_life import unclear_in_log
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
@@ -167,7 +167,7 @@ def _contradicted(context: Context) -> Iterator[Finding]:
         if located is None:
             continue
         with suppress(StoreIOError):  # said already of that file
-            for records in contradicted(located[0], store, places):
+            for records in amid(located[0], places):
                 first = records[0].physical_offset
                 yield Finding("ambiguous", "commitlog", words_of(len(records), first),
                               length=sum(record.total_size for record in records),

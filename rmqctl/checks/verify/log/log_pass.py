@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqctl.checks.verify.common import unconfirmed_bytes
 from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
-from rmqctl.checks.verify.index.keys import Entries, KeyCheck
+from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
 from rmqctl.formats import layout
@@ -30,6 +30,7 @@ from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
+from rmqctl.store.index_entries import Entries
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:

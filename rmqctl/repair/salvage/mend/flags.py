@@ -30,6 +30,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.damage.evidence import FoundRow, Gatherer, holes_with
+from rmqctl.damage.records import Records, field_of, whole_record, with_fields
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.bodies import CODECS
 from rmqctl.formats.local import append_crc, sysflag
@@ -38,10 +41,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import HOST_BITS, Record, decode, fixed_field
 from rmqctl.repair.salvage.contents import odd_bytes
 from rmqctl.repair.salvage.correct import Chances
-from rmqctl.repair.salvage.evidence import FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.mend.sealed import Times, matching
-from rmqctl.repair.salvage.records import Records, field_of, whole_record, with_fields
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.overlay import LogPart
 

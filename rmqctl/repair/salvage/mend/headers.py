@@ -25,16 +25,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from rmqctl.damage.evidence import ENDLESS
+from rmqctl.damage.records import Records, unless_crc_differs
+from rmqctl.damage.survey.survey import Run, Survey
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.bodies import CODECS
 from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
-from rmqctl.repair.salvage.evidence import ENDLESS
 from rmqctl.repair.salvage.mend.times import Times
-from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey.survey import Run, Survey
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store import index_files
 from rmqctl.store.store import Store

@@ -21,6 +21,21 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.records import (
+    MOST_BODY,
+    Records,
+    bent_heads,
+    body_crc,
+    extent,
+    field_of,
+    is_foreign_place,
+    is_shifted,
+    whole_record,
+    with_fields,
+    with_other_lengths,
+)
+from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import (
@@ -45,7 +60,6 @@ from rmqctl.repair.salvage.correct import (
     damaged_crc,
     explained_by_body,
 )
-from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.salvage.keep import kept_damaged
 from rmqctl.repair.salvage.mend.flags import Flags, are_odd, mend_flags
 from rmqctl.repair.salvage.mend.headers import mend_headers
@@ -53,20 +67,6 @@ from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
 from rmqctl.repair.salvage.mend.properties import NO_ROOM, mend_properties
 from rmqctl.repair.salvage.mend.sealed import field_of_seal
 from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
-from rmqctl.repair.salvage.records import (
-    MOST_BODY,
-    Records,
-    bent_heads,
-    body_crc,
-    extent,
-    field_of,
-    is_foreign_place,
-    is_shifted,
-    whole_record,
-    with_fields,
-    with_other_lengths,
-)
-from rmqctl.repair.salvage.survey.survey import Region, Survey
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
@@ -27,7 +28,6 @@ from rmqctl.formats.local.message import (
     decode,
 )
 from rmqctl.repair.salvage.log_files import laid_over
-from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import BLANK, ZERO
 from rmqctl.scan.overlay import LogPart, Piece

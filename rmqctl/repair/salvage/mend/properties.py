@@ -16,17 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.damage.evidence import Evidence, FoundRow
+from rmqctl.damage.records import Records, batch_range_of, dispatched
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.rebuild.kept import Entries, Entry
 from rmqctl.repair.salvage.correct import Correction
-from rmqctl.repair.salvage.evidence import Evidence, FoundRow
 from rmqctl.repair.salvage.filler import REQUIRED
 from rmqctl.repair.salvage.keep import marked
-from rmqctl.repair.salvage.records import Records, batch_range_of, dispatched
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rmqctl.damage.evidence import FoundRow, Gatherer
+from rmqctl.damage.records import whole_record
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, fixed_field
 from rmqctl.repair.salvage.correct import MOST_CHANCE, Chances, Correction
-from rmqctl.repair.salvage.evidence import FoundRow, Gatherer
-from rmqctl.repair.salvage.records import whole_record
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.frames import Array
 
 _CRC_BITS = 31

@@ -23,16 +23,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.damage.evidence import ENDLESS
+from rmqctl.damage.index_keys import IndexedKey, keys_of_places
+from rmqctl.damage.records import Records, unless_crc_differs
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local import consume_queue_ext, delay
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
 from rmqctl.parse_values import time_text
-from rmqctl.repair.salvage.evidence import ENDLESS
-from rmqctl.repair.salvage.index_keys import IndexedKey, keys_of_places
-from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store.store import Store
 

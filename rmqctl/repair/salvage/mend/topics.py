@@ -29,13 +29,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmqctl.checks.verify.context import known_topics
+from rmqctl.damage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, Hole, holes_with
+from rmqctl.damage.records import Records, unless_crc_differs
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.engine.put.admission import folder_fault
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MIN_SIZE, Record, build
-from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, Hole, holes_with
-from rmqctl.repair.salvage.records import Records, unless_crc_differs
-from rmqctl.repair.salvage.survey.survey import Survey
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart

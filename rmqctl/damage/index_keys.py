@@ -7,18 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.index.keys import Entries, written
+from rmqctl.damage.evidence import MOST_LISTED
+from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
-from rmqctl.repair.salvage.evidence import MOST_LISTED
-from rmqctl.repair.salvage.survey.survey import Region
 from rmqctl.scan.frames import Array
+from rmqctl.store.index_entries import Entries, written
 from rmqctl.store.store import Store
 
 SECOND = 1000
 _BLOCK = 1 << 15
 _FAR = 1 << 20
 """Bytes between messages whose index entries are looked for one by one."""
+
+
+_FARTHEST = 16 << 20
+"""Bytes: four times the largest message that a broker takes by default."""
 
 
 class IndexedKey(NamedTuple):
@@ -126,3 +130,20 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
     if entry.physical_offset == header.end_phy_offset:
         return IndexedKey(entry.key_hash, header.end_timestamp, exact=True)
     return IndexedKey(entry.key_hash, entry_time(header, entry), is_begin=not entry.time_diff)
+
+
+def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
+    """(where a row leads, where its message was) for the last row of all, where one bit of its
+    place was turned; None where nothing tells so.
+
+    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consumequeues
+    and entries of the index lead to. The log is intact up to ``end`` and has files up to
+    ``files_end``. That message is the newest of which anything is known, and no other row leads to
+    it; its own one leads behind the last file, or farther than any message reaches.
+    """
+    if not len(rows) or not len(keyed):
+        return None
+    row, place = int(rows[-1]), int(keyed[-1])
+    is_newest = end <= place < files_end and (len(rows) < 2 or int(rows[-2]) < place)
+    is_far = row >= files_end or row - place >= _FARTHEST
+    return (row, place) if is_newest and is_far and (row ^ place).bit_count() == 1 else None

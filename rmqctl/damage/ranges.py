@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rmqctl.repair.salvage.survey.survey import Region
+from rmqctl.damage.survey.survey import Region
 from rmqctl.scan.frames import Array
 
 ENDLESS = (1 << 63) - 1

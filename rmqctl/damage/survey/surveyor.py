@@ -11,12 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.formats.local import properties as props
-from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.header_rules import MOST_PORT
-from rmqctl.formats.local.message import MAGIC_V2, decode
-from rmqctl.repair.salvage.survey.stretches import Asked, Passed, Stretch, Stretches
-from rmqctl.repair.salvage.survey.survey import (
+from rmqctl.damage.survey.stretches import Asked, Passed, Stretch, Stretches
+from rmqctl.damage.survey.survey import (
     MOST_LISTED,
     MOST_ODD,
     Region,
@@ -24,6 +20,10 @@ from rmqctl.repair.salvage.survey.survey import (
     Survey,
     joined,
 )
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.header_rules import MOST_PORT
+from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, glued, unsound_texts
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges

@@ -18,10 +18,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from rmqctl.damage.survey.survey import Region, Run, Runs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
-from rmqctl.repair.salvage.survey.survey import Region, Run, Runs
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.queue_reach import ascending

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
-from rmqctl.engine.put.admission import MAX_FOLDER_NAME
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
@@ -13,6 +12,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
+    MAX_FOLDER_NAME,
     MIN_SIZE,
     PROPERTIES_LENGTH_SIZE,
     START_SIZE,

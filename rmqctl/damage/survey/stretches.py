@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from rmqctl.repair.salvage.survey.survey import Survey
+from rmqctl.damage.survey.survey import Survey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source

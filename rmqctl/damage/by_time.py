@@ -1,0 +1,131 @@
+"""Records between damage that were stored before what is around them: undecided.
+
+Where no entry is left to tell of records between damaged places, their store times are: what an
+earlier use of the file left (`rmqctl.scan.damage.stale`) was stored before what is around it. A
+clock that was set back for a while gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
+from rmqctl.scan.damage.leads import WINDOW, Leads
+from rmqctl.scan.damage.stale import MOST, records_between
+from rmqctl.scan.source import Source, Witness
+from rmqctl.scan.walk import Walk, start_of
+from rmqctl.store.log.commit_log import CommitLog
+
+_FARTHEST = 64 << 10
+"""Bytes between two damaged places that pages of an earlier use may have left."""
+_MOST_LOOKS = 1000
+_FIRST_READ = 4 << 10
+
+
+class Damaged(NamedTuple):
+    """A damaged place, physical ``[start, end)``; store times (ms) of the messages around it."""
+
+    start: int
+    end: int
+    before: int | None
+    after: int | None
+
+
+def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[Record]]:
+    """Records of a log file, few between damage, to which nothing leads, and which were stored
+    before what is on both sides of them. StoreIOError.
+    """
+    before: int | None = None
+    for number, (here, behind) in enumerate(pairwise(damage)):
+        before = before if number else here.before
+        last, after = behind.before, behind.after
+        if before is not None and after is not None and last is not None and (
+                last < before <= after):
+            records = _without_proof(source, here.end, behind.start)
+            if records and all(one.store_timestamp < before for one in records):
+                yield records
+                continue
+        before = last
+
+
+def unclear_in_log(log: CommitLog,
+                   damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
+    """The same in a log, for damaged places ``[start, end)`` in ascending order, of which the
+    first `_MOST_LOOKS` that lie close together are looked at. StoreIOError.
+    """
+    looks = 0
+    for file, places in groupby(damage, lambda place: log.file_of(place[0])):
+        located = None if file is None else log.locate(file.base)
+        if located is None:
+            continue
+        source, chain = located[0], list[tuple[int, int]]()
+        for here, behind in pairwise((*_joined(places), None)):
+            assert here is not None
+            chain.append(here)
+            if behind is not None and looks < _MOST_LOOKS and (
+                    behind[0] <= here[1] + _FARTHEST):
+                looks += 1
+                if _without_proof(source, here[1], behind[0]):
+                    continue
+            if len(chain) > 1:
+                yield from of_unclear_age(source, [Damaged(
+                    start, end, _time(source, max(0, start - source.base - WINDOW), start),
+                    _time(source, end - source.base, None)) for start, end in chain])
+            chain.clear()
+
+
+def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The places, those that touch as one."""
+    last: tuple[int, int] | None = None
+    for start, end in places:
+        if last is not None and start <= last[1]:
+            last = last[0], max(last[1], end)
+            continue
+        if last is not None:
+            yield last
+        last = start, end
+    if last is not None:
+        yield last
+
+
+def _time(source: Source, position: int, until: int | None) -> int | None:
+    """The store time of the last intact message that ends before physical ``until``; without it
+    that of the first one behind ``position``. None where there is none near.
+    """
+    time: int | None = None
+    start = start_of(source, position) if until is not None else position
+    for batch in Walk(source, start, None if until is None else until - source.base):
+        good = batch.crc_ok() | (batch.column("body_length") <= 0)
+        if good.any():
+            times = batch.column("store_timestamp")[good]
+            if until is None:
+                return int(times[0])
+            time = int(times[-1])
+    return time
+
+
+def _without_proof(source: Source, start: int, end: int) -> list[Record]:
+    """The records of ``[start, end)`` where they are few and nothing leads to any of them."""
+    if source.witness is None or _is_led(source, source.witness, start, end):
+        return []
+    records = records_between(source, start, end)
+    unled = len(records) <= MOST and Leads(source.witness, records).are_none()
+    return list(records) if unled else []
+
+
+def _is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
+    """Whether the first record of ``[start, end)`` has a row of its own, as nearly all have: then
+    what follows it need not be read.
+    """
+    raw = source.read(start - source.base, min(_FIRST_READ, end - start)) if start < end else b""
+    size = total_size_at(raw) if len(raw) >= START_SIZE else 0
+    if not MIN_SIZE <= size <= len(raw):
+        return False
+    try:
+        record = decode(raw[:size])
+    except FormatError:
+        return False
+    return record.physical_offset == start and bool(witness.confirms(record))

@@ -1,0 +1,79 @@
+"""Stale data in the log as a plan has it: which records `rmqctl.scan.damage.stale` speaks against.
+
+Beside damage, and near where queue offsets do not go on; where no entry is left to tell, by their
+times (`rmqctl.damage.by_time`).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rmqctl.damage.by_time import Damaged, of_unclear_age
+from rmqctl.damage.survey.survey import Region, Survey
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.damage.stale import MOST_PLACES, amid, beside
+from rmqctl.scan.overlay import LogPart
+
+
+def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
+    """Physical offsets of stale records beside damage or at the borders of damaged files, and of
+    those beside them of which nothing tells. StoreIOError.
+    """
+    def taken(record: Record) -> bool:
+        return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
+                               twice=True)
+
+    found: set[int] = set()
+    unclear: set[int] = set()
+    for part, regions in _damaged(parts, survey):
+        edges = [(0, True, None), *((edge - part.base, forward, region.before)
+                                    for region in regions
+                                    for edge, forward in ((region.start, False), (region.end, True))
+                                    ), (part.size, False, None)]
+        with part.open() as source:
+            for edge, forward, before in edges:
+                stale = beside(source, edge, forward=forward, before=before, taken=taken)
+                found.update(record.physical_offset for record in stale.found)
+                unclear.update(record.physical_offset for record in stale.unclear)
+    return found, unclear - found
+
+
+def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
+    """Physical offsets of records amid undamaged bytes that consume queues and index contradict:
+    near where queue offsets do not go on, and no damage between explains that. StoreIOError.
+    """
+    found: set[int] = set()
+    odd: set[int] = set()
+    starts = [region.start for region in survey.regions]
+    for before, behind, is_gap in survey.runs.breaks:
+        if not is_gap or bisect_left(starts, before) == bisect_left(starts, behind):
+            odd |= {before, behind}
+    for part in parts if odd else ():
+        with part.open() as source:
+            for records in amid(source, (place for place in sorted(odd)[:MOST_PLACES]
+                                         if part.base <= place < part.end)):
+                found.update(record.physical_offset for record in records)
+    return found
+
+
+def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
+    """Physical offsets of records of which only their times tell. StoreIOError."""
+    found: set[int] = set()
+    for part, regions in _damaged(parts, survey):
+        with part.open() as source:
+            for records in of_unclear_age(source, [
+                    Damaged(region.start, region.end, region.before, region.after)
+                    for region in regions]):
+                found.update(record.physical_offset for record in records)
+    return found
+
+
+def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:
+    """The files that are there and have damage, with it."""
+    for number, regions in groupby(survey.regions, lambda region: region.file):
+        part = parts[number]
+        if part.witness is not None and (part.path is not None or part.pieces):
+            yield part, list(regions)

@@ -1,0 +1,178 @@
+"""What consume queues and the index know of records that lie next to each other.
+
+A page that never reached the disk shows what was there before: where the log was cut off once and
+written again, whole records at their own places, every CRC right, of messages that are gone.
+Entries lead elsewhere, or to other messages at the same place. `rmqctl.scan.damage.stale` says
+where such records are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import is_blank
+from rmqctl.scan.source import Source, Witness
+
+WINDOW = 64 << 10
+"""Bytes around a place in which a page and what is on both sides of it must lie."""
+
+Taken = Callable[[Record], bool]
+"""Whether the queue offset of a record is another intact message's as well."""
+
+
+class Leads:
+    """Entries that lead to records which follow each other, and entries that contradict them.
+
+    ``taken``: how to find another message with a record's queue offset, if not by the entry.
+    """
+
+    def __init__(self, witness: Witness, records: Sequence[Record],
+                 taken: Taken | None = None) -> None:
+        self.witness, self._records, self._taken = witness, records, taken
+
+    @cached_property
+    def rows(self) -> set[tuple[int, int]]:
+        """(place, size) of all consume queue entries that lead into the records."""
+        if not self._records:
+            return set()
+        places, sizes = self.witness.rows(*self._span)
+        return {*zip(places.tolist(), sizes.tolist(), strict=True)}
+
+    @cached_property
+    def keys(self) -> dict[int, set[int]]:
+        """By place the hashes of all index entries that lead into the records."""
+        found: dict[int, set[int]] = {}
+        if self._records:
+            places, hashes = self.witness.keys(*self._span)
+            for place, key in zip(places.tolist(), hashes.tolist(), strict=True):
+                found.setdefault(place, set()).add(key)
+        return found
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        first, last = self._records[0], self._records[-1]
+        return first.physical_offset, last.physical_offset + last.total_size
+
+    @cached_property
+    def _places(self) -> set[int]:
+        return {*self.keys, *(place for place, _ in self.rows)}
+
+    # -- for a record -----------------------------------------------------------------------------
+
+    def to(self, record: Record) -> bool:
+        """Whether an entry of a queue or of the index leads to a record."""
+        return bool(self.witness.confirms(record)) or bool(
+            self.keys.get(record.physical_offset, set()) & key_hashes(record))
+
+    def only_to(self, record: Record) -> bool:
+        """Whether an entry leads to it, and the index does not contradict that."""
+        return self.to(record) and not self.has_other_keys(record)
+
+    def are_none(self) -> bool:
+        """Whether nothing leads to any of the records."""
+        return not any(map(self.to, self._records))
+
+    # -- against it -------------------------------------------------------------------------------
+
+    def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
+        """Whether enough speaks against records to which nothing leads: one damaged entry does not,
+        nor one record whose keys were hit; nor do any number of entries that lead elsewhere, which
+        a damaged page of a consume queue holds, as long as nothing knows of what else is here.
+        ``besides``: how much else speaks against them.
+        """
+        against = [self.against(record) for record in records]
+        return (sum(map(sum, against)) + besides > 1 and any(here for _, here in against)
+                and 4 * sum(map(any, against)) >= len(records))
+
+    def against(self, record: Record) -> tuple[int, int]:
+        """How much: (its queue offset's entry leads elsewhere; another record has its queue offset,
+        begins here or within it, or the index has none of its keys, though later ones).
+        """
+        place, size = record.physical_offset, record.total_size
+        alike = self._is_alike(record)
+        elsewhere = self._is_elsewhere(record)
+        twin = not alike and ((elsewhere and self._has_twin(record)) or (
+            self._taken is not None and self._taken(record)))
+        return int(elsewhere), (
+            twin + (alike is False) + any(place < start < place + size for start in self._places)
+            + (self.has_other_keys(record) or self._lacks_keys(record)))
+
+    def has_other_keys(self, record: Record) -> bool:
+        """Whether the index has entries for its place, and none of its keys is among them."""
+        here, own = self.keys.get(record.physical_offset), key_hashes(record)
+        return bool(here and own and not here & own)
+
+    def by_two(self, records: Sequence[Record]) -> bool:
+        """Whether entries of two queues speak against records, or of a queue and of the index, or
+        one that leads into a record whose queue offset another record has.
+        """
+        queues = {(record.topic, record.queue_id) for record in records
+                  if self._is_elsewhere(record)}
+        return len(queues) > 1 or (any(map(self.has_other_keys, records)) and (
+            bool(queues) or any(map(self._is_hit, records)))) or any(
+            self._is_hit(record) and self._is_elsewhere(record) and self._has_twin(record)
+            for record in records)
+
+    def _is_alike(self, record: Record) -> bool | None:
+        """Whether an entry leads to its place with its size or a bit off; None without one."""
+        sizes = [size for start, size in self.rows if start == record.physical_offset]
+        return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
+
+    def _is_elsewhere(self, record: Record) -> bool:
+        """Whether its queue offset's entry leads elsewhere, and none leads to just these bytes."""
+        return not self._is_alike(record) and self.witness.confirms(record) is False
+
+    def _is_hit(self, record: Record) -> bool:
+        """Whether an entry leads into it, or to its place with another size."""
+        start, end = record.physical_offset, record.physical_offset + record.total_size
+        return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
+
+    def _lacks_keys(self, record: Record) -> bool:
+        """Whether the index has no entry for its place, but for one behind it and near."""
+        end = record.physical_offset + record.total_size
+        return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
+                and record.physical_offset not in self.keys
+                and bool(len(self.witness.keys(end, end + WINDOW)[0])))
+
+    def _has_twin(self, record: Record) -> bool:
+        """Whether its queue offset's entry leads to a record that says itself to be there."""
+        entry = self.witness.entry_of(record)
+        other = None if entry is None else self.witness.record_at(*entry)
+        return other is not None and other.crc_ok and (
+            other.topic, other.queue_id, other.queue_offset) == (
+            record.topic, record.queue_id, record.queue_offset)
+
+    # -- on both sides ----------------------------------------------------------------------------
+
+    def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
+        """The records before the first and behind the last to which anything leads."""
+        numbers = range(len(self._records))
+        first = next((number for number in numbers if self.to(self._records[number])), None)
+        if first is None:
+            return self._records, ()
+        last = next(number for number in reversed(numbers) if self.to(self._records[number]))
+        return self._records[:first], self._records[last + 1:]
+
+    def agree_before(self, source: Source, first: Record) -> bool:
+        """Whether a log file begins with this record, and entries and log agree before the file."""
+        low = source.base - WINDOW
+        return first.physical_offset == source.base and self._agree(
+            *(column[-1:] for column in self.witness.rows(low, source.base)))
+
+    def agree_behind(self, source: Source, last: Record) -> bool:
+        """Whether a log file ends with this record, and entries and log agree behind the file."""
+        position, end = last.physical_offset + last.total_size - source.base, (
+            source.base + source.size)
+        return (position == source.size or is_blank(source, position)) and self._agree(
+            *(column[:1] for column in self.witness.rows(end, end + WINDOW)))
+
+    def _agree(self, places: Array, sizes: Array) -> bool:
+        """Whether an entry leads to the record at a place, of none or one."""
+        records = [self.witness.record_at(place, size) for place, size in zip(
+            places.tolist(), sizes.tolist(), strict=True)]
+        return any(record is not None and self.witness.confirms(record) for record in records)

@@ -1,0 +1,267 @@
+"""Whole records that an earlier use of their file has left: stale data.
+
+Beside damage (`beside`): records to which no consume queue entry and no index entry leads, of which
+at least every fourth is contradicted, and they are themselves: their queue offset's entry leads
+elsewhere, something leads into them, or the index knows another key for their place. Only a few
+records right before or behind damage, or at the border of a file, can be of one page.
+
+Amid undamaged bytes (`amid`): where such a page begins and ends just at records, it leaves no
+damage. So records count as contradicted that follow each other, few of them, between others to
+which entries lead, and of which this is true: nothing leads to any of them, and entries of two
+queues, or of a queue and the index, say something else, or the same queue offset is that of
+another intact record, to which its entry leads, and an entry leads into this one's bytes. That the
+structures are wrong and the log is right would take the same damage in two of them. A log that came
+from elsewhere parts from its entries up to its end; index entries of an earlier life, which a
+broker leaves, do not keep entries from leading to what is there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import overload
+
+import numpy as np
+
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
+from rmqctl.scan.frames import BLANK, DAMAGED, Batch, Span
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import CHUNK, Walk, start_of
+
+MOST = 64
+"""Records of a page: 4 KiB hold fewer."""
+_MOST_READ = 1000
+MOST_PLACES = 200
+"""Odd places of a store that are looked at: where more is odd, no page explains it."""
+_FAR = 1 << 20
+"""Bytes beside damage that are read to find a record to which an entry leads."""
+_LEAST_CHUNK = 4 << 10
+REASON = ("records from an earlier use of this file: consume queues and index contain other "
+          "messages here")
+
+
+@dataclass(slots=True)
+class Stale:
+    """Records beside damage: ``found`` are stale, of those ``unclear`` nothing tells."""
+
+    found: list[Record] = field(default_factory=list)
+    unclear: list[Record] = field(default_factory=list)
+
+    def add(self, more: Stale) -> None:
+        self.found += more.found
+        self.unclear += more.unclear
+
+    @property
+    def places(self) -> set[int]:
+        """The physical offsets of all of them."""
+        return {record.physical_offset for record in (*self.found, *self.unclear)}
+
+    def spans(self) -> Iterator[Span]:
+        """They as damage, those that follow each other as one."""
+        unclear = {record.physical_offset for record in self.unclear}
+        run: list[tuple[int, int]] = []
+        for place, size in [*sorted((record.physical_offset, record.total_size)
+                                    for record in (*self.found, *self.unclear)), (-1, 0)]:
+            if run and place != sum(run[-1]):
+                yield Span(DAMAGED, run[0][0], sum(run[-1]) - run[0][0], REASON,
+                           doubtful=tuple(one for one in run if one[0] in unclear))
+                run.clear()
+            run.append((place, size))
+
+
+def beside(source: Source, edge: int, *, forward: bool, before: int | None = None,
+           taken: Taken | None = None) -> Stale:
+    """The stale records next to damage that begins, or ends (``forward``), at a position.
+
+    ``before``: the store time (ms) of the last message before that damage. StoreIOError.
+    """
+    stale = Stale()
+    if source.witness is None or source.head:
+        return stale
+    records, is_all = _neighbours(source, edge, forward=forward)
+    leads = Leads(source.witness, records, taken)
+    # Those up to the first to which anything leads; where there are too many, it is no page.
+    count = next((number for number, record in enumerate(
+        records if forward else reversed(records)) if leads.to(record)),
+        len(records) if is_all else MOST + 1)
+    if not 0 < count <= MOST:
+        return stale
+    some = records[:count] if forward else records[len(records) - count:]
+    is_older = forward and before is not None and all(
+        record.store_timestamp < before for record in some)
+    if leads.contradict(some, besides=is_older):
+        for record in some:
+            (stale.found if any(leads.against(record)) else stale.unclear).append(record)
+    return stale
+
+
+def _neighbours(source: Source, edge: int, *, forward: bool) -> tuple[Sequence[Record], bool]:
+    """The intact records that follow each other beside a position, in the order of the log, and
+    whether these are all up to other damage; the nearest `MOST` + 1 at most.
+    """
+    chain: list[tuple[int, int]] = []
+    if forward:
+        stop = min(source.size, edge + _FAR)
+        for at, size in _intact(source, edge, stop):
+            if at != (sum(chain[-1]) if chain else edge):
+                break
+            chain.append((at, size))
+            if len(chain) > MOST:
+                break
+        is_all = len(chain) <= MOST and (not chain or sum(chain[-1]) < stop
+                                         or stop == source.size)
+        return _Records(source, chain), is_all
+    start = start_of(source, max(0, edge - _FAR))
+    for at, size in _intact(source, start, edge):
+        if chain and sum(chain[-1]) != at:
+            chain.clear()
+        chain.append((at, size))
+    if not chain or sum(chain[-1]) != edge:
+        return (), True
+    is_all = len(chain) <= MOST and (chain[0][0] > start or start == 0)
+    return _Records(source, chain[-MOST - 1:]), is_all
+
+
+class Beside:
+    """Takes stale records out of the batches of one walk, each of which ends with damage at most:
+    they become damage, and those of which nothing tells are undecided.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._end = -1
+        """Where the last damage ends (physical), if no message follows it yet."""
+        self._before: int | None = None
+        """The store time of the last message before it."""
+
+    def without(self, batch: Batch) -> Batch:
+        """The batch without stale records. StoreIOError."""
+        after = len(batch) and int(batch.offset[0]) == self._end
+        damage = next((span for span in batch.spans if span.kind == DAMAGED), None)
+        if not after and damage is None:
+            self._pass(batch)
+            return batch
+        sound = batch.crc_ok() | (batch.column("body_length") <= 0)
+        rows = np.flatnonzero(sound)
+        stale = Stale()
+        if len(rows):
+            if after:
+                self._look(batch, int(rows[0]), stale, forward=True)
+            if damage is not None and int(batch.offset[rows[-1]]) not in stale.places:
+                self._look(batch, int(rows[-1]), stale, forward=False)
+        left = batch
+        if places := stale.places:
+            left = batch.select(np.flatnonzero(~np.isin(batch.offset, [*places])))
+            left.spans = sorted([*stale.spans(), *batch.spans], key=lambda span: span.offset)
+        self._pass(left)
+        return left
+
+    def _look(self, batch: Batch, row: int, stale: Stale, *, forward: bool) -> None:
+        """Judges the records on that side, unless an entry leads to the one in ``row``."""
+        record = decode(batch.bytes_at(row))
+        witness = self._source.witness
+        if witness is None or witness.confirms(record):
+            return
+        edge = record.physical_offset + (0 if forward else record.total_size) - self._source.base
+        stale.add(beside(self._source, edge, forward=forward, before=self._before))
+
+    def _pass(self, batch: Batch) -> None:
+        if len(batch):
+            self._before = int(batch.column("store_timestamp")[-1])
+        last = batch.spans[-1] if batch.spans else None
+        if last is not None or len(batch):
+            self._end = last.end if last is not None and last.kind != BLANK else -1
+
+
+# -- amid undamaged bytes -------------------------------------------------------------------------
+
+
+def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
+    """The contradicted records of a log file near physical ``places`` (ascending), where something
+    is odd: an entry that leads elsewhere, queue offsets that do not go on. None of DLedger's data,
+    whose entries are chained. StoreIOError.
+    """
+    reach = -1
+    for place in places:
+        if place <= reach or source.witness is None or source.head:
+            continue
+        chain = _around(source, place)
+        reach = chain[-1].physical_offset if chain else -1
+        leads = Leads(source.witness, chain)
+        groups = [(is_led, list(some)) for is_led, some in groupby(chain, leads.only_to)]
+        for number, (is_led, some) in enumerate(groups):
+            if is_led or len(some) > MOST:
+                continue
+            if leads.contradict(some) and leads.by_two(some) and (
+                    number > 0 or leads.agree_before(source, some[0])) and (
+                    number < len(groups) - 1 or leads.agree_behind(source, some[-1])):
+                yield some
+
+
+def _around(source: Source, place: int) -> list[Record]:
+    """Intact records that follow each other without a gap, around a physical place and not far."""
+    position = place - source.base
+    chain: list[tuple[int, int]] = []
+    for at, size in _intact(source, start_of(source, max(0, position - WINDOW)),
+                            position + WINDOW):
+        if chain and sum(chain[-1]) != at:
+            if at > position:
+                break
+            chain.clear()
+        chain.append((at, size))
+    return [decode(source.read(*one)) for one in chain]
+
+
+def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(position, size) of intact records, but for large ones."""
+    for batch in Walk(source, start, end):
+        size = batch.column("total_size")
+        good = (batch.crc_ok() | (batch.column("body_length") <= 0)) & (size <= WINDOW)
+        yield from zip((batch.offset - source.base)[good].tolist(), size[good].tolist(),
+                       strict=True)
+
+
+# -- records as they are asked for ---------------------------------------------------------------
+
+
+class _Records(Sequence[Record]):
+    """Records at places (position, size) of a source, read when they are asked for."""
+
+    def __init__(self, source: Source, places: Sequence[tuple[int, int]]) -> None:
+        self._source, self._places = source, places
+        self._known: dict[int, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, wanted: int) -> Record: ...
+    @overload
+    def __getitem__(self, wanted: slice) -> Sequence[Record]: ...
+    def __getitem__(self, wanted: int | slice) -> Record | Sequence[Record]:
+        if isinstance(wanted, slice):
+            return [self[number] for number in range(*wanted.indices(len(self)))]
+        number = range(len(self))[wanted]
+        found = self._known.get(number)
+        if found is None:
+            found = self._known[number] = decode(self._source.read(*self._places[number]))
+        return found
+
+
+def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
+    """The records of a stretch without damage, of more than twice `MOST` only those near its two
+    ends; none where there are very many. StoreIOError, also when one is asked for.
+    """
+    places: list[tuple[int, int]] = []
+    for batch in Walk(source, start - source.base, end - source.base, growing=True,
+                      chunk=min(CHUNK, max(end - start, _LEAST_CHUNK))):
+        places += zip((batch.offset - source.base).tolist(), batch.column("total_size").tolist(),
+                      strict=True)
+        if len(places) > _MOST_READ:
+            return []
+    near = MOST + 1  # so many are no page's, whatever lies between
+    if len(places) > 2 * near:
+        places[near:-near] = []
+    return _Records(source, places)
