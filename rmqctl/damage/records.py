@@ -137,11 +137,12 @@ def is_foreign_place(said: int, start: int, file_size: int) -> bool:
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
 
 
-def is_shifted(source: Source, position: int, shift: int) -> bool:
-    """Whether the record at a position of a file says a place that is off by ``shift`` bytes."""
+def shift_of(source: Source, position: int) -> int:
+    """By how many bytes the place is off that a record at a position says; 0 without a record."""
     head = source.read(position, START_SIZE)
-    return len(head) == START_SIZE and is_magic(magic_at(head)) and (
-        field_of(head, "physical_offset") == source.base + position + shift)
+    if len(head) < START_SIZE or not is_magic(magic_at(head)):
+        return 0
+    return field_of(head, "physical_offset") - source.base - position
 
 
 def unless_crc_differs(raw: bytes) -> bytes | None:

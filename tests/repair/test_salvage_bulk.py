@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rmqctl.repair.plan import Create, FileContent
-from rmqctl.repair.salvage import bulk, evidence, lost
+from rmqctl.damage import evidence
+from rmqctl.repair.salvage import bulk, lost
 from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError
-from rmqctl.repair.salvage import evidence, lost
+from rmqctl.damage import evidence
+from rmqctl.repair.salvage import lost
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store

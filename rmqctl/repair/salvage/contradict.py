@@ -27,7 +27,8 @@ from rmqctl.damage.records import (
 from rmqctl.damage.survey.survey import Run
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import Record, build
+from rmqctl.formats.local.message import Record, build, decode
+from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
@@ -62,7 +63,10 @@ class Contradictions:
                 continue
             corrected = self._as_rows_say(record, raw, rows)
             if corrected is not None and corrected != raw:
-                self._records.replace(physical, corrected)
+                if self._is_another(record, decode(corrected)):
+                    self._records.rejected.add(physical)
+                else:
+                    self._records.replace(physical, corrected)
             elif props.are_sound(record.properties) and self._must_go(record, rows):
                 self._records.rejected.add(physical)
 
@@ -100,6 +104,19 @@ class Contradictions:
         return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
             (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
+
+    def _is_another(self, record: Record, corrected: Record) -> bool:
+        """Whether consume queue and index know another message where a record lies: more than one
+        of the fields that the entry has differs, and the index has other keys for its place.
+        """
+        fields = sum((record.topic != corrected.topic, record.queue_id != corrected.queue_id,
+                      record.queue_offset != corrected.queue_offset))
+        place = record.physical_offset
+        witness = self._records.parts[0].witness
+        if fields < 2 or witness is None:
+            return False
+        known, own = {*witness.keys(place, place + 1)[1].tolist()}, key_hashes(corrected)
+        return bool(known - own and own - known)
 
     def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
         """Whether a record that rows contradict must make room: else their queues had gaps."""

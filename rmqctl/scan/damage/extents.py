@@ -323,6 +323,8 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
         if least:
             claims |= {one for one in (total, least) if max(least, MIN_SIZE) <= one <= room}
     landed = _landing(source, at, {max(claims)}, known) if claims else set()
+    if not is_there:  # it may be of another place, and end with its page: only a record tells
+        landed = {size for size in landed if is_placed(source, at + size)}
     if claims and not landed and is_there and _is_torn_tail(source, at + max(claims)):
         landed = {max(claims)}
     return Extent(at + max(landed), firm=False, proven=False) if landed else None

@@ -23,8 +23,9 @@ def refuse_noted(root: str, metadata_path: str, metadata: str | None,
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
     bounds = Bounds(root, [*around, *outside])
-    bounds.refuse_links(metadata_path, f"{metadata_path}.bak",
-                        os.path.join(broker_root, LOCAL_INDEX_FOLDER))
+    # The index folder first: the folder that its refusal names has the metadata in it, too.
+    bounds.refuse_links(os.path.join(broker_root, LOCAL_INDEX_FOLDER), metadata_path,
+                        f"{metadata_path}.bak")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from rmqctl.damage.records import (
     extent,
     field_of,
     is_foreign_place,
-    is_shifted,
+    shift_of,
     whole_record,
     with_fields,
     with_other_lengths,
@@ -288,12 +288,13 @@ class _Round:
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
             # A place that this log has not reached is no other record's of it.
+            shifted = said != start and self._is_shifted(
+                source, region, position, len(candidate), part.size)
             near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
-            # Where the next record is off by as much, the file was moved: no field was damaged.
-            foreign = is_foreign_place(said, start, part.size) and not (
-                near and _is_timely(region, record)
-                and not is_shifted(source, position + len(candidate), said - start))
-            if not self._supported(record, rows, foreign,
+            # Where its neighbours are off by as much, they were moved: no field was damaged.
+            foreign = is_foreign_place(said, start, part.size) and (
+                shifted or not near or not _is_timely(region, record))
+            if not self._supported(record, rows, foreign, shifted=shifted,
                                    moved=self._may_be_of(said)):
                 continue
             self._confirmed[start] = len(candidate)
@@ -418,13 +419,25 @@ class _Round:
             self._corrections[place] = correction
             self._records.replace(place, correction.after)
 
+    def _is_shifted(self, source: Source, region: Region, position: int, size: int,
+                    file_size: int) -> bool:
+        """Whether the next record, or another one of the region, is off by as much as this one, or
+        by whole files.
+        """
+        own = shift_of(source, position)
+        others = {position + size, *(start - source.base
+                                     for start in (region.start, *region.starts))} - {position}
+        return any(shift and (shift == own or shift % file_size == 0)
+                   for shift in (shift_of(source, other) for other in others))
+
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
-                   moved: bool = False) -> bool:
+                   moved: bool = False, shifted: bool = False) -> bool:
         """Whether rows agree with a record, or nothing speaks against it but its head was hit.
 
         ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
         lack just such a message between two others of its queue. ``moved``: that other place is one
-        of this log, so the message may have been there, and only the index tells otherwise.
+        of this log, so the message may have been there, and only the index tells otherwise; nothing
+        does where it is ``shifted`` with its neighbours.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -434,9 +447,9 @@ class _Round:
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
         if foreign:
-            return is_indexed(self._parts, record) or (
+            return not shifted and (is_indexed(self._store, record) or (
                 not moved and sysflag.has_consume_queue_row(record.sys_flag)
-                and self._fits(record, inner=True))
+                and self._fits(record, inner=True)))
         if record.body:
             return len(record.topic) > 0 and b"\0" not in record.topic
         # Without a body nothing proves the rest of it, but that its lengths make its size.

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rmqctl.damage.index_keys import keys_of_places
 from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
@@ -34,6 +35,7 @@ from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
 
 _PAGES = (4096, 512)
 _MOST_RECORD = 8 << 20
@@ -183,9 +185,10 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
         yield position, physical
 
 
-def is_indexed(parts: Sequence[LogPart], record: Record) -> bool:
-    """Whether the index has one of the record's keys for the place it says."""
-    witness = parts[0].witness
-    return witness is not None and bool(
-        key_hashes(record) & set(witness.keys(record.physical_offset,
-                                              record.physical_offset + 1)[1].tolist()))
+def is_indexed(store: Store, record: Record) -> bool:
+    """Whether the index has keys for the place that a record says, all of them the record's and of
+    its store time: one key may be that of many messages.
+    """
+    keys = keys_of_places(store, [record.physical_offset]).get(record.physical_offset, [])
+    return bool(keys) and {key.key_hash for key in keys} <= key_hashes(record) and all(
+        key.agrees(record.store_timestamp) for key in keys)

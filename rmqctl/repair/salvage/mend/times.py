@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rmqctl.checks.verify.queue.ext_units import ExtReader
-from rmqctl.damage.evidence import ENDLESS
+from rmqctl.damage.evidence import ENDLESS, chain
 from rmqctl.damage.index_keys import IndexedKey, keys_of_places
 from rmqctl.damage.records import Records, unless_crc_differs
 from rmqctl.damage.survey.survey import Survey
@@ -128,9 +128,20 @@ class Times:
                     self._records.is_replaced(physical)):
                 continue
             time, reason = self._proved(record, Between(low, high))
+            if time is not None and self._is_misfit(record):
+                self._records.rejected.add(physical)  # two of its fields are another message's
+                continue
             if time is not None and time != record.store_timestamp and self._records.replace(
                     physical, unless_crc_differs(build(replace(record, store_timestamp=time)))):
                 self._records.reasons[physical] = reason
+
+    def _is_misfit(self, record: Record) -> bool:
+        """Whether its queue offset fits nowhere in its queue, and no entry leads to it."""
+        place = record.physical_offset
+        witness = self._records.parts[0].witness
+        runs = self._survey.runs.of((os.fsdecode(record.topic), record.queue_id))
+        return any(run.low == run.high == place for run in chain(runs)[1]) and not (
+            witness is not None and witness.confirms(record))
 
     def possible(self, record: Record, fault: HeaderFault) -> tuple[Record, str]:
         """The record with a time that can be; as it is where its neighbours' cannot be either."""
