@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmqctl.repair.plan import Create, FileContent
 from rmqctl.damage import evidence
+from rmqctl.repair.plan import Create, FileContent
 from rmqctl.repair.salvage import bulk, lost
 from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.repair.scratch import Scratch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.errors import RefusedError
 from rmqctl.damage import evidence
+from rmqctl.errors import RefusedError
 from rmqctl.repair.salvage import lost
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.scan.walk import Walk
