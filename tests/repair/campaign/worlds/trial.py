@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rmqctl.errors import RmqctlError
-from rmqctl.formats.local.message import decode
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local.message import Record, build, decode
 from rmqctl.repair.plan import Plan
 from tests.repair.accidents import differences, state, undo_all
 from tests.repair.campaign import trial
@@ -172,9 +173,15 @@ def _is_kept(now: bytes | None, raw: bytes) -> bool:
     if now is None or now == raw:
         return now is not None
     one, other = decode(now), decode(raw)
-    padded = one.properties.rstrip(b"\2") == other.properties.rstrip(b"\2")
-    return padded and other == replace(one, total_size=other.total_size,
-                                       properties=other.properties)
+    return _said(one) == _said(other) and other == replace(
+        one, total_size=other.total_size, properties=other.properties)
+
+
+def _said(record: Record) -> bytes:
+    """The properties without empty ones and without an appended CRC, which is set again."""
+    raw = build(record)
+    text = record.properties[:-append_crc.SIZE] if append_crc.verify(raw) else record.properties
+    return text.rstrip(b"\2")
 
 
 def _recovered(root: Path, options: Any, outcome: Outcome) -> Plan | None:
