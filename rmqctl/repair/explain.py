@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
+from rmqctl.damage.verdicts import OF_ACTION, Evidence, Place, Remedy, Verdict
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Plan
@@ -15,34 +14,7 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.store import Store
 
-_REMEDIES = {"copy": "copied", "put back": "moved_back", "correct": "corrected",
-             "mend record": "reconstructed", "keep damaged": "kept", "fill": "filled",
-             "zero": "dropped"}
 _WINDOW = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What speaks for a verdict: its ``source`` and, in words, what that says."""
-
-    source: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Physical ``[start, end)`` of a log."""
-
-    start: int
-    end: int
-    verdict: str
-    remedy: str
-    evidence: tuple[Evidence, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"start": self.start, "end": self.end, "verdict": self.verdict,
-                "remedy": self.remedy, "evidence": [
-                    {"source": one.source, "detail": one.detail} for one in self.evidence]}
 
 
 def explain(store: Store, plan: Plan, offset: int) -> Place:
@@ -76,8 +48,10 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
                                  + ("leads here" if leads else "leads elsewhere")))
     evidence += _keys(source, record)
     contradicted = leads is False or any("other keys" in one.detail for one in evidence)
-    return Place(start, end, "damaged" if not whole else "contradicted" if contradicted else
-                 "intact", _remedy(plan, start, end), tuple(evidence))
+    verdict = Verdict.DAMAGED if not whole else plan.verdicts.get(
+        start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
+    return Place(start, end, verdict, tuple(evidence),
+                 _remedy(plan, start, end))
 
 
 def _keys(source: Source, record: Record) -> Iterator[Evidence]:
@@ -94,16 +68,16 @@ def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:
                   if start <= offset < start + size), None)
     if frame is not None:
         start, end = frame[0], sum(frame)
-        return Place(start, end, "undecided", _remedy(plan, start, end), tuple(
-            _undecided(source, span, start - source.base, frame[1])))
-    verdict = "unused" if span.kind in (BLANK, ZERO) and not span.reason else "damaged"
+        evidence = [*_undecided(source, span, start - source.base, frame[1])]
+        return Place(start, end, Verdict.UNDECIDED, tuple(evidence), _remedy(plan, start, end))
+    verdict = Verdict.UNUSED if span.kind in (BLANK, ZERO) and not span.reason else Verdict.DAMAGED
     evidence = [Evidence("record", span.reason + (f" (field {span.field})" if span.field else "")
                          )] if span.reason else []
     if span.doubtful:
         evidence.append(Evidence("damage", f"{len(span.doubtful)} undecided records follow, from "
                                  f"{span.doubtful[0][0]} on"))
-    return Place(span.offset, span.end, verdict, _remedy(plan, span.offset, span.end),
-                 tuple(evidence))
+    return Place(span.offset, span.end, verdict, tuple(evidence),
+                 _remedy(plan, span.offset, span.end))
 
 
 def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:
@@ -121,11 +95,11 @@ def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator
             yield Evidence("consumequeue", "it has no entry for this queue offset")
 
 
-def _remedy(plan: Plan, start: int, end: int) -> str:
+def _remedy(plan: Plan, start: int, end: int) -> Remedy:
     for action in plan.actions:
-        remedy = _REMEDIES.get(action.action)
+        remedy = OF_ACTION.get(action.action)
         if remedy is None or action.offset is None or not action.target.startswith("commitlog"):
             continue
         if action.offset < end and start < action.offset + (action.length or 1):
             return remedy
-    return "none"
+    return Remedy.NONE

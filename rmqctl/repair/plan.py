@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
+from rmqctl.damage.verdicts import Verdict
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.repair_losses import MOST_PLACES, Place
 
@@ -209,6 +210,8 @@ class Plan:
     """The expected number of corrections by CRC that are wrong."""
     fillers: int = 0
     """How many messages it puts in the place of lost ones."""
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict, compare=False)
+    """On whole records of the log that it does not take for messages, by physical offset."""
 
     @property
     def lost(self) -> int:

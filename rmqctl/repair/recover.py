@@ -282,7 +282,7 @@ class _Planner:
                     table, tuple(self._notes), total, saved.ambiguous,
                     saved.messages + lost_total, saved.kept_damaged, found,
                     saved.conflicts, left, _assumed(saved), self._form_unproven, undo_first,
-                    dropped, saved.wrong_corrections, saved.fillers)
+                    dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
     def _keep_abort(self) -> bool:
         """Whether the abort file stays although all is whole: a broker that keeps its queues in

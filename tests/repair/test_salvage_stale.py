@@ -159,12 +159,12 @@ def test_the_track_record_s_store_needs_nothing(sealed: Case, rmqctl, tmp_path: 
 SIZES = ("--consumequeue-file-size", "2000", "--index-slots", "100", "--index-max", "400")
 
 
-def life(topic: str, clock: int, count: int = 60) -> Writer:
-    """Messages of one size, so that those of two lives lie at the same places."""
+def life(topic: str, clock: int, count: int = 60, length: int = 15) -> Writer:
+    """Messages of one size, so that those of two lives of one ``length`` lie at the same places."""
     writer = Writer(Layout(log_file_size=max(32, count) << 10, queue_file_units=100,
                            index_slots=100, index_entries=400), clock=clock)
     for number in range(count):
-        writer.put(topic, f"{clock} {number:3}".encode() * 15, keys=f"{topic}{number}")
+        writer.put(topic, f"{clock} {number:3}".encode() * length, keys=f"{topic}{number}")
     return writer
 
 
@@ -211,6 +211,29 @@ def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at
     left = rmqctl("read", tmp_path / "store", "-o", "jsonl").expect(0).jsonl()
     assert {one["topic"] for one in left} <= {"new", "RMQCTL_FILLER"}
     assert not {put.body.decode() for put in older.puts} & {one["body"] for one in left}
+
+
+@pytest.mark.parametrize("size", [2048, 4096])
+def test_no_reader_shows_a_page_that_entries_contradict(tmp_path: Path, rmqctl, size: int) -> None:
+    """The page begins with the file, as its records do; after it one record is torn."""
+    older, newer = life("old", EPOCH, length=9), life("new", EPOCH + 3_600_000)
+    root = newer.write(tmp_path / "store")
+    older.write(tmp_path / "older")
+    with_page_of(root, tmp_path / "older", 0, size)
+    read = rmqctl("read", root, "-o", "jsonl").expect(1)
+    bodies = [row["body"] for row in read.jsonl()]
+    assert bodies and {*bodies} <= {put.body.decode() for put in newer.puts}
+    assert "earlier use of this file" in read.err
+    shown = len(bodies)
+    assert rmqctl("stats", root, "-o", "json").expect(1).json()["total"]["messages"] == shown
+    rows = rmqctl("sql", root, "select count(*) n from messages", "-o", "json").json()
+    assert rows == [{"n": shown}]
+    exported = tmp_path / "exported"
+    rmqctl("export", root, "--out", exported, "--format", "jsonl")
+    lines = [line for file in exported.rglob("part-*.json") for line in file.open()]
+    assert len(lines) == shown
+    rmqctl("recover", root, *SIZES, "--apply", "--ambiguous", "leave-out").recovered()
+    assert {*bodies} <= {row["body"] for row in rmqctl("read", root, "-o", "jsonl").jsonl()}
 
 
 def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmqctl) -> None:

@@ -178,8 +178,8 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
         place = explain(opened, plan, offset)
 
     def show(page: Human) -> None:
-        page.pairs({"place": f"{place.start} to {place.end}", "verdict": place.verdict,
-                    "remedy": place.remedy})
+        page.pairs({"place": f"{place.start} to {place.end}", "verdict": place.verdict.value,
+                    "remedy": place.remedy.value})
         page.blank()
         page.table([{"source": one.source, "detail": one.detail} for one in place.evidence],
                    ("source", "detail"))

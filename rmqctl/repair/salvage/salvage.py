@@ -10,7 +10,7 @@ every queue goes on without a gap.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
@@ -22,6 +22,7 @@ from rmqctl.damage.records import Records
 from rmqctl.damage.stale import contradicted_places, stale_records, unclear_places
 from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.damage.survey.surveyor import Surveyor
+from rmqctl.damage.verdicts import Condemned, Verdict
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
@@ -45,6 +46,9 @@ MissingFile = Literal["fillers", "blank"]
 Ambiguous = Literal["leave-out", "keep"]
 Fillers = Literal["in-place", "topic", "none"]
 _ROUNDS = 6
+STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
+    Verdict.STALE, Verdict.CONTRADICTED, Verdict.UNDECIDED)
+"""What whole records are that are left out, though every byte of them may be right."""
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
                "them")
@@ -70,6 +74,7 @@ class Salvage:
     messages with damaged properties that stay as they are. ``dropped``: what is lost that no
     filler stands for. ``wrong_corrections``: how many are expected
     (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: how many of them are written.
+    ``verdicts``: on whole records that are no messages, by physical offset.
     """
 
     parts: tuple[LogPart, ...]
@@ -91,6 +96,7 @@ class Salvage:
     dropped: Dropped = field(default_factory=Dropped)
     wrong_corrections: float = 0.0
     fillers: int = 0
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -142,7 +148,7 @@ class _Job:
     keep_damaged: bool
     fillers: Fillers
     kept: int = 0
-    rejected: set[int] = field(default_factory=set)
+    condemned: Condemned = field(default_factory=Condemned)
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -150,12 +156,6 @@ class _Job:
     keep_ours: bool = False
     left_out: list[tuple[int, int | None]] = field(default_factory=list)
     """Places and sizes of the records that may be messages, and are left out."""
-    stale: set[int] = field(default_factory=set)
-    """Places of records that are of an earlier life of their file."""
-    aged: set[int] = field(default_factory=set)
-    """Places of those that may be, and are left out."""
-    contradicted: set[int] = field(default_factory=set)
-    """Those of them that rows and index contradict."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     chances: Chances = field(default_factory=Chances)
@@ -189,28 +189,24 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        self.stale, beside = stale_records(parts, survey)
-        if self.stale:
-            self.rejected |= self.stale
+        # Whole records that are none of this log's messages, or may be none.
+        stale, beside = stale_records(parts, survey)
+        if self.condemned.add(stale, STALE):
             survey = self._survey(parts)
         if self.ambiguous != "keep":
-            self.contradicted = contradicted_places(parts, survey)
-            self.aged = self.contradicted | beside | (
-                set() if self.sources else unclear_places(parts, survey))
-        if self.aged:
-            self.rejected |= self.aged
-            survey = self._survey(parts)
+            unclear = set() if self.sources else unclear_places(parts, survey)
+            is_new = self.condemned.add(contradicted_places(parts, survey), CONTRADICTED)
+            if self.condemned.add(beside | unclear, UNDECIDED) or is_new:
+                survey = self._survey(parts)
         if self.sources:
             parts, survey = self._copy(survey, parts)
             restored = self.copied.messages
-        if self.ambiguous == "keep" and (unclear := survey.unclear):
-            self.confirmed.update(unclear)
+        if self.ambiguous == "keep" and survey.unclear:
+            self.confirmed.update(survey.unclear)
             survey = self._survey(parts)
         for rounds in count():
             # What contradicts the store's appended CRCs counts as damaged from now on.
-            doubtful = survey.doubtful() - self.rejected - self.tolerated
-            if doubtful:
-                self.rejected |= doubtful
+            if self.condemned.add(survey.doubtful() - self.tolerated):
                 survey = self._survey(parts)
             # What queues know of the damaged bytes, and what of these can be brought back by it.
             gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
@@ -218,7 +214,7 @@ class _Job:
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
-            mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected,
+            mending = mend(self.store, parts, survey, gatherer, evidence, self.condemned.places,
                            self.correct, self.chances)
             self.refused, self.by_byte = mending.refused, mending.by_byte
             self.topics = mending.topics
@@ -233,60 +229,57 @@ class _Job:
                     self.unmarked = mending.unmarked | dict.fromkeys(self.tolerated, NO_ROOM)
                 if not self._is_news(mending):
                     mending = keep(self.store, parts, survey, gatherer, evidence, self.generation,
-                                   self.stale | self.aged, bodies=self.keep_damaged)
+                                   self.condemned.of(*NOT_OURS), bodies=self.keep_damaged)
                     self.kept += len(mending.corrected)
-                    if full := mending.unmarked.keys() & self.rejected:
+                    if full := mending.unmarked.keys() & self.condemned.places:
                         self.tolerated |= full
-                        self.rejected -= full
+                        self.condemned.acquit(full)
                         survey = self._survey(parts)
                         continue
                 if not self._is_news(mending):
                     break
             # Lay it over the log and look again: only what the next survey accepts counts.
-            before = parts, dict(self.confirmed), set(self.rejected)
+            before = parts, dict(self.confirmed), self.condemned.copy()
             parts = laid_over(parts, mending.pieces)
             self.confirmed.update(mending.confirmed)
-            self.rejected = self.rejected - mending.corrected | mending.rejected
+            self.condemned.acquit(mending.corrected)
+            self.condemned.add(mending.rejected)
             seen = self._survey(parts)
             if mending.moved and seen.messages <= survey.messages:
-                parts, self.confirmed, self.rejected = before  # they were no moved bytes
+                parts, self.confirmed, self.condemned = before  # they were no moved bytes
                 continue
             survey = seen
-            stale = stale_records(parts, seen)[0] if mending.moved else set()
-            if stale - self.rejected:  # what is back in its place may have brought such a page
-                self.stale |= stale
-                self.rejected |= stale
+            # What is back in its place may have brought such a page.
+            if mending.moved and self.condemned.add(stale_records(parts, seen)[0], STALE):
                 survey = self._survey(parts)
             restored += mending.messages
             self.actions += mending.actions
-        for places, words in ((self.contradicted, contradicted),
-                              (self.aged - self.contradicted, earlier_life)):
-            if left := {place for place in places if not self.copied.has(place)}:
+        for verdict, words in ((CONTRADICTED, contradicted), (UNDECIDED, earlier_life)):
+            if left := {place for place in self.condemned.of(verdict)
+                        if not self.copied.has(place)}:
                 self.left_out += [(place, None) for place in sorted(left)]
                 self.notes.append(f"{words(len(left), min(left))}. They are left out, unless "
                                   "--ambiguous keep is given")
-        if self.ambiguous != "keep" and (unclear := survey.unclear):
-            self.left_out += unclear
-            self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
-                              "is given")
+        if self.ambiguous != "keep" and survey.unclear:
+            self.left_out += survey.unclear
+            self.notes.append(f"{ambiguity(survey.unclear)}; they are left out, unless "
+                              "--ambiguous keep is given")
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
         """What other stores have of what is damaged or missing."""
         def survey_of(parts: Sequence[LogPart], places: Sequence[tuple[int, int]],
                       disproved: Iterable[int]) -> Survey:
-            self.rejected -= {one for one in self.rejected
-                              if any(start <= one < end for start, end in places)}
-            self.rejected.update(disproved)
+            self.condemned.acquit([one for one in self.condemned.places
+                                   if any(start <= one < end for start, end in places)])
+            self.condemned.add(disproved)
             return self._survey(parts)
 
-        doubtful = survey.doubtful() - self.rejected
-        if doubtful:
-            self.rejected |= doubtful
+        if self.condemned.add(survey.doubtful()):
             survey = self._survey(parts)
         records = Records(parts)
         strange = [(place, place + len(records.read(place, None)[2]))
-                   for place in sorted(self.stale | self.aged)]
+                   for place in sorted(self.condemned.of(*NOT_OURS))]
         copier = Copier(self.store, self.scratch, self.keep_ours, survey_of, strange=strange)
         self.copied, survey = copier.run(parts, survey, self.sources)
         self.notes += self.copied.notes
@@ -310,20 +303,21 @@ class _Job:
             and not parts[region.file].pieces]
 
     def _is_news(self, mending: Mending) -> bool:
-        return bool(mending.pieces or mending.rejected - self.rejected
+        return bool(mending.pieces or mending.rejected - self.condemned.places
                     or mending.confirmed.items() - self.confirmed.items())
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:
-        return self.surveyor.run(parts, self.rejected, self.confirmed)
+        return self.surveyor.run(parts, self.condemned.places, self.confirmed)
 
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: Evidence, restored: int) -> Salvage:
         style = self._style(survey)
         known = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
+        aged = self.condemned.of(CONTRADICTED, UNDECIDED)
         known.filled = filled = [message for message in known.filled if not (
-            message.by == "record" and message.physical in self.aged)]
-        known.without_row = [one for one in known.without_row if one[0] not in self.aged]
+            message.by == "record" and message.physical in aged)]
+        known.without_row = [one for one in known.without_row if one[0] not in aged]
         # Messages of known place go into their regions, the others wait for room.
         spans = self._spans(parts, survey, known)
         by_place = sorted((message for message in filled if message.physical is not None),
@@ -524,7 +518,8 @@ class _Job:
                        len(self.unmarked) + (len(survey.lacking_crc) + len(survey.glued)
                                              if self._crcs_forced else 0),
                        dropped(self.store, self.left_out, known, lost.total, homeless, unnamed),
-                       self.chances.expected, known.count - homeless + unnamed)
+                       self.chances.expected, known.count - homeless + unnamed,
+                       self.condemned.verdicts)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

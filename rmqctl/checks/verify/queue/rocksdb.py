@@ -113,7 +113,7 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
             "messages: a broker does not deliver these, and gives their queue offsets away again",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
-        # `recover` notes the log's first place for a queue without messages, which goes on from here.
+        # `recover` notes the log's first place for a queue without messages that goes on here.
         expired = last.physical_offset <= context.store.log.min_offset
         if not expired and not queue.is_unread(last.queue_offset):
             yield tell(f"row {last.queue_offset} is noted as the last, and is not there",

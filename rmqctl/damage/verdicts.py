@@ -1,0 +1,103 @@
+"""The verdict on a place of the log, what speaks for it, and what a repair does there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, KeysView, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Verdict(Enum):
+    """What the bytes at a place are."""
+
+    INTACT = "intact"
+    DAMAGED = "damaged"
+    STALE = "stale"
+    """A whole record from an earlier use of the file: entries know other messages there."""
+    CONTRADICTED = "contradicted"
+    """A whole record that its entries or keys contradict."""
+    UNDECIDED = "undecided"
+    """A whole record that may be a message, or payload, or stale."""
+    MISSING = "missing"
+    UNUSED = "unused"
+
+
+class Remedy(Enum):
+    """What a repair does at a place."""
+
+    NONE = "none"
+    COPIED = "copied"
+    MOVED_BACK = "moved_back"
+    CORRECTED = "corrected"
+    RECONSTRUCTED = "reconstructed"
+    KEPT = "kept"
+    FILLED = "filled"
+    DROPPED = "dropped"
+
+
+OF_ACTION: Mapping[str, Remedy] = {
+    "copy": Remedy.COPIED, "put back": Remedy.MOVED_BACK, "correct": Remedy.CORRECTED,
+    "mend record": Remedy.RECONSTRUCTED, "keep damaged": Remedy.KEPT, "fill": Remedy.FILLED,
+    "zero": Remedy.DROPPED}
+"""The remedy that each action of a plan is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for a verdict: its ``source`` and, in words, what that says."""
+
+    source: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Physical ``[start, end)`` of a log."""
+
+    start: int
+    end: int
+    verdict: Verdict
+    evidence: tuple[Evidence, ...]
+    remedy: Remedy = Remedy.NONE
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"start": self.start, "end": self.end, "verdict": self.verdict.value,
+                "remedy": self.remedy.value, "evidence": [
+                    {"source": one.source, "detail": one.detail} for one in self.evidence]}
+
+
+class Condemned:
+    """The whole records of a log that are not taken for messages, each with its verdict, by
+    physical offset. Nothing is kept of intact ones.
+    """
+
+    def __init__(self, verdicts: Mapping[int, Verdict] | None = None) -> None:
+        self._verdicts = dict(verdicts or {})
+
+    @property
+    def places(self) -> KeysView[int]:
+        return self._verdicts.keys()
+
+    @property
+    def verdicts(self) -> Mapping[int, Verdict]:
+        return self._verdicts
+
+    def of(self, *verdicts: Verdict) -> set[int]:
+        """The places with one of these verdicts."""
+        return {place for place, verdict in self._verdicts.items() if verdict in verdicts}
+
+    def add(self, places: Iterable[int], verdict: Verdict = Verdict.DAMAGED) -> bool:
+        """Condemns records, but for those that are condemned already; whether any is new."""
+        before = len(self._verdicts)
+        for place in places:
+            self._verdicts.setdefault(place, verdict)
+        return len(self._verdicts) > before
+
+    def acquit(self, places: Iterable[int]) -> None:
+        """Takes records for messages again: what is there now is another record."""
+        for place in places:
+            self._verdicts.pop(place, None)
+
+    def copy(self) -> Condemned:
+        return Condemned(self._verdicts)
