@@ -4,7 +4,7 @@ lost messages of which only their groups' positions tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,9 +24,10 @@ _ENDLESS = 1 << 62
 
 
 class ByPositions(NamedTuple):
-    """Lost messages which a group had reached. ``listed``: the first of those that neither the log
-    nor the index tells of; ``more``: how many these are. ``reached``: all that rows do not know,
-    by queue. ``notes``: what is to be said of positions.
+    """Lost messages which a group had reached, or which the end of a DLedger log has lost.
+    ``listed``: the first of those that neither the log nor the index tells of; ``more``: how many
+    these are. ``reached``: all that rows do not know, by queue. ``notes``: what is to be said of
+    positions.
     """
 
     listed: tuple[Lost, ...] = ()
@@ -35,13 +36,13 @@ class ByPositions(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int], generation: int,
-                    *, complete: bool, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
-    """For the store as it will be. ``lost``: the messages that cannot be brought back; ``table``
-    the next queue offset of every queue (``{"TopicTest-3": 17}``); ``complete``: whether ``lost``
-    are all; ``reached``: lost messages that only positions tell of (`lost_by_positions`), which
-    may be among those ``lost`` of which only the index tells. None where groups' positions are in
-    a form that is not read.
+def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int], generation: int,
+                    *, total: int, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
+    """For the store as it will be. ``lost``: the first of the ``total`` messages that cannot be
+    brought back (the others, in a DLedger log, belong to unknown queues); ``table``: the next queue
+    offset of every queue (``{"TopicTest-3": 17}``); ``reached``: lost messages that only positions
+    tell of (`lost_by_positions`), which may be among those of unknown queues. None where groups'
+    positions are in a form that is not read.
     """
     if not store.layout.reads("config"):
         return None
@@ -51,7 +52,8 @@ def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int]
         queues[topic, int(queue_id)] = QueueLosses(end)
     for key in {*store.batch_queues} - queues.keys():
         queues[key] = QueueLosses(store.batch_queues[key].bounds(0)[1])
-    unknown = 0
+    rest = total - len(lost)
+    unknown = rest if store.layout.is_dledger else 0
     gone: dict[QueueKey, OffsetRuns] = {}
     for message in lost:
         if message.topic is None or message.queue_id is None or message.queue_offset is None:
@@ -65,26 +67,30 @@ def consumers_after(store: Store, lost: Iterable[Lost], table: Mapping[str, int]
     for key, runs in gone.items():
         queues[key] = replace(queues.get(key) or QueueLosses(_end(store, key)), lost=runs)
     found = consumers(store, queues, Situation(generation, store.has_abort), max(0, unknown))
-    return replace(found, complete=found.complete and complete)
+    return replace(found, complete=found.complete and (not rest or store.layout.is_dledger))
 
 
-def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, int],
+def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
-    """As `preflight` counts them. Arguments as of `consumers_after`, ``lost`` complete."""
+    """As `preflight` counts them. Arguments as of `consumers_after`; ``lost`` are the first of
+    ``total``, the others, and those without a queue offset, are of unknown queues.
+    """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
-    if not any(row["offset"] > ends.get((row["topic"], str(row["queue_id"])), _ENDLESS)
-               for name in POSITIONS for row in load_one(store, name).rows()):
-        return ByPositions()
     known: dict[tuple[str | None, int | None], OffsetRuns] = {}
-    only_index = 0
+    unplaced = total  # each of these may be one of those that are found here
     for message in lost:
-        if message.queue_offset is None:
-            only_index += 1  # it may be one of those that are found here
-        else:
+        if message.queue_offset is not None:
+            unplaced -= 1
             known.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
                 message.queue_offset, message.queue_offset + 1)
+    # A DLedger log that can be repaired has no gap: what its queues lack is after their ends.
+    by_end = store.layout.is_dledger and unplaced > 0
+    if not by_end and not any(row["offset"] > ends.get(
+            (row["topic"], str(row["queue_id"])), _ENDLESS)
+            for name in POSITIONS for row in load_one(store, name).rows()):
+        return ByPositions()
     listed: list[Lost] = []
-    total = 0
+    found = 0
     try:
         predicted = preflight(store)
     except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
@@ -93,17 +99,17 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], table: Mapping[str, in
     for key, losses in sorted((predicted.queue_losses or {}).items()):
         topic, queue_id = key
         beyond = OffsetRuns()
-        beyond.add_run(ends.get((topic, str(queue_id)), _ENDLESS), _ENDLESS)
+        beyond.add_run(ends.get((topic, str(queue_id)), 0 if by_end else _ENDLESS), _ENDLESS)
         new = losses.lost.without(losses.lost.without(beyond))
         new = new.without(known[key]) if key in known else new
-        total += new.count()
+        found += new.count()
         if new.count():
             reached[key] = new
         for first, end in new.runs().tolist():
-            room = only_index + MOST_LISTED - len(listed)
+            room = unplaced + MOST_LISTED - len(listed)
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
-    return ByPositions(tuple(listed[only_index:]), max(0, total - only_index), reached,
+    return ByPositions(tuple(listed[unplaced:]), max(0, found - unplaced), reached,
                        tuple(predicted.position_notes))
 
 

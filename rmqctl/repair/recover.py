@@ -261,9 +261,9 @@ class _Planner:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         lost, lost_total, dropped = saved.lost, saved.lost_total, saved.dropped
         reached: Mapping[QueueKey, OffsetRuns] = {}
-        if (self._options.whole and not held and lost_total == len(lost)
-                and self._store.layout.reads("config")):
-            told = lost_by_positions(self._store, lost, table)
+        complete = lost_total == len(lost) or self._store.layout.is_dledger
+        if self._options.whole and not held and complete and self._store.layout.reads("config"):
+            told = lost_by_positions(self._store, lost, lost_total, table)
             self._notes += told.notes
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
@@ -276,7 +276,7 @@ class _Planner:
                 " --from COPY` restores messages that this plan only replaces")
         left = self._left_damaged(saved)
         found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
-                                 complete=saved.lost_total == len(saved.lost))
+                                 total=saved.lost_total)
                  if self._options.whole else None)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,

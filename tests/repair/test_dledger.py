@@ -11,7 +11,7 @@ import pytest
 
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.store.store import Store
-from tests.support import engine, snapshot
+from tests.support import config_tables, engine, snapshot
 from tests.support.cli import run
 from tests.support.layouts import layout_copy, layout_set
 
@@ -156,3 +156,33 @@ def test_entries_that_no_member_gave_stay_lost(tmp_path: Path) -> None:
     for command in ("doctor", "preflight"):
         after = run(command, store, "-o", "json").expect(1).json()
         assert after["messages_already_lost"] == lost
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", [0, 2, 30])
+@pytest.mark.parametrize("name", [
+    "4.9.3/dledger-crash-trunc", "4.9.3/dledger-crash-trunc-header", "5.3.3/dledger-crash-trunc",
+    "5.3.3/dledger-crash-trunc-header"])
+def test_a_plan_counts_what_the_end_of_the_log_lost_as_doctor_does(tmp_path: Path, name: str,
+                                                                  at: int) -> None:
+    """The log names no queue of the lost entries, so the plan named no group."""
+    store = layout_copy(name, tmp_path, "before")
+    names = config_tables.queues(store)
+    five = name.startswith("5")
+    config_tables.put(store, "topics.json", config_tables.topic_table(names, five=five))
+    config_tables.put(store, "subscriptionGroup.json", config_tables.group_table(
+        [config_tables.GROUP], five=five))
+    config_tables.put(store, "consumerOffset.json", config_tables.offset_table(
+        config_tables.committed(store, at), five=five))
+    said = run("doctor", store, "-o", "json").expect(1).json()
+    plan = run("recover", store, "-o", "json").expect(1).json()
+    assert said["already_lost"] == plan.get("messages_lost_total", len(plan["messages_lost"])) > 0
+    assert said["groups_affected"] == plan["groups_affected"] > 0
+    lost = {(row["group"], row["topic"], row["queue_id"]): (row["lost_before"], row["lost_after"])
+            for row in said["consumers"]}
+    assert {place: some for place, some in lost.items() if any(some)} == {
+        (row["group"], row["topic"], row["queue_id"]): (row["lost_before"], row["lost_after"])
+        for row in plan["consumers"] if row["lost_before"] or row["lost_after"]}
+    run("recover", store, "--apply", "--yes").expect(1)
+    after = run("doctor", store, "-o", "json").expect(1).json()
+    assert after["already_lost"] == said["already_lost"]
