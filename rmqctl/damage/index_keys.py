@@ -61,7 +61,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
     """(keys by place, how many places before ``end`` only the index knows).
 
     Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
-    An index is not cut with its log, so what it alone knows behind ``end`` may be long gone.
+    What it alone knows from ``end`` on, beyond the files of the log, may be of another log.
     """
     known = np.array(sorted(wanted), np.int64)
     seen: list[Array] = []

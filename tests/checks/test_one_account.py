@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,18 @@ def cut_tail(root: Path) -> None:
     zero(log(root)[-1], 20_000, 1 << 20)
 
 
+def known_by_the_index_alone(root: Path) -> None:
+    """The log is torn, and no entry of a queue points beyond its end, as a startup leaves it."""
+    end = int(log(root)[-1].name) + 20_000
+    zero(log(root)[-1], 20_000, 1 << 20)
+    for file in (root / "consumequeue").glob("*/*/*"):
+        data = bytearray(file.read_bytes())
+        for at in range(0, len(data), 20):
+            if struct.unpack_from(">q", data, at)[0] >= end:
+                data[at:at + 20] = bytes(20)
+        file.write_bytes(data)
+
+
 def zeroed_page(root: Path) -> None:
     zero(log(root)[2], 8192, 4096)
 
@@ -102,7 +115,8 @@ def whole(_root: Path) -> None:
 
 DAMAGES: tuple[Damage, ...] = (
     whole, cut_tail, zeroed_page, missing_middle_file, deleted_queue_folder, flipped_bit, log_alone,
-    without_queues, offset_beyond_the_end)
+    without_queues, offset_beyond_the_end,
+    known_by_the_index_alone)
 STORES = [(version, end, each) for version, end in (("5.3.3", "abort"), ("4.9.3", "clean"))
           for each in DAMAGES]
 CASES = pytest.mark.parametrize(

@@ -9,8 +9,9 @@ may be a message is undecided, and not lost.
 
 No proof is what leads before the log's beginning (expired), a row whose message is there all the
 same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
-recovery leaves the bytes of rows which it cuts off: their messages are lost. It leaves its index
-uncut as well: entries beyond an end that the consume queues agree with are said and not counted.
+recovery leaves the bytes of rows which it cuts off, and its index as it is: their messages are
+lost. An index entry alone proves none beyond the last file of the log (the index may be another
+log's), nor beyond an end that the rows agree with where a repair has noted its losses.
 
 A DLedger member's checkpoint names the last entry that was written: entries after the last intact
 one are lost, whoever else knows of them.
@@ -408,15 +409,19 @@ class AlreadyLost:
         if turned is not None:
             places[-1] = turned[1]
             unknown = unknown[:-1]
-        beyond = unknown[unknown >= self._end]
-        if len(beyond) and self._agreed(places):
+        # Beyond the last file it may be the index of another log.
+        log = self._store.log
+        limit = self._end if self._agreed(places) and self._store.repair_losses.messages else max(
+            (file.base + max(file.size, log.file_size) for file in log.files[-1:]), default=0)
+        beyond = unknown[unknown >= limit]
+        if len(beyond):
             predicted.notes.append(
                 Phrase(
-                    "the index knows {messages} beyond the end of the log, at {end}, which the "
-                    "consumequeues agree with: an earlier recovery cut them off, or all of them "
-                    "were lost; they are not counted as lost",
-                    messages=plural(len(beyond), 'message'), end=self._end))
-            unknown, times = unknown[unknown < self._end], times if len(places) else []
+                    "the index points to {messages} at {first} and beyond, which nothing else "
+                    "knows: the index is that of another log, or the messages were lost earlier; "
+                    "they are not counted as lost",
+                    messages=plural(len(beyond), 'message'), first=int(beyond[0])))
+            unknown, times = unknown[unknown < limit], times if len(places) else []
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
