@@ -2,7 +2,8 @@
 
 A step is offered only where it changes something: `Outlook` holds what a planned repair would do.
 A step never loses what the one before it had: another copy comes first, then the repair of this
-store alone, then consumer offsets, then commands that only look.
+store alone (at the end of the log, truncating before fillers), then consumer offsets, then commands
+that only look.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl.checks.losses import GROUPS, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
@@ -61,6 +62,22 @@ class Remaining:
         return {"category": self.category, "count": self.count, "why": self.why}
 
 
+class Tail(NamedTuple):
+    """Damage at the end of a log, from ``start`` on: nothing intact follows. ``lost``: messages
+    that are known to have been there.
+    """
+
+    start: int
+    lost: int
+
+    def truncated(self, root: str) -> Step:
+        """The step that truncates the log there; ``root`` as a shell reads it."""
+        return Step(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
+            "truncates the damaged end of the log: {count:,} message lost there gets no filler",
+            "truncates the damaged end of the log: {count:,} messages lost there get no fillers",
+            count=self.lost), "reversible", {"messages": self.lost} if self.lost else {})
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What `recover` would do to a store as it is.
@@ -71,6 +88,7 @@ class Outlook:
     is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
     log, where truncating the files that go on beyond it loses no message and helps.
     ``form_unproven``: the user has to name the form in which consume queues are created.
+    ``tail``: the damaged end of the log, where that can be truncated instead of filled.
     ``groups_beyond``: groups with an offset that is beyond the end of its queue after the repair,
     None where this is unknown.
     """
@@ -84,6 +102,7 @@ class Outlook:
     truncate_to: int | None = None
     form_unproven: bool = False
     groups_beyond: frozenset[str] | None = None
+    tail: Tail | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -215,6 +234,8 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
         yield Step(f"rmqctl recover {root} --from MEMBER", _MEMBER, "reversible")
     elif outlook.lost or outlook.undecided or lost:
         yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
+    if outlook.tail is not None:
+        yield outlook.tail.truncated(root)
     loses = {"messages": outlook.lost} if outlook.lost else {}
     forms = _FORMS if outlook.form_unproven else ("",)
     if outlook.undecided:

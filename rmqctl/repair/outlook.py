@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from rmqctl.checks.advice import Outlook
+from rmqctl.checks.advice import Outlook, Tail
 from rmqctl.errors import RmqctlError
-from rmqctl.repair.plan import Watch
+from rmqctl.repair.plan import Plan, Watch
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.truncate.truncate import truncate
@@ -16,6 +16,8 @@ from rmqctl.store.store import Store
 LARGEST = 4 << 30
 """Bytes of a log up to which a repair is planned for a piece of advice: a plan reads the log once
 more, and writes entries and index into a temporary folder."""
+_MOST_FILLS = 8
+"""Fillers at the end of a log that are looked at, the last ones."""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
 
@@ -40,8 +42,33 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch,
     end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
     return Outlook(not plan.empty, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
                    is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
+                   tail=damaged_tail(store, plan),
                    groups_beyond=None if plan.consumers is None else frozenset(
                        queue.group for queue in plan.consumers.affected if queue.beyond_end))
+
+
+def damaged_tail(store: Store, plan: Plan) -> Tail | None:
+    """Where truncating replaces the fillers of a ``plan`` after which nothing intact follows; None
+    where it does not, or records are undecided.
+    """
+    fills = sorted((action.offset for action in plan.actions
+                    if action.action == "fill" and action.offset is not None), reverse=True)
+    if not fills or plan.ambiguous or plan.undo_first:
+        return None
+    found = None
+    try:
+        last = find_end(store).last
+        if last is not None and last.crc_ok and last.physical_offset > fills[0]:
+            return None
+        for place in fills[:_MOST_FILLS]:
+            with Scratch() as scratch:
+                cut = truncate(store, place, store.generation, lambda _done: None, scratch)
+            if cut.lost or cut.plan.dropped.undecided:
+                break
+            found = Tail(place, cut.plan.dropped.messages)
+    except RmqctlError:
+        return None
+    return found
 
 
 def _truncates(store: Store) -> int | None:

@@ -6,6 +6,8 @@ import os
 from contextlib import closing
 from typing import NamedTuple
 
+import numpy as np
+
 from rmqctl.broker.recovery import default_release, loaded_log
 from rmqctl.broker.versions import version_of
 from rmqctl.checks.preflight.already import AlreadyLost
@@ -68,15 +70,25 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
         return found
 
 
-def known_beyond(store: Store, end: int) -> int:
-    """How many lost messages entries, index and committed offsets know from the physical offset
+class Beyond(NamedTuple):
+    """Lost messages after a place: how many, and the ``places`` of those that entries or index
+    know.
+    """
+
+    messages: int = 0
+    places: Array = np.zeros(0, np.int64)
+
+
+def known_beyond(store: Store, end: int) -> Beyond:
+    """The lost messages that entries, index and committed offsets know from the physical offset
     ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
     UsageError.
     """
     found = _looked_from(store, end)[1]
-    count = int((found >= end).sum())
+    places = found[found >= end]
     lost = preflight(store, full=False).account  # what an earlier start has cut off was lost then
-    return count if lost.cut else min(count + lost.by_offsets, lost.known)
+    return Beyond(len(places) if lost.cut else min(len(places) + lost.by_offsets, lost.known),
+                  places)
 
 
 def _after_the_end(store: Store) -> bool:

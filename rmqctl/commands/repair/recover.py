@@ -30,6 +30,7 @@ from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
+    from rmqctl.checks.advice import Tail
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
@@ -154,7 +155,8 @@ def command(
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         proposal = plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
-                                      instead=instead, is_repair=True)
+                                      instead=instead, is_repair=True,
+                                      tail=None if apply.apply else _tail(plan, store))
         if _is_undecided(plan, ambiguous):
             proposal = replace(proposal, refused=_undecided(plan.ambiguous), choice=(
                 ("--ambiguous", "keep"), ("--ambiguous", "leave-out")))
@@ -162,6 +164,14 @@ def command(
 
     applying.run(out, store.root, "recover", propose, apply, resume=True, made_anew=True,
                  mends=True, folders=store.folders, writes=wishes.writes, complete=complete)
+
+
+def _tail(plan: Plan, store: StoreOptions) -> Tail | None:
+    """The damaged end of the log that a plan fills, and that can be truncated instead."""
+    from rmqctl.repair.outlook import damaged_tail
+
+    with store.open() as opened:
+        return damaged_tail(opened, plan)
 
 
 def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: int,

@@ -18,7 +18,7 @@ from rmqctl.output.units import time_text
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import Step, Tail
     from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
@@ -43,7 +43,8 @@ class Proposal:
     with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
     ``choice`` the words of which one has to be added to it, ``why_choose`` what they decide.
     ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
-    is moved aside. ``is_repair``: whether it is the third of the four steps.
+    is moved aside. ``is_repair``: whether it is the third of the four steps. ``tail``: the damaged
+    end of the log, where that can be truncated instead.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class Proposal:
     unfinished: Mapping[str, str] = field(default_factory=dict)
     moved: Sequence[str] = ()
     is_repair: bool = False
+    tail: Tail | None = None
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -117,8 +119,14 @@ def _steps(proposal: Proposal, following: str | None) -> list[Step]:
         return [Step(following, Phrase("checks the store again"))]
     lost = proposal.plan.lost_for_sure if proposal.choice else proposal.plan.lost
     loses = {"messages": lost} if lost else {}
-    if proposal.instead or not proposal.choice:
+    if proposal.instead:
         return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
+                     loses)]
+    if not proposal.choice:
+        tail = [] if proposal.tail is None else [
+            proposal.tail.truncated(shlex.quote(proposal.plan.root))]
+        return [*(replace(step, command=typed.completed(step.command) or "") for step in tail),
+                Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
                      loses)]
     return [Step(typed.again(*words, without=("--dry-run",)), proposal.why_choose, "reversible",
                  loses)
@@ -167,7 +175,8 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
             page.blank()
         page.text(last)
-    what_next(page, next(iter(document["next"]), None),
+    what_next(page, next(iter(document["next"]), None) if proposal.tail is None else "\n".join(
+        f"{step['command']}\n   {step['why']}" for step in document["steps"]),
               START if proposal.is_repair and document["applied"] else
               REPAIR if proposal.is_repair else None)
 

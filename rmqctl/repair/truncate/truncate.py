@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.checks.impact import Impact, span
-from rmqctl.checks.preflight.missing import known_beyond
+from rmqctl.checks.preflight.missing import Beyond, known_beyond
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local import checkpoint as layout
@@ -93,7 +93,9 @@ def truncate(store: Store, to: int, generation: int,
     store.layout.require(store.root, "consumequeue")
     cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
-    behind = messages_behind(store, to, progress, step)
+    # What only the entries beyond the cut tell of, which go with them.
+    known = known_beyond(store, to) if store.layout.reads("config") else Beyond()
+    behind = messages_behind(store, to, progress, step, known.places)
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
@@ -104,17 +106,16 @@ def truncate(store: Store, to: int, generation: int,
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
-    # What only the entries beyond the cut tell of, which go with them.
-    forgotten = known_beyond(store, to) if store.layout.reads("config") else 0
-    if forgotten:
-        notes.append(f"{plural(forgotten, 'more message is', 'more messages are')} lost already, "
-                     "of which only entries beyond this end tell: the repair keeps their number. "
-                     "If another copy has them, `rmqctl recover --from` restores them")
+    if known.messages:
+        said = plural(known.messages, "more message is", "more messages are")
+        notes.append(f"{said} lost already, of which only entries beyond this end tell: the "
+                     "repair keeps their number. If another copy has them, `rmqctl recover "
+                     "--from` restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
+    dropped = Dropped(behind.count + known.messages, behind.undecided, places_of(
+        ((one.physical_offset or 0, one.size or 0) for one in behind.listed), store.log.raw_at))
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
-                tuple(notes), dropped=Dropped(behind.count + forgotten, behind.damaged, places_of(
-                    ((one.physical_offset or 0, one.size or 0) for one in behind.listed),
-                    store.log.raw_at)))
+                tuple(notes), dropped=dropped)
     return Truncation(plan, cut_at.log_end, behind.count, dict(behind.by_topic.most_common()))
 
 
@@ -302,25 +303,34 @@ def cut_log(store: Store, to: int) -> Planned:
 
 @dataclass(slots=True)
 class MessagesBehind:
-    """What lies behind the cut: ``listed`` are the first of ``count`` intact messages."""
+    """What lies behind the cut: ``listed`` are the first of ``count`` intact messages.
+    ``undecided``: records that may be messages, and damaged ones that nothing else knows.
+    """
 
     listed: list[Lost] = field(default_factory=list)
     count: int = 0
     by_topic: Counter[str] = field(default_factory=Counter)
     damaged: int = 0
+    undecided: int = 0
     pending_delay: int = 0
     delivered_delay: int = 0
     commits: int = 0
 
 
 def messages_behind(store: Store, to: int, progress: ConsumerProgress,
-                    step: Callable[[int], None] | None = None) -> MessagesBehind:
-    """Reads the log from ``to`` (a border) on. ``step`` hears of the bytes read. StoreIOError."""
+                    step: Callable[[int], None] | None = None,
+                    known: Array | None = None) -> MessagesBehind:
+    """Reads the log from ``to`` (a border) on. ``step`` hears of the bytes read. ``known``: places
+    of lost messages. StoreIOError.
+    """
     cut = MessagesBehind()
     topics = text.Dictionary()
     for batch in _frames(store, to):
         cut.damaged += sum(span.kind == DAMAGED for span in batch.spans)
+        cut.undecided += sum(len(span.doubtful) for span in batch.spans)
         if len(batch):
+            bad = batch.offset[~batch.crc_ok()]
+            cut.undecided += int(np.count_nonzero(~np.isin(bad, () if known is None else known)))
             _take(cut, batch, topics, progress)
             if step is not None:
                 step(int(batch.column("total_size").sum()))
