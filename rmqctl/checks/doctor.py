@@ -96,12 +96,15 @@ class Diagnosis:
         if self.sound:
             repaired = all_in_words(self.start.repairs)
             parts = [self._replaced or (Phrase("no damage now") if repaired is not None else
+                                        Phrase("no damage found") if lost.unread else
                                         Phrase("no damage, and nothing is lost"))]
             if repaired is not None:
                 parts.append(repaired)
             if not start.not_judged:
                 parts.append(Phrase("a {version} broker would start on it and {what}",
                                     version=start.broker_version, what=start.costless))
+            if lost.unread:
+                parts.append(lost.unjudged_losses)
             if self.not_judged:
                 return Phrase("sound, as far as can be judged: {what}", what=Joined("; ", parts))
             return Phrase("sound: {what}", what=Joined("; ", parts))
@@ -150,8 +153,10 @@ class Diagnosis:
                                 "{count:,} records are undecided", count=lost.in_log))
         if (repaired := all_in_words(start.repairs)) is not None:
             parts.append(repaired)
-        elif not parts:
+        elif not parts and not lost.unread:
             parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
+        if lost.unread:
+            parts.append(lost.unjudged_losses)
         said = {"what": Joined("; ", parts), "advice": self._advice}
         if self.findings.ok:
             return Phrase("no damage found, but {what}. {advice}", **said)
@@ -217,7 +222,7 @@ class Diagnosis:
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             **lost.as_dict(),
             "messages_damaged": start.messages_damaged,
-            "already_lost": lost.already,
+            "already_lost": lost.counted,
             "already_lost_by_topic": dict(lost.already_by_topic),
             "would_lose": lost.would_lose,
             "would_lose_by_topic": lost.would_lose_by_topic,

@@ -130,7 +130,8 @@ class Losses:
     looked for). ``in_log``: undecided records of the log; a record that a repair discarded stays
     undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
     ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
-    timers, index entries, with the file that loses them.
+    timers, index entries, with the file that loses them. ``unread``: the structures that would tell
+    of lost messages and that cannot be read; then ``known`` is no number.
 
     An index entry, a consume queue entry or a committed offset of a lost message is a witness of
     that loss, and no loss of its own.
@@ -150,6 +151,23 @@ class Losses:
     queues: Mapping[tuple[str, int], QueueLoss] | None = None
     groups: Mapping[str, GroupLoss] | None = None
     beside: tuple[Loss, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> int | None:
+        """Messages that are lost already; None where that cannot be judged."""
+        return None if self.unread else self.already
+
+    @property
+    def unjudged(self) -> Phrase:
+        """Why these are not counted, where they are named beside it."""
+        return Phrase("not judged: {names} cannot be read", names=", ".join(self.unread))
+
+    @property
+    def unjudged_losses(self) -> Phrase:
+        """The same as a sentence of its own."""
+        return Phrase("lost messages not judged: {names} cannot be read",
+                      names=", ".join(self.unread))
 
     @property
     def already(self) -> int:
@@ -209,7 +227,7 @@ class Losses:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is known to be missing."""
-        return not (self.total or self.in_repairs.losses)
+        return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
         """With what a verification of all of the store has counted besides."""
@@ -220,7 +238,9 @@ class Losses:
     def in_words(self) -> list[Phrase]:
         """A sentence for each kind of loss; none where nothing is lost."""
         said = []
-        if self.already:
+        if self.unread:
+            said.append(self.unjudged_losses)
+        elif self.already:
             said.append(Phrase("{count:,} message is lost already",
                                "{count:,} messages are lost already", count=self.already))
         if self.would_lose:
@@ -246,6 +266,6 @@ class Losses:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that documents share."""
-        return {"messages_already_lost": self.already, "messages_undecided": self.undecided,
+        return {"messages_already_lost": self.counted, "messages_undecided": self.undecided,
                 "messages_replaced": self.replaced,
                 "lost_in_repairs": self.in_repairs.as_list()}

@@ -137,6 +137,9 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
             "Repair {ids} dropped {count:,} message or undecided record.",
             "Repairs of the store ({ids}) dropped {count:,} messages or undecided records.",
             count=account.in_repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
+    if account.unread:
+        return [*before, say("Whether messages are lost was not judged: {names} cannot be read.",
+                             names=", ".join(account.unread))]
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]

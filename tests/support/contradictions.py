@@ -40,7 +40,7 @@ def _compared(codes: dict[str, int], verified: Any, started: Any, said: Any) -> 
     # Who says that messages are gone counts them.
     gone = {one["category"] for one in verified["findings"] if one["severity"] != "info"
             and (one["category"] in GONE or "messages are gone" in one["detail"])}
-    if gone and not started["messages_already_lost"]:
+    if gone and started["messages_already_lost"] == 0:
         found.append(f"verify says that messages are gone ({gone}), nobody counts them")
     # Exit code 0 means the same everywhere.
     if (codes["doctor"] == 0) != (codes["verify"] == codes["preflight"] == 0):
@@ -48,6 +48,6 @@ def _compared(codes: dict[str, int], verified: Any, started: Any, said: Any) -> 
     if codes["preflight"] == 0 and (started["losses"] or not started["starts"]):
         found.append("preflight ends with 0 and names a loss")
     if ("nothing is lost" in said["verdict"]) and (
-            started["messages_already_lost"] or started["messages_undecided"]):
+            started["messages_already_lost"] != 0 or started["messages_undecided"]):
         found.append(said["verdict"])
     return found

@@ -30,6 +30,9 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.files import StoreFile
 from rmqctl.store.repair_losses import RepairLosses
 
+_TELLING = ("commitlog", "consumequeue")
+"""Structures without which nothing can be said of lost messages."""
+
 
 class QueueChange(NamedTuple):
     """A queue whose messages are dispatched again. ``kept``: names of files that stay and
@@ -330,7 +333,8 @@ class Prediction:
             min(self.cut_undecided, self.messages_lost), self.unreachable,
             self.messages_undecided, self.messages_replaced, self.already_lost_by_topic,
             self.lost_by_topic, self.unreachable_by_topic, queues, groups,
-            tuple(self.beside_messages))
+            tuple(self.beside_messages),
+            tuple(name for name in _TELLING if name in self.not_judged))
 
     @property
     def losses(self) -> list[Loss]:

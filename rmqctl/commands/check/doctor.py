@@ -133,7 +133,8 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     repaired = all_in_words(start.repairs)
     if repaired is not None:
         facts["lost in repairs"] = repaired
-    facts["lost already"] = _counted(lost.already, lost.already_by_topic)
+    facts["lost already"] = lost.unjudged if lost.unread else _counted(
+        lost.already, lost.already_by_topic)
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))

@@ -283,7 +283,9 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     account = prediction.account
     if account.replaced_in_words is not None:
         facts["replaced"] = account.replaced_in_words
-    if account.already:
+    if account.unread:
+        facts["lost already"] = account.unjudged
+    elif account.already:
         facts["lost already"] = account.already
         times = (prediction.already_lost_from, prediction.already_lost_to)
         for name, time in zip(("stored from", "stored to"), times, strict=True):

@@ -209,7 +209,8 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
         "complete": not (counts["bytes_damaged"] or replaced
                          or any(aggregate.unread for aggregate in sums)
                          or any(each.lost.total or each.holes for each in lacking)),
-        "messages_already_lost": sum(each.lost.already for each in lacking)}
+        "messages_already_lost": None if any(each.lost.counted is None for each in lacking)
+        else sum(each.lost.already for each in lacking)}
     return {
         **known,
         "damaged_bytes": counts["bytes_damaged"],

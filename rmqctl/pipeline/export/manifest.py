@@ -111,7 +111,9 @@ def summary(result: Result, spec: Export) -> dict[str, Any]:
         "rows": result.total("rows"),
         "messages_undecided": sum(store.undecided for store in result.stores),
         "messages_replaced": result.total("replaced"),
-        "messages_already_lost": sum(store.lost.already for store in result.stores),
+        "messages_already_lost": None if any(
+            store.lost.counted is None for store in result.stores) else sum(
+            store.lost.already for store in result.stores),
         "bytes": result.total("bytes"),
         "file_count": result.total("files"),
         "partition_count": result.partitions,
@@ -137,7 +139,7 @@ def _store(result: StoreResult) -> dict[str, Any]:
         "bad_crc": {"count": result.bad_crc, "physical_offsets": result.bad_crc_at},
         "messages_undecided": result.undecided,
         "messages_replaced": result.replaced,
-        "messages_already_lost": result.lost.already,
+        "messages_already_lost": result.lost.counted,
         "damage": _faults(result.damage),
         "missing": _faults(result.missing),
         "in_progress": None if result.in_progress is None else _span(result.in_progress),
