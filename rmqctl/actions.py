@@ -62,5 +62,6 @@ class Action:
                 for name, number in value.items())
         if not self.unit:
             return value
-        unit = self.unit if value == 1 else _PLURALS.get(self.unit, self.unit + "s")
+        unit = "entry" if self.unit == "row" else self.unit
+        unit = unit if value == 1 else _PLURALS.get(unit, unit + "s")
         return f"{value:,} {unit}" if isinstance(value, int) else f"{value} {unit}"

@@ -134,15 +134,16 @@ DIFFERENCES = (
     Difference("4.0.0", "4.3.1", "after an unclean end, a record whose lengths do not add up is "
                "taken for valid, and after a clean end no consumequeue is cut"),
     Difference("4.0.0", "4.4.0", "a file of another size silently ends what is loaded"),
-    Difference("4.0.0", "4.4.0", "rows that the consumequeues lack after a clean end stay missing",
+    Difference("4.0.0", "4.4.0",
+               "entries that the consumequeues lack after a clean end stay missing",
                {"reput_from_queues": False}),
     Difference("4.9.2", "4.9.2", "a file of another size silently ends what is loaded"),
-    Difference("4.0.0", "4.9.1", "rows of delayed messages that recovery makes carry their deliver "
-               "time, and the delay service's positions are not set into their queues",
+    Difference("4.0.0", "4.9.1", "entries of delayed messages that recovery makes carry their "
+               "deliver time, and the delay service's positions are not set into their queues",
                {"delay_levels_late": False, "clamps_delay_offsets": False}),
     Difference("5.0.0", "5.0.0", "a v2 record ends the log, and a folder in the commitlog keeps "
                "the broker from starting", {"message_v2": False, "skips_folders": False}),
-    Difference("5.0.0", "5.1.0", "the offset at a time is that of the row nearest in time",
+    Difference("5.0.0", "5.1.0", "the offset at a time is that of the entry nearest in time",
                {"nearest_in_time": True}),
     Difference("5.0.0", "5.1.4", "after an unclean end the records of a DLedger log are not walked",
                {"walks_dledger": False}),
@@ -154,7 +155,7 @@ DIFFERENCES = (
     Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
                {"deletes_empty_last": False}),
     Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "
-               "end and makes no rows", {"normal_by_queues": False}),
+               "end and makes no entries", {"normal_by_queues": False}),
     Difference("5.0.0", "5.3.1", "a blank that names more than the rest of its file ends it",
                {"blank_must_fit": False}),
     Difference("5.3.4", "5.4.0", "what these releases changed since 5.3.3 is not known to rmqctl"),

@@ -229,7 +229,7 @@ CATEGORIES: dict[str, Category] = {
     "log-cut": Category(
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
     "message-fields": Category(
-        ERROR, "a consumequeue row contradicts topic, queue or queue offset", _by_topic_table),
+        ERROR, "a consume queue entry contradicts topic, queue or queue offset", _by_topic_table),
     "fillers": Category(
         INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
     "kept-damaged": Category(
@@ -280,30 +280,32 @@ CATEGORIES: dict[str, Category] = {
     "in-progress": Category(INFO, "the last record is being written by a running broker"),
     "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _rebuild),
     "cq-missing-entry": Category(
-        ERROR, "messages in the log have no row in their consumequeue", _rebuild),
+        ERROR, "messages in the log have no entry in their consumequeue", _rebuild),
     "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _rebuild),
-    "cq-ahead": Category(ERROR, "rows lead beyond the end of the log", _recover),
-    "cq-wrong-offset": Category(ERROR, "a row leads to a place where its message is not", _rebuild),
-    "cq-wrong-size": Category(ERROR, "a row has not its message's size", _rebuild),
+    "cq-ahead": Category(ERROR, "entries point beyond the end of the log", _recover),
+    "cq-wrong-offset": Category(ERROR, "an entry points to a place without its message", _rebuild),
+    "cq-wrong-size": Category(ERROR, "the size in an entry does not match its message", _rebuild),
     "cq-wrong-time": Category(
-        WARNING, "a row in RocksDB has not its message's store time", _rebuild),
-    "cq-wrong-tag": Category(ERROR, "a row has not its message's tags code", _rebuild),
-    "cq-duplicate": Category(ERROR, "a row repeats another row's message", _rebuild),
+        WARNING, "an entry in RocksDB does not match its message's store time", _rebuild),
+    "cq-wrong-tag": Category(
+        ERROR, "the tags code of an entry does not match its message", _rebuild),
+    "cq-duplicate": Category(ERROR, "an entry repeats another entry's message", _rebuild),
     "cq-after-gap": Category(
         INFO, "the log lacks queue offsets; later entries are where a broker puts them"),
-    "cq-out-of-order": Category(ERROR, "a row holds the message of another queue offset", _rebuild),
+    "cq-out-of-order": Category(
+        ERROR, "an entry points to the message of another queue offset", _rebuild),
     "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _rebuild),
     "cq-batch": Category(
-        ERROR, "a row of a batch consumequeue is damaged or contradicts its message", _rebuild),
-    "cq-lost": Category(INFO, "rows that lead to damaged or missing messages", _recover),
+        ERROR, "an entry of a batch consumequeue is damaged or contradicts its message", _rebuild),
+    "cq-lost": Category(INFO, "entries that point to damaged or missing messages", _recover),
     "cq-database": Category(
         ERROR, "the data base of consumequeues is damaged, or a part of it", _recover),
     "cq-last": Category(
-        ERROR, "what is noted as the last row of a queue in RocksDB is not its last", _rebuild),
+        ERROR, "what is noted as the last entry of a queue in RocksDB is not its last", _rebuild),
     "cq-copy": Category(
         WARNING, "the copy of the consumequeues in RocksDB says something else than their files"),
     "cq-gap": Category(
-        WARNING, "a queue in RocksDB has no rows between others, and no message for them",
+        WARNING, "a queue in RocksDB has no entries between others, and no message for them",
         _rebuild),
     "index-missing": Category(WARNING, "there are keys in the log but no index file", _rebuild),
     "index-header": Category(ERROR, "an index header contradicts the entries", _rebuild),

@@ -38,8 +38,8 @@ class Impact:
                 "complete": self.complete}
 
     def in_words(self) -> Phrase:
-        """``concerned: 20 of 274 messages; TopicA 11, TopicB 9; stored from … to …``."""
-        return Phrase("concerned: {what}", what=self.concerned)
+        """``affected: 20 of 274 messages; TopicA 11, TopicB 9; stored from … to …``."""
+        return Phrase("affected: {what}", what=self.concerned)
 
     @property
     def concerned(self) -> Phrase:

@@ -101,7 +101,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("du", "read-only", _INSPECT, "Where the bytes are: structures, topics, kept repairs"),
     _spec("export", "writes-new", _INSPECT, "Messages for other programs: Parquet, CSV, Excel …"),
     _spec("sql", "read-only", _INSPECT, "A query over messages, queues, index, offsets, findings"),
-    _spec("doctor", "read-only", _CHECK, "What is wrong, whom it concerns, what to do: one screen"),
+    _spec("doctor", "read-only", _CHECK, "What is wrong, who is affected, what to do: one screen"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),
     _spec("impact", "read-only", _CHECK, "What damage and a start mean for each consumer group"),

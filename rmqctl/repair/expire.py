@@ -105,8 +105,8 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
                            "all its messages have expired", "byte") for file in follow]
         notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
         if gone and store.layout.consumequeue == "rocksdb":
-            notes.append("rows of expired messages stay in the data base of consumequeues until a "
-                         "broker compacts it, and are of no effect")
+            notes.append("entries of expired messages stay in the data base of consumequeues until "
+                         "a broker compacts it, and are of no effect")
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:
@@ -259,8 +259,9 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
         if file.size < file_size or not _ends_before(file, file_size, unit, after):
             break
         if _leads_behind(file, unit, after):
-            out.notes.append(f"{file.path}: its last row leads to an expired message, but others "
-                             "do not; it stays (a broker would delete it), see `rmqctl verify`")
+            out.notes.append(f"{file.path}: its last entry points to an expired message, but "
+                             "others do not; it stays (a broker would delete it), see "
+                             "`rmqctl verify`")
             break
         gone.append(file)
     return gone

@@ -236,7 +236,7 @@ class _Planner:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "DLedger recovers its log at every start; behind this file a broker of 5.2.0 or "
-                "later would cut rows off again that lead into it")]))
+                "later would cut entries off again that point into it")]))
         table = self._table(rebuilt)
         if TIMER in self._options.only and self._options.topic is None and not held:
             timer = timer_steps(self._store, saved.log_end, table.get(f"{TIMER_TOPIC}-0"),
@@ -527,8 +527,8 @@ class _Planner:
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
                 f"{self._root}: entries of the log are lost or damaged, nothing is put in their "
-                "place, as a group agrees on no filler, and without them rows would stand at other "
-                "queue offsets than their messages have: " + (
+                "place, as a group agrees on no filler, and without them entries would stand at "
+                "other queue offsets than their messages have: " + (
                     "a further member of the group may have them" if self._logs else
                     "another node of the group may have them (`rmqctl diff` compares two, "
                     "`rmqctl recover --from` copies them)"))
@@ -579,7 +579,7 @@ class _Planner:
         wants = partial(wants_queue, options.topic, options.queue)
         others = None if options.topic is None else store.rocksdb
         damaged = RefusedError(
-            f"{self._root}: the data base of consumequeues is damaged, so rows of other topics "
+            f"{self._root}: the data base of consumequeues is damaged, so entries of other topics "
             "would be lost: recover without --topic makes all of them anew")
         if options.topic is not None and (others is None or others.damage):
             raise damaged
@@ -598,7 +598,7 @@ class _Planner:
                "a part of consumequeue cannot be read" if store.rocksdb is not None
                and (store.rocksdb.damage or store.rocksdb.has_unread) else
                "consumequeue lags behind the log" if self._before < made.rows else
-               "consumequeue has wrong rows")
+               "consumequeue has wrong entries")
         self._take(rocksdb.steps(self._root, made, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
@@ -637,8 +637,8 @@ class _Planner:
             more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
             self._notes.append(
                 f"light queues {first}{more} stay as they are: messages have queue offsets and no "
-                "rows there, as with enableMultiDispatch switched off for a time or with rows "
-                "lost. --multi-dispatch has all of them made anew")
+                "entries there, as with enableMultiDispatch switched off for a time or with "
+                "entries lost. --multi-dispatch has all of them made anew")
         return untold
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:

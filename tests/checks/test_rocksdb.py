@@ -87,7 +87,8 @@ def test_preflight_says_what_the_engine_did(golden, each: GoldenSet):
                 if kind in (0, 8) and at < made.truncate_to}
     beyond = [one for one in expect["queues"] if one["max"] and one["maxPhysicOffset"] >= (
         made.truncate_to)]
-    said = [note for note in made.notes if "keep a last row" in note or "keeps a last row" in note]
+    said = [note for note in made.notes
+            if "keep a last entry" in note or "keeps a last entry" in note]
     assert [note.split(" ", 1)[0] for note in said] == ([str(len(beyond))] if beyond else [])
     rowed = {(row[1], row[4]) for one in expect["queues"] for row in one["messages"]}
     own = {topic: count for topic, count in made.unreachable_by_topic.items()

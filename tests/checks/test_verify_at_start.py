@@ -229,7 +229,7 @@ def test_what_of_the_index_a_start_costs_is_a_loss(golden_copy: Any, rmqctl: Run
     assert said.out.startswith(
         "a 5.3.3 broker would start and lose no message, but 14 index entries\n")
     lost = {"what": "index", "count": 14, "file": "index", "already": False,
-            "cause": "the messages concerned are no longer found by key"}
+            "cause": "the affected messages are no longer found by key"}
     assert rmqctl("preflight", root, "-o", "json").json()["losses"] == [lost]
     assert "a start would lose 14 index entries" in rmqctl("doctor", root).expect(1).out
     # Of a file that cannot be understood nobody knows how many.

@@ -213,7 +213,7 @@ def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: R
         "messages": 274, "of": 274, "topics": {"TP_bill_Event9": 138, "TP_pay_Topic": 136},
         "from": None, "to": None, "complete": True, "rows": 0, "bytes": 0}
     page = rmqctl("verify", root, "-o", "plain").expect(1).out
-    assert page.splitlines()[1] == ("concerned: 274 of 274 messages have no row in their queue, "
+    assert page.splitlines()[1] == ("affected: 274 of 274 messages have no entry in their queue, "
                                     "topics TP_bill_Event9, TP_pay_Topic")
     assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [
         *found["next"], "rmqctl explain cq-missing"]
@@ -257,7 +257,7 @@ def test_what_is_concerned_counts_rows_whose_messages_are_missing(tmp_path: Path
     result = rmqctl("verify", store, "-o", "json").expect(1).json()
     assert result["impact"]["rows"] == gone > 9
     page = rmqctl("verify", store, "-o", "plain").expect(1).out
-    assert page.splitlines()[1] == (f"concerned: {gone} of 90 rows lead to no intact message, "
+    assert page.splitlines()[1] == (f"affected: {gone} of 90 entries point to no intact message, "
                                     "topics orders")
 
 

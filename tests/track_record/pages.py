@@ -168,7 +168,7 @@ def _cost(document: dict[str, Any]) -> str:
         return "does not start"
     costs = [f"{verb} {count:,} {what}" for verb, count, what in (
         ("cuts off", document["messages_lost"], "intact messages"),
-        ("leaves", document["unreachable"], "without a row"),
+        ("leaves", document["unreachable"], "without an entry"),
         ("may not find", document["shadowed"], "messages in files that are there twice"),
         ("destroys", document["rows_lost"], "rows"),
         ("loses", document["index"]["entries_lost"], "index entries")) if count]

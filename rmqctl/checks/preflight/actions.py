@@ -109,8 +109,8 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
     if not state.added and (state.end != state.found_end or doomed):
         cut = max(0, state.found_end - state.end)
         predicted.rows_cut += cut
-        why = [Phrase("the last rows lead beyond the end of the log") if cut
-               else Phrase("what follows them is no row")]
+        why = [Phrase("the last entries point beyond the end of the log") if cut
+               else Phrase("what follows them is no entry")]
         if doomed:
             why.append(Phrase("files deleted: {some}", some=len(doomed)))
         predicted.actions.append(Action("cut", state.target, state.found_end, state.end,
@@ -118,15 +118,15 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
     if state.added:
         predicted.rows_added += state.added
         said = [Phrase("{rows} for messages from physical offset {offset} on",
-                       rows=counted(state.added, "row"), offset=state.first_added)]
+                       rows=counted(state.added, "entry", "entries"), offset=state.first_added)]
         if doomed:
             said.append(Phrase("files deleted before: {some}", some=len(doomed)))
         if state.blanked:
             said.append(Phrase("{rows} before them not made again",
-                               rows=counted(state.blanked, "row")))
+                               rows=counted(state.blanked, "entry", "entries")))
         if state.misplaced:
             said.append(Phrase("{rows} of these at a wrong queue offset",
-                               rows=counted(state.misplaced, "row")))
+                               rows=counted(state.misplaced, "entry", "entries")))
         predicted.actions.append(Action("add rows", state.target, left, state.end,
                                         Joined("; ", said)))
 
@@ -159,9 +159,9 @@ def _index(predicted: Prediction, store: Store, index: Index,
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:
         predicted.notes.append(
-            Phrase("{count:,} index entry does not come back: the messages concerned are no longer "
+            Phrase("{count:,} index entry does not come back: the affected messages are no longer "
                    "found by key",
-                   "{count:,} index entries do not come back: the messages concerned are no longer "
+                   "{count:,} index entries do not come back: the affected messages are no longer "
                    "found by key", count=predicted.index_lost))
     predicted.index_uncounted = len(index.uncounted)
     for loaded in index.uncounted:
@@ -230,7 +230,7 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             "a last file without a byte is deleted from 5.1.3 on; older brokers refuse"))
     if any("correctMinOffset" in reason for reason in predicted.refusals):
         out.append(Phrase(
-            "a queue whose last file has no row keeps brokers from 5.0.0 on from starting; older "
+            "a queue whose last file has no entry keeps brokers from 5.0.0 on from starting; older "
             "ones go on with it"))
     if not predicted.starts:
         return out
@@ -243,7 +243,7 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             "brokers did it only after an unclean one"))
     if clean and lagging:
         out.append(Phrase(
-            "after a clean end missing rows come back in 4.5.1 to 4.9.8 and from 5.3.2 on; in "
+            "after a clean end missing entries come back in 4.5.1 to 4.9.8 and from 5.3.2 on; in "
             "5.0.0 to 5.3.1 they stay missing"))
     if clean and (predicted.messages_lost or predicted.rows_cut):
         out.append(Phrase(
@@ -268,11 +268,11 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             action.action == "add rows" and action.target.startswith(
                 f"consumequeue/{props.LMQ_PREFIX}") for action in predicted.actions):
         out.append(Phrase(
-            "with enableMultiDispatch=false no rows are added to light queues (all versions; off "
-            "by default)"))
+            "with enableMultiDispatch=false no entries are added to light queues (all versions; "
+            "off by default)"))
     if not clean and any(action.action == "add rows" and action.target.startswith(
             f"consumequeue/{props.SCHEDULE_TOPIC}/") for action in predicted.actions):
         out.append(Phrase(
-            "rows of delayed messages that recovery makes carry no deliver time in 4.9.2 to 4.9.8 "
-            "(they are delivered at once); they are right in all other versions"))
+            "entries of delayed messages that recovery makes carry no deliver time in 4.9.2 to "
+            "4.9.8 (they are delivered at once); they are right in all other versions"))
     return out

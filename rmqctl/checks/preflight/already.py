@@ -176,7 +176,7 @@ class AlreadyLost:
         if not log.files and any(state.found_end for state in self._queues.states):
             predicted.notes.append(
                 Phrase(
-                    "rows of consumequeues lead to messages, and the log has no file: is it in "
+                    "consume queue entries point to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?"))
         unclear = 0 if counts_only else self._note_earlier_life(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
@@ -262,10 +262,10 @@ class AlreadyLost:
         if count:
             predicted.notes.append(
                 Phrase(
-                    "{count:,} row leads beyond the end of the log, which the last clean stop has "
-                    "confirmed: an earlier recovery cut their messages off",
-                    "{count:,} rows lead beyond the end of the log, which the last clean stop has "
-                    "confirmed: an earlier recovery cut their messages off", count=count))
+                    "{count:,} entry points beyond the end of the log, which the last clean stop "
+                    "has confirmed: an earlier recovery cut their messages off",
+                    "{count:,} entries point beyond the end of the log, which the last clean stop "
+                    "has confirmed: an earlier recovery cut their messages off", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Brings the places without anything intact into one ascending list."""

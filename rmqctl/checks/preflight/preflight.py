@@ -310,7 +310,7 @@ class _Start:
                 predicted.starts = False
                 predicted.refusals.append(
                     Phrase(
-                        "{file}: the last file of its queue, and no row in it: an "
+                        "{file}: the last file of its queue, and no entry in it: an "
                         "IllegalArgumentException in correctMinOffset, once recovery is over",
                         file=relative(self.store, file.path)))
 
@@ -347,7 +347,7 @@ class _Start:
                     "it waits for ever at physical offset {stuck}: the log has no file for it, and "
                     "start-up ends only when all of the log was dispatched", stuck=walk.stuck))
             self.made.notes += [Phrase(
-                "what lies from {offset} to the end of its file cannot be read and gets no rows",
+                "what lies from {offset} to the end of its file cannot be read and gets no entries",
                 offset=position) for position in walk.skipped]
             self.skipped = walk.skipped if self.clean and self.ledger is None else []
         self.reput_start = min(start, end)
@@ -411,9 +411,9 @@ class _Start:
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
             predicted.notes.append(Phrase(
-                "{count:,} message without a row belongs to topics that are not in "
+                "{count:,} message without an entry belongs to topics that are not in "
                 "config/topics.json; deleted topics are not counted",
-                "{count:,} messages without a row belong to topics that are not in "
+                "{count:,} messages without an entry belong to topics that are not in "
                 "config/topics.json; deleted topics are not counted", count=count))
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
@@ -455,9 +455,9 @@ class _Start:
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
                 "{count:,} record says another physical offset than its own, the first at {first}; "
-                "a broker takes such a record, and its row leads to nowhere",
+                "a broker takes such a record, and its entry points to nowhere",
                 "{count:,} records say another physical offset than theirs, the first at {first}; "
-                "a broker takes such a record, and its row leads to nowhere",
+                "a broker takes such a record, and its entry points to nowhere",
                 count=len(walk.misplaced), first=walk.misplaced[0]))
         unread = self.queues.rocksdb_trouble
         if unread:
@@ -474,10 +474,10 @@ class _Start:
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:
             predicted.notes.append(Phrase(
-                "{count:,} queue in RocksDB, {first}, keeps a last row beyond the end of the log: "
-                "its next message gets a queue offset behind a gap",
-                "{count:,} queues in RocksDB, the first {first}, keep a last row beyond the end of "
-                "the log: their next messages get queue offsets behind a gap",
+                "{count:,} queue in RocksDB, {first}, keeps a last entry beyond the end of the "
+                "log: its next message gets a queue offset behind a gap",
+                "{count:,} queues in RocksDB, the first {first}, keep a last entry beyond the end "
+                "of the log: their next messages get queue offsets behind a gap",
                 count=len(left), first=left[0].target))
         if predicted.superseded:
             predicted.notes.append(Phrase(
@@ -490,7 +490,7 @@ class _Start:
                 "there is no index, and it is not made again: no message can be found by its key"))
         if not self.full and self.log.files:
             predicted.notes.append(Phrase(
-                "messages without a row were looked for only where the broker reads"))
+                "messages without an entry were looked for only where the broker reads"))
 
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:

@@ -390,7 +390,7 @@ class Prediction:
     def beside_messages(self) -> list[Loss]:
         """Losses that are not about the log and its consume queues."""
         index = [Loss(INDEX, None if self.index_uncounted else self.index_lost, Phrase(
-            "the messages concerned are no longer found by key"), "index")]
+            "the affected messages are no longer found by key"), "index")]
         return [*self.metadata.losses, *self.other_losses,
                 *(index if self.index_lost or self.index_uncounted else [])]
 

@@ -175,7 +175,7 @@ class _Queue:
             start = int(offsets[first])
             length = int((offsets + walked.columns["size"])[first + count - 1]) - start
             yield self._tell(
-                f"{plural(count, 'message')} of the log have no row", log.path,
+                f"{plural(count, 'message')} of the log have no entry", log.path,
                 start - log.base, length, count=count,
                 row=int(walked.columns["msg_base_offset"][first]),
                 severity=(INFO if self._held else WARNING) if tail else "")
@@ -212,14 +212,14 @@ class _Queue:
             before = np.concatenate([[self._newest], base[sound][:-1]])
             self._newest = int(base[sound[-1]])
             yield from self._tell_rows(file, position, rows, sound[base[sound] <= before],
-                                       "msg_base_offset", "is not after the row before")
+                                       "msg_base_offset", "is not after the entry before")
 
     def _tell_rows(self, file: StoreFile, start: int, rows: Array, which: Array, name: str,
                    words: str) -> Iterator[Finding]:
         place = UNIT.field(name)
         for row in which.tolist():
             position = start + row * UNIT_SIZE
-            yield self._tell(f"{name} of row {position // UNIT_SIZE}: {int(rows[row][name])} "
+            yield self._tell(f"{name} of entry {position // UNIT_SIZE}: {int(rows[row][name])} "
                              f"{words}", file.path, position + place.offset, place.size,
                              row=int(rows[row]["msg_base_offset"]))
 
@@ -244,7 +244,8 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
         filled = np.flatnonzero(used_units(data, UNIT_SIZE)[:len(rows)])
         if len(filled):
             for first, count in gaps.add(first_row + filled, valid(rows[filled])):
-                yield first * UNIT_SIZE, f"{plural(count, 'row')} of zeros, rows follow"
+                yield first * UNIT_SIZE, (
+                    f"{plural(count, 'entry', 'entries')} of zeros, entries follow")
         for first, count in runs(filled.tolist()):
             yield (first_row + first) * UNIT_SIZE, rows[first:first + count]
         if len(stop):

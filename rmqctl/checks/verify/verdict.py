@@ -137,10 +137,10 @@ class Verdict(Generic[C]):
         messages = self.coverage.as_dict().get("messages")
         rowless = _count(troubles, _WITHOUT_ROW)
         if rowless > (messages or 0):  # light queues: a message has a row in each of its queues
-            parts.append(Phrase("{rows:,} rows of {of:,} messages are missing", rows=rowless,
+            parts.append(Phrase("{rows:,} entries of {of:,} messages are missing", rows=rowless,
                                 of=messages or 0))
         elif rowless:
-            parts.append(Phrase("{some:,} of {of:,} messages have no row in their queue",
+            parts.append(Phrase("{some:,} of {of:,} messages have no entry in their queue",
                                 some=rowless, of=messages or 0))
         bodies = _count(troubles, _BODIES)
         if bodies:
@@ -155,8 +155,9 @@ class Verdict(Generic[C]):
         if leading:
             rows = self.coverage.as_dict().get("consumequeue_rows")
             parts.append(
-                Phrase("{some:,} of {of:,} rows lead to no intact message", some=leading, of=rows)
-                if rows else Phrase("{some:,} rows lead to no intact message", some=leading))
+                Phrase("{some:,} of {of:,} entries point to no intact message", some=leading,
+                       of=rows)
+                if rows else Phrase("{some:,} entries point to no intact message", some=leading))
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(Phrase("{some:,} bytes of the log are damaged", some=damaged))
@@ -170,7 +171,7 @@ class Verdict(Generic[C]):
         if not parts:
             return None
         what = Joined(", ", parts)
-        return Phrase("concerned: {what}", what=what if self.total <= len(self.findings) else
+        return Phrase("affected: {what}", what=what if self.total <= len(self.findings) else
                       Phrase("at least {what}", what=what))
 
     def _between(self) -> Phrase | None:

@@ -42,7 +42,7 @@ def command(
 
     Reads every byte as `rmqctl verify` does, and predicts a broker's start as `rmqctl preflight`
     does. One sentence says what that comes to; then what is damaged, what is lost already, what a
-    start would lose, which consumer groups are concerned, the room on the disk, and the next
+    start would lose, which consumer groups are affected, the room on the disk, and the next
     commands, the safest first: none of them changes anything as it stands. Exit code 0 for a sound
     store, 1 for anything else; 3 when all that can be judged is sound, but a part lies in a form
     that is not read.
@@ -145,7 +145,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         Phrase("{loses} (a {version} broker, as far as can be judged)", **said)
         if found.not_judged else Phrase("{loses} (a {version} broker)", **said))
     if start.impact is not None:
-        facts["concerned"] = start.impact.concerned
+        facts["affected"] = start.impact.concerned
     if start.consumers is not None:
         facts["consumers"] = start.consumers.affects
     return facts

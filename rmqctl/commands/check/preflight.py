@@ -38,11 +38,11 @@ def command(
     *,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
-        "--quick", help="Read no more of the log than the broker does; messages without a row are "
-        "then not looked for in older parts, nor is damage.")] = False,
+        "--quick", help="Read no more of the log than the broker does; messages without an entry "
+        "are then not looked for in older parts, nor is damage.")] = False,
     start_only: Annotated[bool, typer.Option(
         "--start-only", help="Let the exit code judge this start alone: what is lost already is "
-        "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
+        "shown, and is 1 only where the start would cut off the entries that tell of it.")] = False,
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
@@ -211,8 +211,8 @@ def _headline(prediction: Prediction) -> Phrase:
             Phrase("cut {count:,} intact message off the log",
                    "cut {count:,} intact messages off the log", count=account.cut))
     if account.without_entry:
-        costs.append(Phrase("leave {count:,} message in the log without a row in the queue",
-                            "leave {count:,} messages in the log without a row in the queue",
+        costs.append(Phrase("leave {count:,} message in the log without an entry in the queue",
+                            "leave {count:,} messages in the log without an entry in the queue",
                             count=account.without_entry))
     if prediction.shadowed:
         costs.append(Phrase("maybe not find {count:,} message in log files that are there twice",
@@ -223,7 +223,8 @@ def _headline(prediction: Prediction) -> Phrase:
                             "serve {count:,} messages at which clients give up",
                             count=prediction.undecodable))
     if prediction.rows_lost:
-        costs.append(Phrase("destroy all consumequeues ({rows:,} rows)", rows=prediction.rows_lost))
+        costs.append(Phrase("destroy all consumequeues ({rows:,} entries)",
+                            rows=prediction.rows_lost))
     if prediction.second_start is not None:
         costs.append(Phrase("keep {count:,} message that its next start loses",
                             "keep {count:,} messages that its next start loses",
@@ -277,9 +278,10 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         facts["dispatched again"] = Phrase(
             "{first} to {end}: {rows} and {entries:,} index entries are new",
             first=values["dispatch_from"], end=values["dispatch_to"],
-            rows=counted(prediction.rows_added, "row"), entries=prediction.index_entries)
+            rows=counted(prediction.rows_added, "entry", "entries"),
+            entries=prediction.index_entries)
     if prediction.rows_cut:
-        facts["rows cut off"] = prediction.rows_cut
+        facts["entries truncated"] = prediction.rows_cut
     account = prediction.account
     if account.replaced_in_words is not None:
         facts["replaced"] = account.replaced_in_words
@@ -296,7 +298,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
          lambda topic: Phrase("already lost of {topic}", topic=topic)),
         (account.cut_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
         (account.without_entry_by_topic,
-         lambda topic: Phrase("without a row of {topic}", topic=topic))]
+         lambda topic: Phrase("without an entry of {topic}", topic=topic))]
     for counts, of in by_topic:
         for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:
             facts[of(topic)] = count

@@ -152,7 +152,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
         "not verifiable": Phrase(
             "{size} of the messages: fields and properties no checksum covers",
             size=size_text(cover.bytes_unverifiable)),
-        "consumequeue rows": count_text(cover.consumequeue_rows),
+        "consume queue entries": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
     }
     if verdict.tier is not None:

@@ -304,7 +304,7 @@ class _Job:
              "decided": decided}))
         self.conflicts += not decided
         if not decided and not run.parted:
-            self.notes.append(f"{source.name}: {what}, and no checksum or row tells which is "
+            self.notes.append(f"{source.name}: {what}, and no checksum or entry tells which is "
                               f"damaged; ours stays, unless --prefer {source.name} is given")
         if not decided and run.parted:
             self.notes.append(

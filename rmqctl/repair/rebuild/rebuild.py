@@ -143,9 +143,9 @@ class Rebuilt:
                          f"({plural(self.damage.length, 'byte')}) of the log passed over: the "
                          f"first at physical offset {first.offset}, {first.reason}")
         if self.gaps:
-            notes.append(plural(self.gaps, "row follows a gap in its queue's offsets: it stands",
-                                "rows follow a gap in their queue's offsets: they stand")
-                         + " where a broker puts such rows, at the end of the queue, before the "
+            notes.append(plural(self.gaps, "entry follows a gap in its queue's offsets: it stands",
+                                "entries follow a gap in their queue's offsets: they stand")
+                         + " where a broker puts such entries, at the end of the queue, before the "
                          "queue offset of their message")
         if self.repeated:
             notes.append(f"{plural(self.repeated, 'message has', 'messages have')} a queue offset "
@@ -153,10 +153,10 @@ class Rebuilt:
                          "log: no consume queue entry points there, and verify reports them")
         if self.refused:
             notes.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
-                         "that no queue can have: no row is made")
+                         "that no queue can have: no entry is made")
         if self.unplaceable:
             notes.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
-                         "that can be no folder: no row is made")
+                         "that can be no folder: no entry is made")
         return tuple(notes)
 
 

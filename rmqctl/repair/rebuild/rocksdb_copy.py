@@ -48,7 +48,7 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
     made = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
                 progress=progress)
     if not why and present is not None and not _agrees(present, made, store.log.min_offset):
-        why = "the copy in RocksDB has wrong rows"
+        why = "the copy in RocksDB has wrong entries"
     if not why:
         return [], []
     return _replaced(store, made), [Action("rebuild", FOLDER, None, made.rows, why, "row")]

@@ -43,8 +43,8 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 
 _VERB = "rebuild"
 _MISSING, _BEHIND, _AHEAD, _WRONG, _STRANGE = (
-    "{} is missing", "{} lags behind the log", "{} has rows of messages that are not in the log",
-    "{} has wrong rows", "{} has files that do not belong there")
+    "{} is missing", "{} lags behind the log", "{} has entries of messages that are not in the log",
+    "{} has wrong entries", "{} has files that do not belong there")
 Kind = Literal["file", "folder", "other"]
 """``other``: a FIFO, a device, a link that leads to no file or to another one of the store."""
 

@@ -52,9 +52,9 @@ STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
                "them")
-_NO_TOPIC = (", which cannot be kept from a topic's consumers: its queues need a row for each lost "
-             "message, a broker delivers what such a row leads to, and where that is nothing, it "
-             "leaves out intact messages as well")
+_NO_TOPIC = (", which cannot be kept from a topic's consumers: its queues need an entry for each "
+             "lost message, a broker delivers what such an entry points to, and where that is "
+             "nothing, it leaves out intact messages as well")
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,8 +397,8 @@ class _Job:
                             f"offset {survey.glued[0]}: a broker with forceVerifyPropCRC does not "
                             "find it and ends its log there; left as it is")
         if evidence.ahead:
-            oddities.append(plural(evidence.ahead, "consumequeue row leads",
-                                   "consumequeue rows lead")
+            oddities.append(plural(evidence.ahead, "consume queue entry points",
+                                   "consume queue entries point")
                             + " beyond the last file of the log: these queues go on at smaller "
                             "queue offsets")
         return oddities

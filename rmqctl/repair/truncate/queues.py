@@ -159,7 +159,7 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
     cut.steps += cut_files(store, files, tail.end or 0, tail.used)
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
-        "rows of messages that are cut"))
+        "entries of messages that are cut"))
 
 
 # -- extension units ------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
     if steps:
         cut.actions.append(Action(
             "truncate", f"{_EXT}/{key[0]}/{key[1]}", files[-1].end, end,
-            "units of rows that are cut"))
+            "units of entries that are cut"))
 
 
 def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:

@@ -411,8 +411,8 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
     said += _too_far(progress, next_offsets)
     if restarted:
         names = named([f"{topic}/{queue}" for topic, queue in restarted])
-        said.append(f"no row is left of {names}: queue offsets begin at 0 again there, where older "
-                    "messages had expired")
+        said.append(f"no entry is left of {names}: queue offsets begin at 0 again there, where "
+                    "older messages had expired")
     return said
 
 

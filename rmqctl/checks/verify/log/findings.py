@@ -42,7 +42,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
-            yield replace(finding, detail=f"{finding.detail}; {gone} rows of the consumequeues "
+            yield replace(finding, detail=f"{finding.detail}; {gone} consume queue entries "
                           "lead beyond it: their messages are gone")
         else:
             yield finding
@@ -55,7 +55,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     if ahead and (gone > 1 or _index_agrees(context)):
         queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
-            "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
+            "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} entries of "
             f"{queues} consumequeues lead beyond it: their messages are gone",
             **_place(context, log_end), count=gone)
 

@@ -71,7 +71,7 @@ class _Rows:
         place = UNIT.field(name)
         position = row * UNIT_SIZE
         single = count == 1
-        return Finding(category, STRUCTURE, f"{name} of row {row}: {words}", file=file.path,
+        return Finding(category, STRUCTURE, f"{name} of entry {row}: {words}", file=file.path,
                        offset=position + (place.offset if single else 0),
                        length=place.size if single else count * UNIT_SIZE, topic=self._queue.topic,
                        queue_id=self._queue.queue_id, queue_offset=base, count=count,
@@ -93,7 +93,7 @@ class _Rows:
                             yield self._gap(*unfinished)
                             unfinished = None
                         for first, count in gaps.add(first_row + filled, real):
-                            words = f"{plural(count, 'row')} of zeros, rows follow"
+                            words = f"{plural(count, 'entry', 'entries')} of zeros, entries follow"
                             yield self._tell(file, first, (
                                 "cq-missing-entry", "physical_offset", words), count=count)
                         yield from self._page(file, rows, first_row + filled)
@@ -103,7 +103,7 @@ class _Rows:
                 yield unreadable(STRUCTURE, file.path, error)
 
     def _gap(self, file: StoreFile, row: int) -> Finding:
-        words = "zeros up to the end of the file, though rows follow in a later one"
+        words = "zeros up to the end of the file, though entries follow in a later one"
         return self._tell(file, row, ("cq-missing-entry", "physical_offset", words),
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
@@ -149,8 +149,9 @@ class _Rows:
         numbers = index[ahead]
         for first, count in runs(numbers.tolist()):
             row = int(np.flatnonzero(index == first)[0])
-            words = (f"{plural(count, 'row')} from {int(rows['physical_offset'][row])} on lead "
-                     f"beyond the end of the log ({self._log_end})")
+            words = (f"{plural(count, 'entry', 'entries')} from "
+                     f"{int(rows['physical_offset'][row])} on point beyond the end of the log "
+                     f"({self._log_end})")
             yield self._tell(file, first, ("cq-ahead", "physical_offset", words),
                              base=int(rows["msg_base_offset"][row]), count=count)
 
@@ -169,10 +170,10 @@ class _Rows:
         self._last_physical, self._next = int(physical[-1]), int(ends[-1])
         for row in np.flatnonzero((physical <= before) | (base < behind)).tolist():
             if physical[row] == before[row]:
-                words = "repeats the message of the row before"
+                words = "repeats the message of the entry before"
                 yield row, ("cq-duplicate", "physical_offset", words)
             else:
-                words = (f"{int(base[row])} at {int(physical[row])}, the row before goes up to "
+                words = (f"{int(base[row])} at {int(physical[row])}, the entry before goes up to "
                          f"{int(behind[row])} at {int(before[row])}")
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
@@ -261,13 +262,13 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
     behind = [message for message in missing if message[0] > newest]
     if between:
         yield _finding(context, key, "cq-missing-entry", between, queue,
-                       f"{plural(len(between), 'record has', 'records have')} no row, though "
+                       f"{plural(len(between), 'record has', 'records have')} no entry, though "
                        f"later ones have; the first is at {between[0][0]}")
     if behind:
         right = context.rows_put_right(key, behind[0][0], _end(expected))
         yield _finding(context, key, "cq-behind", behind, queue,
-                       f"the rows end, the log goes on: {plural(len(behind), 'record')} from "
-                       f"{behind[0][0]} on without a row{right.words('makes the rows')}",
+                       f"the entries end, the log goes on: {plural(len(behind), 'record')} from "
+                       f"{behind[0][0]} on without an entry{right.words('makes the rows')}",
                        INFO if context.live else right.severity)
 
 

@@ -155,7 +155,7 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
             yield tell("the units end without an end mark, though another file follows", position,
                        source.size - position)
         else:
-            yield tell("zeros where a unit should be: rows of the consumequeue lead there",
+            yield tell("zeros where a unit should be: consume queue entries point there",
                        position,
                        end - position)
 

@@ -27,8 +27,8 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
-_OR_LOST = ("or the rows are lost; which of the two cannot be told. --broker-conf FILE with "
-            "enableMultiDispatch=false says the former, and recover --multi-dispatch makes rows")
+_OR_LOST = ("or the entries are lost; which of the two cannot be told. --broker-conf FILE with "
+            "enableMultiDispatch=false says the former, and recover --multi-dispatch makes entries")
 _GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""
 _MOST = (1 << 63) // UNIT_SIZE
@@ -222,15 +222,15 @@ class QueueReconciler(LeftOver):
             row, noted, real = self.tally.first_wrong_time
             count = self.tally.wrong_times
             yield self.finding(
-                "cq-wrong-time", f"{plural(count, 'row')} {'notes' if count == 1 else 'note'} "
-                f"another store time than the message has, the first {noted}, not {real}", row,
-                count=count)
+                "cq-wrong-time", f"{plural(count, 'entry', 'entries')} "
+                f"{'has' if count == 1 else 'have'} another store time than the message, the first "
+                f"{noted}, not {real}", row, count=count)
         for first, end in self._beyond():
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
-                f"{first} on lead to {where} and beyond, where the log has ended "
+                "cq-ahead", f"{plural(end - first, 'entry', 'entries')} from queue "
+                f"offset {first} on point to {where} and beyond, where the log has ended "
                 f"({self.context.log_end})", first, count=end - first)
         for first, count in self._impossible:
             unit = self.queue.unit(first)
@@ -244,8 +244,8 @@ class QueueReconciler(LeftOver):
                 f"on: {by} before the offset in the message", start - by, count=count)
         if self._lost:
             yield self.finding(
-                "cq-lost", f"{plural(len(self._lost), 'row')} leading to damaged or missing "
-                f"messages: queue offset {_ranges(self._lost)}", self._lost[0],
+                "cq-lost", f"{plural(len(self._lost), 'entry', 'entries')} pointing to damaged or "
+                f"missing messages: queue offset {_ranges(self._lost)}", self._lost[0],
                 count=len(self._lost))
         if self.queue.in_rocksdb:
             from rmqctl.checks.verify.queue import rocksdb
@@ -254,7 +254,7 @@ class QueueReconciler(LeftOver):
                 self.tally, self.queue.first_index, self.end))
         if self._unseen:
             yield self.finding(
-                "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
+                "cq-wrong-offset", f"{self._unseen} more entries belong to no message of the log "
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
@@ -313,9 +313,9 @@ class QueueReconciler(LeftOver):
                 (taken if self.tally_covers(claim.queue_offset) else left).append(claim)
         self.tally.claims = left
         if taken:
-            yield self._switched(taken, f"whose row another message has, rightly: {_OFF}")
+            yield self._switched(taken, f"whose entry another message has, rightly: {_OFF}")
         if without:
-            yield self._switched(without, f"and no row: {_OFF}, {_OR_LOST}")
+            yield self._switched(without, f"and no entry: {_OFF}, {_OR_LOST}")
 
     def _switched(self, claims: list[Claim], words: str) -> Finding:
         places = [claim.physical_offset for claim in claims]
@@ -367,7 +367,7 @@ class QueueReconciler(LeftOver):
     def _unread(self, claims: list[Claim]) -> Finding:
         rows = _ranges([claim.queue_offset for claim in claims])
         return self.finding(
-            "cq-database", f"the rows of {plural(len(claims), 'message')} cannot be read, queue "
+            "cq-database", f"the entries of {plural(len(claims), 'message')} cannot be read, queue "
             f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
@@ -383,7 +383,7 @@ class QueueReconciler(LeftOver):
         self.context.reported.add(claim.physical_offset)
         yield self.finding(
             "message-fields", f"the message says topic {self.queue.topic}, queue "
-            f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but row {row} of topic "
+            f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but entry {row} of topic "
             f"{key[0]}, queue {key[1]} leads to it", row, structure="commitlog",
             offset=claim.physical_offset)
 
@@ -395,7 +395,7 @@ class QueueReconciler(LeftOver):
         return self.finding(
             "cq-behind", f"the queue ends at {self.end}, the log goes on: "
             f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
-            f"{_have(count)} no row{right.words(_makes(count))}", first, count=count,
+            f"{_have(count)} no entry{right.words(_makes(count))}", first, count=count,
             severity=INFO if self.context.live else right.severity)
 
     def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
@@ -409,7 +409,7 @@ class QueueReconciler(LeftOver):
                 right = self.context.rows_put_right(
                     self.key, min(claim.physical_offset for claim in run))
                 yield self.finding(
-                    category, f"{plural(len(run), 'message')} {_have(len(run))} no row: queue "
+                    category, f"{plural(len(run), 'message')} {_have(len(run))} no entry: queue "
                     f"offset {run[0].queue_offset}"
                     + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
                     + f", physical offset {run[0].physical_offset}{right.words(_makes(len(run)))}",
@@ -421,7 +421,7 @@ class QueueReconciler(LeftOver):
         if unit.physical_offset == claim.physical_offset:
             self._loose.pop(row, None)
             yield self.finding(
-                "cq-wrong-size", f"row says {unit.size} bytes, the message at "
+                "cq-wrong-size", f"entry says {unit.size} bytes, the message at "
                 f"{claim.physical_offset} has {claim.size}", row)
             return
         elsewhere = next((r for r, u in self._loose.items()
@@ -441,17 +441,17 @@ class QueueReconciler(LeftOver):
         if other is not None and self._same_queue(other):
             if self.tally_covers(other.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", f"row repeats the message of queue offset "
+                    "cq-duplicate", f"entry repeats the message of queue offset "
                     f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
                     f"{claim.physical_offset}", row)
             else:
                 yield self.finding(
-                    "cq-out-of-order", f"row holds the message of queue offset "
+                    "cq-out-of-order", f"entry holds the message of queue offset "
                     f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
                     f"{claim.physical_offset}", row)
             return
         yield self.finding(
-            "cq-wrong-offset", f"row leads to {unit.physical_offset}, its message lies at "
+            "cq-wrong-offset", f"entry points to {unit.physical_offset}, its message lies at "
             f"{claim.physical_offset}", row)
 
     def tally_covers(self, row: int) -> bool:
@@ -465,12 +465,12 @@ class QueueReconciler(LeftOver):
         self._loose.pop(row, None)
         self.context.reported.add(claim.physical_offset)
         return self.finding(
-            "message-fields", f"the message says queue offset {claim.queue_offset}, but row "
+            "message-fields", f"the message says queue offset {claim.queue_offset}, but entry "
             f"{row} leads to it", row, structure="commitlog", offset=claim.physical_offset)
 
     def _row_taken(self, claim: Claim, unit: UnitRecord) -> Finding:
         return self.finding(
-            "message-fields", f"the message says queue offset {claim.queue_offset}, whose row "
+            "message-fields", f"the message says queue offset {claim.queue_offset}, whose entry "
             f"leads to another message at {unit.physical_offset}", claim.queue_offset,
             structure="commitlog", offset=claim.physical_offset)
 
@@ -482,23 +482,23 @@ class QueueReconciler(LeftOver):
             record = self._record(unit)
             if record is None:
                 yield self.finding(
-                    "cq-wrong-offset", f"row leads to {unit.physical_offset}: "
+                    "cq-wrong-offset", f"entry points to {unit.physical_offset}: "
                     f"{self.context.store.log.explain(unit.physical_offset)}", row)
             elif record.total_size != unit.size:
                 yield self.finding(
-                    "cq-wrong-offset", f"row leads to {unit.physical_offset} with a size of "
+                    "cq-wrong-offset", f"entry points to {unit.physical_offset} with a size of "
                     f"{unit.size}; the message there has {record.total_size}", row)
             elif dispatched_to(record, self.queue.topic) or is_kept_damaged(record):
                 continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", f"row repeats the message of queue offset "
+                    "cq-duplicate", f"entry repeats the message of queue offset "
                     f"{record.queue_offset} ({unit.physical_offset})", row)
             else:
                 topic = record.topic.decode("utf-8", "surrogateescape")
                 self.context.reported.add(unit.physical_offset)
                 yield self.finding(
-                    "message-fields", f"row {row} leads to a message that says topic {topic}, "
+                    "message-fields", f"entry {row} points to a message that says topic {topic}, "
                     f"queue {record.queue_id}, queue offset {record.queue_offset}", row,
                     structure="commitlog", offset=unit.physical_offset)
 
@@ -510,7 +510,7 @@ class QueueReconciler(LeftOver):
             if record is not None and is_kept_damaged(record):
                 continue  # the row has what the message has lost
             yield self.finding(
-                "cq-wrong-tag", f"row has the tags code {row}, the message at "
+                "cq-wrong-tag", f"entry has the tags code {row}, the message at "
                 f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)
 
 
@@ -545,7 +545,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             file = context.store.log.file_of(tally.first_phy)
             yield Finding(
                 "message-fields", "commitlog", f"the message says topic {topic}, queue "
-                f"{queue_id}, but row {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} "
+                f"{queue_id}, but entry {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} "
                 "leads to it", file=file.path if file else None, offset=tally.first_phy,
                 position=tally.first_phy - file.base if file else None, topic=loose[0][0],
                 queue_id=loose[0][1], queue_offset=loose[1])

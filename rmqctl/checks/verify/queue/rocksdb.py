@@ -38,8 +38,9 @@ def check(context: Context) -> Iterator[Finding]:
                       f"that no broker writes: {', '.join(database.odd)}", file=database.folder,
                       severity=WARNING, count=database.odd_count)
     if not database.queues and context.result.queues:
-        yield Finding("cq-database", STRUCTURE, "no row is on the disk yet, as in a data base that "
-                      "a broker was writing to when it was killed: rows are not written through",
+        yield Finding("cq-database", STRUCTURE, "no entry is on the disk yet, as in a data base "
+                      "that a broker was writing to when it was killed: entries are not written "
+                      "through",
                       file=database.folder, severity=INFO)
     for queue in database.queues.values():
         try:
@@ -78,15 +79,16 @@ def check_copy(store: Store) -> Iterator[Finding]:
             if len(wrong):
                 at = int(wrong[0])
                 yield Finding(
-                    "cq-copy", STRUCTURE, f"{plural(len(wrong), 'row')} of the copy in RocksDB say "
-                    f"something else than the files, the first leads to "
+                    "cq-copy", STRUCTURE, f"{plural(len(wrong), 'entry', 'entries')} of the copy "
+                    f"in RocksDB say something else than the files, the first points to "
                     f"{held[at]['physical_offset']}, not {rows[at]['physical_offset']}",
                     file=folder, topic=key[0], queue_id=key[1], queue_offset=first + at,
                     count=len(wrong))
         queue.close()
     if missing:
-        yield Finding("cq-copy", STRUCTURE, f"the copy in RocksDB lacks {plural(missing, 'row')} "
-                      "that the files have, as after a kill, or from before it was switched on",
+        yield Finding("cq-copy", STRUCTURE, "the copy in RocksDB lacks "
+                      f"{plural(missing, 'entry', 'entries')} that the files have, as after a "
+                      "kill, or from before it was switched on",
                       file=folder, severity=INFO, count=missing)
 
 
@@ -103,23 +105,24 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
     if last is None and queue.why_unnoted:
         return  # said of the data base
     if last is None:
-        yield tell(f"no last row is noted, but there are rows up to {end - 1}: a broker sees no "
-                   "message here", end - 1)
+        yield tell(f"no last entry is noted, but there are entries up to {end - 1}: a broker sees "
+                   "no message here", end - 1)
         return
     unit = queue.unit(last.queue_offset)
     if last.queue_offset + 1 < end:
         yield tell(
-            f"row {last.queue_offset} is noted as the last, but rows up to {end - 1} lead to their "
-            "messages: a broker does not deliver these, and gives their queue offsets away again",
+            f"entry {last.queue_offset} is noted as the last, but entries up to {end - 1} point to "
+            "their messages: a broker does not deliver these, and gives their queue offsets "
+            "away again",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
         # `recover` notes the log's first place for a queue without messages that goes on here.
         expired = last.physical_offset <= context.store.log.min_offset
         if not expired and not queue.is_unread(last.queue_offset):
-            yield tell(f"row {last.queue_offset} is noted as the last, and is not there",
+            yield tell(f"entry {last.queue_offset} is noted as the last, and is not there",
                        last.queue_offset)
     elif unit.physical_offset != last.physical_offset:
-        yield tell(f"row {last.queue_offset} is noted as the last, for a message at "
+        yield tell(f"entry {last.queue_offset} is noted as the last, for a message at "
                    f"{last.physical_offset}; it leads to {unit.physical_offset}",
                    last.queue_offset)
 
@@ -146,7 +149,7 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
 
 def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
     return Finding("cq-gap", STRUCTURE, f"{plural(end - first, 'queue offset')} from {first} on "
-                   f"{'has' if end - first == 1 else 'have'} no row and no message, though row "
+                   f"{'has' if end - first == 1 else 'have'} no entry and no message, though entry "
                    f"{first - 1} leads to {before.physical_offset} and others follow: a broker's "
                    "answers end there", file=queue.folder, topic=queue.topic,
                    queue_id=queue.queue_id, queue_offset=first, count=end - first)

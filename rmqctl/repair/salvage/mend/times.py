@@ -179,7 +179,7 @@ class Times:
             batch = self._store.batch_queues.get(key)
             row = batch.find(record.queue_offset) if batch is not None else None
             if row is not None and row.physical_offset == record.physical_offset:
-                yield row.store_timestamp, "the row of its batch queue"
+                yield row.store_timestamp, "the entry of its batch queue"
             code = self._tags_code(key, record.queue_offset, record.physical_offset)
             if code is None:
                 return
@@ -191,7 +191,7 @@ class Times:
             elif record.topic == props.SCHEDULE_TOPIC.encode():
                 late = self._delay(record)
                 if late is not None:
-                    yield code - late, "the deliver time in its row"
+                    yield code - late, "the deliver time in its entry"
         except RmqctlError:
             return  # what cannot be read proves nothing
 

@@ -143,7 +143,7 @@ class Topics:
         if len(found) == 1 and found.issuperset({told.topic} if isinstance(
                 told, ToldTopic) else ()):
             return ToldTopic(topic := found.pop(), f"{_said(record)}: {os.fsdecode(topic)}, as the "
-                             "row says that leads to it")
+                             "entry says that points to it")
         return told if told and not found else f"{_said(record)}: what it was is not known"
 
     def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
