@@ -10,13 +10,14 @@ MOST_RUNS = 1 << 16
 """Runs that one set keeps; what would make more is left out (``complete`` is False then)."""
 _MOST_OFFSET = 1 << 62
 _MOST_PARTS = 64
+_NONE: Array = np.zeros((0, 2), np.int64)
 
 
 class OffsetRuns:
     """Queue offsets from 0 to 2^62, as half-open runs that neither touch nor overlap."""
 
     def __init__(self) -> None:
-        self._runs: Array = np.zeros((0, 2), np.int64)
+        self._runs = _NONE
         self._parts: list[Array] = []
         self._sums: Array | None = None
         self.complete = True
@@ -28,10 +29,14 @@ class OffsetRuns:
         """Queue offsets (int64, in any order); ``counts``: how many from each on. Others than
         those a queue can have are left out.
         """
-        ends = offsets + (1 if counts is None else counts)
-        good = (offsets >= 0) & (ends > offsets) & (ends <= _MOST_OFFSET)
-        if good.any():
-            self._parts.append(_joined(np.column_stack([offsets[good], ends[good]])))
+        runs = np.empty((len(offsets), 2), np.int64)
+        runs[:, 0] = offsets
+        runs[:, 1] = offsets + (1 if counts is None else counts)
+        good = (runs[:, 0] >= 0) & (runs[:, 1] > runs[:, 0]) & (runs[:, 1] <= _MOST_OFFSET)
+        if not good.all():
+            runs = runs[good]
+        if len(runs):
+            self._parts.append(_joined(runs))
             self._sums = None
             if len(self._parts) >= _MOST_PARTS:
                 self._settle()
@@ -49,6 +54,9 @@ class OffsetRuns:
 
     def count(self, first: int = 0, end: int = _MOST_OFFSET) -> int:
         """How many of the queue offsets lie from ``first`` to before ``end``."""
+        if first <= 0 and end >= _MOST_OFFSET:
+            runs = self.runs()
+            return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
         return max(0, self._below(end) - self._below(first))
 
     def has(self, offsets: Array) -> Array:
@@ -98,14 +106,15 @@ class OffsetRuns:
     def _settle(self) -> None:
         if not self._parts:
             return
-        runs = _joined(np.concatenate([self._runs, *self._parts]))
+        parts = [self._runs, *self._parts] if len(self._runs) else self._parts
+        runs = parts[0] if len(parts) == 1 else _joined(np.concatenate(parts))
         self.complete = self.complete and len(runs) <= MOST_RUNS
         self._runs, self._parts, self._sums = runs[:MOST_RUNS], [], None
 
 
 def _joined(runs: Array) -> Array:
     """Runs in order, those that touch or overlap as one."""
-    if not len(runs):
+    if len(runs) < 2:
         return runs
     runs = runs[np.argsort(runs[:, 0], kind="stable")]
     reach = np.maximum.accumulate(runs[:, 1])

@@ -14,6 +14,7 @@ from rmqctl.repair.broker import plan_broker
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store import Store
+from rmqctl.store.files import StoreFile
 from tests.support import damage
 from tests.track_record import anatomy, build, stores
 
@@ -145,3 +146,18 @@ def test_an_index_that_reaches_behind_the_log_is_named(golden_copy):
     made = ask(root, "5.3.3")
     assert made.harmless
     assert any(f"reaches to {10 << 30}" in one and "no index entry" in one for one in made.notes)
+
+
+def test_files_beyond_the_end_are_not_looked_up_in_each_other(golden_copy, monkeypatch):
+    """A stranger's log may have as many sparse files as its folder takes."""
+    root = golden_copy(SOUND)
+    size = files(root, "commitlog")[0].stat().st_size
+    last = int(files(root, "commitlog")[-1].name)
+    for number in range(1, 101):
+        with open(root / "commitlog" / f"{last + number * size:020d}", "wb") as file:
+            file.truncate(size)
+    compared = []
+    monkeypatch.setattr(StoreFile, "__eq__", lambda self, other: compared.append(self) or (
+        self is other))
+    assert len([one for one in ask(root, "5.3.3").doomed if "commitlog" in one]) >= 100
+    assert len(compared) < 500

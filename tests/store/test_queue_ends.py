@@ -15,6 +15,7 @@ from rmqctl.formats.timer import timer_log
 from rmqctl.scan import holes
 from rmqctl.scan.source import BytesSource, FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log import commit_log
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import FileQueue, last_used, valid_prefix
 from rmqctl.store.store import Store
@@ -159,3 +160,23 @@ def test_holes_in_the_timer_log_are_not_read(tmp_path: Path, golden: GoldenFolde
     assert once > 3
     assert sum(map(len, found)) == 6
     assert sum(read_sizes) < 32 << 20
+
+
+def test_many_queues_ask_once_each_whether_records_follow(golden_copy, monkeypatch):
+    root = golden_copy("5.3.3/basic/store")
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    size = (root / "commitlog" / names[0]).stat().st_size
+    for number in range(1, 6):  # files without a record
+        with open(root / "commitlog" / f"{int(names[-1]) + number * size:020d}", "wb") as file:
+            file.truncate(size)
+    walks = []
+    with Store.open(root) as store:
+        log, end = store.log, store.log.end
+        walk = commit_log.Walk
+        monkeypatch.setattr(commit_log, "Walk", lambda *words: walks.append(words) or walk(*words))
+        border = log.record_border(int(names[-1]))
+        assert border is not None
+        assert all(log.has_record_from(place) for place in range(border, 0, -1000))
+        assert not any(log.has_record_from(place) for place in range(end - 5 * size, end, 97))
+        assert log.has_record_from(border)
+    assert len(walks) <= 2 + 5

@@ -15,10 +15,19 @@ from types import SimpleNamespace
 import pytest
 
 from rmqctl.errors import FormatError, MissingExtraError, StoreIOError, UsageError
-from rmqctl.formats.rocksdb.consume_queue import MAX, OFFSETS, ROWS, offset_key, row_key
-from rmqctl.store.rocksdb import mirror
+from rmqctl.formats.rocksdb.consume_queue import (
+    MAX,
+    OFFSETS,
+    ROW,
+    ROWS,
+    RowRecord,
+    offset_key,
+    row_key,
+)
+from rmqctl.store.rocksdb import mirror, row_pass
 from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.queues import RocksQueues
+from rmqctl.store.rocksdb.row_pass import SHORT
 from tests.conftest import GoldenFolder
 from tests.support.share import every
 from tests.support.snapshot import assert_unchanged
@@ -286,15 +295,78 @@ def test_keys_longer_than_those_of_a_broker_are_no_queues(tmp_path: Path) -> Non
         assert found.odd_count == 2 + 2 + 1 + 50
 
 
-def test_queues_are_found_with_one_cursor(golden: GoldenFolder,
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = golden("5.3.3/rocksdb/store") / "consumequeue"
-    made = []
-    real = Database.seeker
-    monkeypatch.setattr(Database, "seeker", lambda self, family: made.append(family) or real(
-        self, family))
-    monkeypatch.setattr(Database, "items", lambda *_: pytest.fail("a cursor for each queue")
-                        if _[1] == ROWS else iter(()))
-    with RocksQueues(str(folder)) as found:
-        assert len(found.queues) > 5
-    assert made == [ROWS]
+def many_queues(folder: Path, count: int, long: int = 3) -> None:
+    """A database with a row for each of many topics, and ``long`` queues that have more rows than
+    are held.
+    """
+    rocksdict = pytest.importorskip("rocksdict")
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    base = rocksdict.Rdict(str(folder), options,
+                           {name: rocksdict.Options(raw_mode=True) for name in (ROWS, OFFSETS)})
+    rows = base.get_column_family(ROWS)
+    for number in range(count):
+        rows[row_key(b"t%06d" % number, 0, number)] = ROW.build(RowRecord(number, 91, 0, 5))
+    for number in range(long):
+        for offset in range(SHORT + 2):
+            rows[row_key(b"long", number, 7 + offset)] = ROW.build(RowRecord(offset, 92, 0, 5))
+    for handle in (rows, base):
+        handle.close()
+
+
+@pytest.mark.parametrize("count", [10, 300])
+def test_one_cursor_tells_the_ends_and_rows_of_many_queues(tmp_path: Path, count: int,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    many_queues(tmp_path / "consumequeue", count)
+    asked: list[str] = []
+    for name in ("cursor", "items", "page", "last", "get"):
+        real = getattr(Database, name)
+        monkeypatch.setattr(Database, name, lambda self, family, *key, real=real, name=name: (
+            asked.append(name), real(self, family, *key))[1])
+    with RocksQueues(str(tmp_path / "consumequeue")) as found:
+        assert len(found.queues) == count + 3
+        short = [queue for queue in found.queues.values() if queue.topic != "long"]
+        assert [(queue.first_index, queue.disk_end) for queue in short] == [
+            (number, number + 1) for number in range(count)]
+        assert [queue.unit(queue.first_index) for queue in short] == [
+            (number, 91, 0) for number in range(count)]
+        assert all(len(queue.units(queue.first_index, 5)) == 1 for queue in short)
+        assert {(found.queues["long", number].first_index, found.queues["long", number].disk_end)
+                for number in range(3)} == {(7, 7 + SHORT + 2)}
+        assert asked == ["items", "cursor"]  # the offsets, the rows
+        assert found.queues["long", 2].units(8, 1000)["physical_offset"].tolist() == list(
+            range(1, SHORT + 2))
+
+
+def test_rows_are_held_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_queues(tmp_path / "consumequeue", 20, 0)
+    monkeypatch.setattr(row_pass, "MOST_HELD", 10)
+    asked: list[bytes] = []
+    get = Database.get
+    monkeypatch.setattr(Database, "get", lambda self, family, key: (
+        asked.append(key), get(self, family, key))[1])
+    with RocksQueues(str(tmp_path / "consumequeue")) as found:
+        assert [queue.unit(queue.first_index) for queue in found.queues.values()] == [
+            (number, 91, 0) for number in range(20)]
+    assert len(asked) == 10
+
+
+def test_held_rows_are_those_that_look_ups_find(golden: GoldenFolder,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(golden("5.3.3/rocksdb/store") / "consumequeue")
+
+    def told() -> list[object]:
+        with RocksQueues(folder) as found:
+            return [(key, queue.first_index, queue.disk_end, queue.next_row(3, 9),
+                     queue.timed_units(0, 9).tolist(), queue.units(2, 3).tolist(),
+                     [queue.unit(number) for number in range(-1, 12)])
+                    for key, queue in found.queues.items()]
+
+    held = told()
+    assert len(held) > 5
+    monkeypatch.setattr(row_pass, "MOST_HELD", 0)
+    assert told() == held
+    monkeypatch.setattr(row_pass, "SHORT", 1)
+    assert told() == held
+    monkeypatch.setattr(row_pass.RowPass, "_ends", lambda *_: None)
+    assert told() == held

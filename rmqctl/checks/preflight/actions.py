@@ -75,10 +75,11 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
         if used > end and not predicted.cut_off:
             predicted.actions.append(Action("truncate", relative(store, file.path), used, end,
                                           predicted.stop_reason))
-    behind = [later_file for later_file in log.files if later_file.base > end]
-    for later_file in behind:
+    for number, later_file in enumerate(log.files):
+        if later_file.base <= end:
+            continue
         predicted.doomed.append(target := relative(store, later_file.path))
-        used = used_size(log.source(log.files.index(later_file)))
+        used = used_size(log.source(number))
         predicted.actions.append(Action(
             DELETE, target, used, None,
             Phrase("it was created ahead and never used") if not used else

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
@@ -94,11 +93,6 @@ def _behind_the_log(physical: int, log: CommitLog) -> bool:
     """Whether nothing provable starts at or after ``physical``."""
     if physical >= log.end:
         return True
-    if physical < log.min_offset:
+    if physical < log.min_offset or log.locate(physical) is None:
         return False
-    place = log.locate(physical)
-    if place is None:
-        return False
-    return log.record_border(physical) is None and all(
-        file.base <= physical or not any(len(batch) for batch in Walk(log.source(number)))
-        for number, file in enumerate(log.files))
+    return not log.has_record_from(physical)

@@ -7,6 +7,7 @@ many records by their offsets: one positioned read serves all that lie near each
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -43,8 +44,11 @@ class CommitLog:
         self.files = sorted(files, key=lambda file: (file.name, file.path))
         self.file_size = file_size or common_size(self.files) or 1 << 30
         self._bases = [file.base for file in self.files]
+        self._end = max((file.end for file in self.files), default=0)
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
+        self._something_at, self._nothing_from = -1, math.inf
+        """Of what `has_record_from` has found: the last record, and after which place is none."""
 
     def zeros_from(self, positions: Sequence[int]) -> None:
         """The position in each file behind which all is known to be zero: it is not read again."""
@@ -58,7 +62,7 @@ class CommitLog:
     @property
     def end(self) -> int:
         """The end of the last file, used or not."""
-        return max((file.end for file in self.files), default=0)
+        return self._end
 
     @property
     def size(self) -> int:
@@ -175,13 +179,23 @@ class CommitLog:
         if place is None:
             return None
         source, position = place
-        for batch in Walk(source, start_of(source, position)):
-            if len(batch):
-                return int(batch.offset[0])
-            for span in batch.spans:
-                if span.kind == BLANK:
-                    return span.offset
-        return None
+        return _first_border(Walk(source, start_of(source, position)))
+
+    def has_record_from(self, physical: int) -> bool:
+        """Whether a provable record or blank starts at or after ``physical``, in any file."""
+        # What is there from one place on answers for others: each of many queues may ask.
+        if self._nothing_from <= physical or physical <= self._something_at:
+            return physical <= self._something_at
+        found = self.record_border(physical)
+        for number in range(bisect_right(self._bases, physical), len(self.files)):
+            if found is not None:
+                break
+            found = _first_border(Walk(self.source(number)))
+        if found is None:
+            self._nothing_from = physical
+            return False
+        self._something_at = found
+        return True
 
     def is_blank_at(self, physical: int) -> bool:
         place = self.locate(physical)
@@ -191,6 +205,17 @@ class CommitLog:
         for source in self._open.values():
             source.close()
         self._open.clear()
+
+
+def _first_border(walk: Walk) -> int | None:
+    """Where the first record or blank of a walk starts."""
+    for batch in walk:
+        if len(batch):
+            return int(batch.offset[0])
+        for span in batch.spans:
+            if span.kind == BLANK:
+                return span.offset
+    return None
 
 
 @dataclass(slots=True)

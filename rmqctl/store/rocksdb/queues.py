@@ -28,16 +28,15 @@ from rmqctl.formats.rocksdb.consume_queue import (
 )
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Closing
+from rmqctl.store.files import StoreFile, Trouble
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.rocksdb.database import Database
+from rmqctl.store.rocksdb.row_pass import MOST, Ends, QueueKey, RowPass
 
-QueueKey = tuple[str, int]
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
 """Whether a row, at a queue offset, leads to the message that has it."""
 _NAMED = 5
-_MOST = 1 << 58
-"""Queue offsets are below; a row at another one is no row of a broker."""
 _PAGE = 1 << 15
 
 
@@ -54,6 +53,8 @@ class RocksQueues(Closing):
         self.folder, self.leads, self.stop = folder, leads, stop
         self.database = Database.open(folder)
         self.damage = list(self.database.damage)
+        self.no_files: list[StoreFile] = []
+        self.no_troubles: list[Trouble] = []
         self.unnoted: dict[QueueKey, str] = {}
         """Queues of which cannot be read what the offset family says, and why."""
         self.why_no_checkpoint = ""
@@ -66,10 +67,11 @@ class RocksQueues(Closing):
         self.checkpoint = 0
         """The end of the highest record of the last batch of rows; 0 where none is noted."""
         whole = self._read_offsets()
-        found = {*self.positions, *self._with_rows()}
+        with_rows = self._pass_rows()
+        found = {*self.positions, *with_rows}
         if not whole:
             self._read_singly(found)
-        self.queues = {key: RocksQueue(self, *key) for key in sorted(found)}
+        self.queues = {key: RocksQueue(self, *key, with_rows.get(key)) for key in sorted(found)}
 
     def close(self) -> None:
         self.database.close()
@@ -124,47 +126,23 @@ class RocksQueues(Closing):
                 if value is not None and len(value) == POSITION.size:
                     noted[which] = POSITION.decode(value)
 
-    def _with_rows(self) -> Iterator[QueueKey]:
-        """The queues that have rows, found by one look-up each. Behind a damaged block it goes on
-        with the next queue of which the last row is noted.
-        """
-        noted = sorted(keys.queue_prefix(os.fsencode(topic), queue_id)
-                       for topic, queue_id in self.positions)
-        start: bytes | None = b""
-        seek = self.database.seeker(ROWS)
-        while start is not None:
-            try:
-                key = seek(start)
-            except FormatError as error:
-                if str(error) not in self.damage[:_NAMED]:
-                    self.damage.append(str(error))
-                number = bisect_right(noted, start)
-                start = noted[number] if number < len(noted) else None
-                seek = self.database.seeker(ROWS)
-                continue
-            if key is None:
-                return
-            place = keys.parse_row_key(key)
-            if place is None or place[1] < 0:
-                self._is_odd("a key of a row", key)
-                start = _behind(key)
-                continue
-            yield os.fsdecode(place[0]), place[1]
-            start = keys.behind_queue(*place[:2])
+    def _pass_rows(self) -> dict[QueueKey, Ends | None]:
+        """What one pass over the rows finds of each queue that has some."""
+        row_pass = RowPass(self.database, sorted(
+            keys.queue_prefix(os.fsencode(topic), queue_id)
+            for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
+        found = dict(row_pass)
+        self.held = row_pass.held()
+        return found
+
+    def _is_damaged(self, error: str) -> None:
+        if error not in self.damage[:_NAMED]:
+            self.damage.append(error)
 
     def _is_odd(self, what: str, data: bytes) -> None:
         self.odd_count += 1
         if len(self.odd) < _NAMED:
             self.odd.append(f"{what}: {data[:keys.MAX_KEY].hex()}")
-
-
-def _behind(key: bytes) -> bytes:
-    """A key behind ``key``, and before the next that a broker may have written."""
-    if len(key) <= keys.MAX_KEY:
-        return key + b"\0"
-    # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
-    head = key[:keys.MAX_KEY].rstrip(b"\xff")
-    return head[:-1] + bytes([head[-1] + 1]) if head else key + b"\0"
 
 
 class RocksQueue(ConsumeQueue):
@@ -173,10 +151,10 @@ class RocksQueue(ConsumeQueue):
     the queue offsets of those that were asked for, as ascending intervals, ``why_unread`` why.
     """
 
-    def __init__(self, store: RocksQueues, topic: str, queue_id: int) -> None:
-        super().__init__(topic, queue_id, store.folder, [], [])
-        self._store, self._topic = store, os.fsencode(topic)
-        self._prefix = keys.queue_prefix(self._topic, queue_id)
+    def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
+        super().__init__(topic, queue_id, store.folder, store.no_files, store.no_troubles)
+        self._store, self._ends = store, ends
+        self._held = ends if ends is not None and ends.stop else None
         self.unread: list[tuple[int, int]] = []
 
     in_rocksdb = True
@@ -218,6 +196,8 @@ class RocksQueue(ConsumeQueue):
     def _within(self, first: int, end: int) -> Array:
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
+        if self._held is not None:
+            return self._of_held(self._held, first, end)
         try:
             found = self._store.database.page(ROWS, self._key(first), self._key(end))
         except FormatError:
@@ -236,6 +216,15 @@ class RocksQueue(ConsumeQueue):
                 out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]
         return out
 
+    def _of_held(self, ends: Ends, first: int, end: int) -> Array:
+        numbers, values = self._store.held.between(ends, first, end)
+        rows = np.frombuffer(values, ROW.dtype())
+        if len(rows) == end - first:
+            return rows
+        out: Array = np.zeros(end - first, ROW.dtype())
+        out[np.array(numbers, np.int64) - first] = rows
+        return out
+
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
         """The rows of a range of which a block is damaged; which cannot be read is noted."""
         for number in range(first, end):
@@ -244,6 +233,8 @@ class RocksQueue(ConsumeQueue):
                 yield self._key(number), value
 
     def _value(self, queue_offset: int) -> bytes | None:
+        if self._held is not None:
+            return self._store.held.value(self._held, queue_offset)
         try:
             return self._store.database.get(ROWS, self._key(queue_offset))
         except FormatError as error:
@@ -300,8 +291,12 @@ class RocksQueue(ConsumeQueue):
             yield number, min(page, end - number)
             number = self.next_row(number + page, end)
 
+    @property
+    def _prefix(self) -> bytes:
+        return keys.queue_prefix(os.fsencode(self.topic), self.queue_id)
+
     def _key(self, queue_offset: int) -> bytes:
-        return keys.row_key(self._topic, self.queue_id, min(max(queue_offset, 0), _MOST))
+        return keys.row_key(os.fsencode(self.topic), self.queue_id, min(max(queue_offset, 0), MOST))
 
     def next_row(self, first: int, end: int) -> int:
         try:
@@ -313,6 +308,8 @@ class RocksQueue(ConsumeQueue):
 
     def _following(self, first: int, end: int) -> int:
         """`next_row`, FormatError where a damaged block lies before it."""
+        if self._held is not None:
+            return self._store.held.following(self._held, first, end)
         found = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
         return end if found is None else int.from_bytes(found[0][len(self._prefix):][:8], "big")
 
@@ -341,6 +338,8 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def first_index(self) -> int:
+        if self._ends is not None:
+            return min(self._ends.first, self.disk_end)
         try:
             return self._following(0, self.disk_end)
         except FormatError as error:
@@ -355,19 +354,23 @@ class RocksQueue(ConsumeQueue):
     @cached_property
     def rows_end(self) -> int:
         """The queue offset behind the last row, left over or not."""
-        try:
-            last = self._store.database.last(ROWS, self._key(0), self._key(_MOST))
-        except FormatError as error:  # what was noted is all that tells
-            end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
-            self._cannot_read(max(end - 1, 0), end, error)
-            return end
-        if last is None:
-            return 0
-        end = int.from_bytes(last[0][len(self._prefix):][:8], "big") + 1
+        if self._ends is not None:
+            last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
+        else:
+            try:
+                found = self._store.database.last(ROWS, self._key(0), self._key(MOST))
+            except FormatError as error:  # what was noted is all that tells
+                end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
+                self._cannot_read(max(end - 1, 0), end, error)
+                return end
+            if found is None:
+                return 0
+            last, value = int.from_bytes(found[0][len(self._prefix):][:8], "big"), found[1]
         stop = self._store.stop
-        if stop is None or ROW.size != len(last[1]) or ROW.decode(last[1]).physical_offset < stop:
-            return end
-        return first_from(self._search, 0, end, stop)
+        if stop is None or value is None or ROW.size != len(value) or (
+                ROW.decode(value).physical_offset < stop):
+            return last + 1
+        return first_from(self._search, 0, last + 1, stop)
 
     @cached_property
     def disk_end(self) -> int:

@@ -265,16 +265,20 @@ class QueueReconciler(LeftOver):
         for first, end in self._ahead:
             begin = end_of_run = first
             for start, rows in self.queue.pages(first, end):
+                place = rows["physical_offset"].astype(np.int64)
                 used = np.flatnonzero(rows["size"] > 0)
-                told = start + used[telling(rows["physical_offset"][used].astype(np.int64))]
-                told = told[~np.isin(told, own)]
-                for row, count in runs(told.tolist()):
+                proven: Array = np.zeros(len(rows), bool)
+                proven[used[telling(place[used])]] = True
+                other = ~proven
+                if len(own):
+                    is_own = np.isin(np.arange(start, start + len(rows)), own)
+                    proven, other = proven & ~is_own, other & ~is_own
+                for row, count in runs((start + np.flatnonzero(proven)).tolist()):
                     if row != end_of_run and begin < end_of_run:
                         yield begin, end_of_run
                     begin, end_of_run = begin if row == end_of_run else row, row + count
-                others = np.setdiff1d(np.arange(start, start + len(rows)),
-                                      np.concatenate((told, own)))
-                self._note_impossible(runs(others.tolist()))
+                if other.any():
+                    self._note_impossible(runs((start + np.flatnonzero(other)).tolist()))
             if begin < end_of_run:
                 yield begin, end_of_run
 

@@ -1,0 +1,149 @@
+"""One pass over the rows of all queues of a database, with one cursor: where each queue begins and
+ends, and the rows of short queues.
+
+A database may have more queues than messages, so a look-up for each costs more than reading them.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.rocksdb import consume_queue as keys
+from rmqctl.formats.rocksdb.consume_queue import ROW, ROWS
+from rmqctl.store.rocksdb.database import Cursor, Database
+
+QueueKey = tuple[str, int]
+MOST = 1 << 58
+"""Queue offsets are below; a row at another one is no row of a broker."""
+SHORT = 64
+"""Rows up to which those of a queue are held."""
+MOST_HELD = 1 << 20
+"""Rows that are held of all queues: 36 MiB."""
+_OFFSET = 8  # bytes at the end of a key
+
+
+class Ends(NamedTuple):
+    """The queue offsets of the first and of the last row of a queue, and where its rows are among
+    those that are held; ``begin`` equals ``stop`` where they are not.
+    """
+
+    first: int
+    last: int
+    value: bytes
+    begin: int = 0
+    stop: int = 0
+
+
+class RowPass:
+    """The pass. ``noted``: what the keys of known queues begin with, ascending, one of which it
+    goes on with after a damaged block; ``odd`` and ``damaged`` are told of what is passed over.
+    """
+
+    def __init__(self, database: Database, noted: Sequence[bytes],
+                 odd: Callable[[str, bytes], None], damaged: Callable[[str], None]) -> None:
+        self._database, self._noted = database, noted
+        self._odd, self._damaged = odd, damaged
+        self._numbers, self._values = array("q"), bytearray()
+
+    def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
+        """All queues with rows; None for the ends of one that are not all readable and regular."""
+        cursor = self._database.cursor(ROWS)
+        start: bytes | None = b""
+        while start is not None:
+            try:
+                key = cursor.key if cursor.key is not None and cursor.key >= start > b"" else (
+                    cursor.seek(start))
+            except FormatError as error:
+                self._damaged(str(error))
+                number = bisect_right(self._noted, start)
+                start = self._noted[number] if number < len(self._noted) else None
+                cursor = self._database.cursor(ROWS)
+                continue
+            if key is None:
+                return
+            place = keys.parse_row_key(key)
+            if place is None or place[1] < 0:
+                self._odd("a key of a row", key)
+                start = _behind(key)
+                continue
+            start = keys.behind_queue(*place[:2])
+            try:
+                ends = self._ends(cursor, key[:-_OFFSET], start)
+            except FormatError:  # the next look at the same place says it
+                ends, cursor = None, self._database.cursor(ROWS)
+            yield (os.fsdecode(place[0]), place[1]), ends
+
+    def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
+        """Of the queue at whose first row the cursor is; it is left at or before the next one."""
+        size = len(prefix) + _OFFSET
+        numbers: list[int] = []
+        values: list[bytes] = []
+        key: bytes | None = cursor.key
+        # Read row by row, as long as the queue may be a short one.
+        while key is not None and key.startswith(prefix) and len(numbers) < SHORT:
+            value = cursor.value()
+            number = int.from_bytes(key[-_OFFSET:], "big")
+            if len(key) != size or len(value) != ROW.size or number >= MOST:
+                return None
+            numbers.append(number)
+            values.append(value)
+            key = cursor.next()
+        first = numbers[0]
+        if key is None or not key.startswith(prefix):
+            begin = len(self._numbers)
+            if begin + len(numbers) > MOST_HELD:
+                return Ends(first, numbers[-1], values[-1])
+            self._numbers.extend(numbers)
+            self._values += b"".join(values)
+            return Ends(first, numbers[-1], b"", begin, begin + len(numbers))
+        # Of a longer one the last row is before the next queue.
+        cursor.seek(behind)
+        key = cursor.previous()
+        value = b"" if key is None else cursor.value()
+        if key is None or len(key) != size or len(value) != ROW.size:
+            return None
+        number = int.from_bytes(key[-_OFFSET:], "big")
+        return Ends(first, number, value) if number < MOST else None
+
+    def held(self) -> Held:
+        """The rows that are held; asked once, at the end of the pass."""
+        values, self._values = bytes(self._values), bytearray()
+        return Held(self._numbers, values)
+
+
+class Held:
+    """Rows of short queues one after the other, each queue's as `Ends` says, by queue offset."""
+
+    def __init__(self, numbers: array[int], values: bytes) -> None:
+        self._numbers, self._values = numbers, values
+
+    def value(self, ends: Ends, queue_offset: int) -> bytes | None:
+        at = bisect_left(self._numbers, queue_offset, ends.begin, ends.stop)
+        if at == ends.stop or self._numbers[at] != queue_offset:
+            return None
+        return self._values[at * ROW.size:(at + 1) * ROW.size]
+
+    def following(self, ends: Ends, first: int, end: int) -> int:
+        """The first queue offset in ``[first, end)`` that has a row; ``end`` if none."""
+        at = bisect_left(self._numbers, first, ends.begin, ends.stop)
+        return end if at == ends.stop else min(self._numbers[at], end)
+
+    def between(self, ends: Ends, first: int, end: int) -> tuple[Sequence[int], bytes]:
+        """(queue offsets, values) of the rows in ``[first, end)``."""
+        begin = bisect_left(self._numbers, first, ends.begin, ends.stop)
+        stop = bisect_left(self._numbers, end, begin, ends.stop)
+        return self._numbers[begin:stop], self._values[begin * ROW.size:stop * ROW.size]
+
+
+def _behind(key: bytes) -> bytes:
+    """A key behind ``key``, and before the next that a broker may have written."""
+    if len(key) <= keys.MAX_KEY:
+        return key + b"\0"
+    # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
+    head = key[:keys.MAX_KEY].rstrip(b"\xff")
+    return head[:-1] + bytes([head[-1] + 1]) if head else key + b"\0"
