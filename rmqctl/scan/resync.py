@@ -37,13 +37,14 @@ from rmqctl.scan.source import Source
 MAX_RECORD = 128 << 20
 """Larger records are not believed: it bounds memory on damaged sizes (a broker's default
 limit is 4 MiB)."""
-_FIRST_WINDOW = 64 << 10
+_FIRST_WINDOW = 8 << 10
 _WINDOW = 4 << 20
 _BLOCK, _ROW = 512 << 10, 4096
 _MAGIC_SIZE = 4
 _MAGICS = tuple(VERSIONS)
 _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
+_HEAD = layout.dtype(Message, "total_size", "magic", "physical_offset", itemsize=_LOCATED.size)
 _END = dledger.MAGIC_END & 0xFFFFFFFF
 
 
@@ -162,12 +163,33 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
     """
     head = source.head
     for window_start, data in used_windows(source, start + head, end + head):
-        magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (*VERSIONS, MAGIC_BLANK))
-        candidates: list[int] = (magics + (window_start - MAGIC_OFFSET - head)).tolist()
-        for candidate in candidates:
+        for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):
             if start <= candidate < end and provable(source, candidate):
                 return candidate
     return next((mark for mark in _end_marks(source, start, end)), None) if head else None
+
+
+def _candidates(source: Source, start: int, data: Array) -> list[int]:
+    """Where in ``data``, which begins at ``start``, a frame may begin: those places without which
+    `provable` says no, told by column, as a stranger's bytes may be magics all over.
+    """
+    magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
+    at = magics - (MAGIC_OFFSET + source.head)
+    inside = (at >= 0) & (at <= len(data) - source.head - _HEAD.itemsize)
+    heads = gather(data, at[inside] + source.head, _HEAD.itemsize).view(_HEAD)
+    total, place = heads["total_size"], at[inside] + start
+    left = source.size - place
+    kept = heads["physical_offset"] - place == source.head + source.base
+    kept &= (total >= MIN_SIZE) & (total <= np.minimum(left - source.head, MAX_RECORD))
+    if source.head:  # `is_blank` looks at the head of the entry
+        marks = gather(data, at[inside], dledger.END.size).view(dledger.END.dtype())
+        kept |= marks["magic"] == dledger.MAGIC_END
+    else:
+        kept |= (total == left) & (heads["magic"] == MAGIC_BLANK)
+    possible = ~inside
+    possible[inside] = kept
+    candidates: list[int] = (at[possible] + start).tolist()
+    return candidates
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
