@@ -7,9 +7,11 @@ clock that was set back for a while gives the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
@@ -71,9 +73,7 @@ def unclear_in_log(log: CommitLog,
                 if _without_proof(source, here[1], behind[0]):
                     continue
             if len(chain) > 1:
-                yield from of_unclear_age(source, [Damaged(
-                    start, end, _time(source, max(0, start - source.base - WINDOW), start),
-                    _time(source, end - source.base, None)) for start, end in chain])
+                yield from of_unclear_age(source, _with_times(source, chain))
             chain.clear()
 
 
@@ -91,20 +91,25 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield last
 
 
-def _time(source: Source, position: int, until: int | None) -> int | None:
-    """The store time of the last intact message that ends before physical ``until``; without it
-    that of the first one behind ``position``. None where there is none near.
+def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Damaged]:
+    """Places of a file with the store times of the intact messages next to them, found by one walk
+    over all of them; None where there is none near.
     """
-    time: int | None = None
-    start = start_of(source, position) if until is not None else position
-    for batch in Walk(source, start, None if until is None else until - source.base):
+    # A stranger's file may have damage between all messages, so no place is walked to by itself.
+    offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for batch in Walk(source, start_of(source, max(0, chain[0][0] - source.base - WINDOW))):
         good = batch.crc_ok() | (batch.column("body_length") <= 0)
         if good.any():
-            times = batch.column("store_timestamp")[good]
-            if until is None:
-                return int(times[0])
-            time = int(times[-1])
-    return time
+            offsets.append(batch.offset[good])
+            times.append(batch.column("store_timestamp")[good].astype(np.int64))
+            if offsets[-1][-1] >= chain[-1][1]:
+                break
+    offset, time = np.concatenate(offsets), np.concatenate(times).tolist()
+    for start, end in chain:
+        before, after = np.searchsorted(offset, [start, end]).tolist()
+        is_near = before and offset[before - 1] >= start - WINDOW
+        yield Damaged(start, end, time[before - 1] if is_near else None,
+                      time[after] if after < len(time) else None)
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:

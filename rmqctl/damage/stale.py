@@ -29,13 +29,10 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
     found: set[int] = set()
     unclear: set[int] = set()
     for part, regions in _damaged(parts, survey):
-        edges = [(0, True, None), *((edge - part.base, forward, region.before)
-                                    for region in regions
-                                    for edge, forward in ((region.start, False), (region.end, True))
-                                    ), (part.size, False, None)]
         with part.open() as source:
-            for edge, forward, before in edges:
-                stale = beside(source, edge, forward=forward, before=before, taken=taken)
+            for start, end, before in _between(part, regions):
+                stale = beside(source, start - part.base, end - part.base, before=before,
+                               taken=taken)
                 found.update(record.physical_offset for record in stale.found)
                 unclear.update(record.physical_offset for record in stale.unclear)
     return found, unclear - found
@@ -77,3 +74,14 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
         part = parts[number]
         if part.witness is not None and (part.path is not None or part.pieces):
             yield part, list(regions)
+
+
+def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
+    """What lies before, between and behind the damaged regions of a file: (start, end, store time
+    of the last message before the region before it).
+    """
+    start, before = part.base, None
+    for region in regions:
+        yield start, region.start, before
+        start, before = region.end, region.before
+    yield start, part.end, before

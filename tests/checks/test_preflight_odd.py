@@ -13,8 +13,11 @@ from rmqctl.checks.preflight.types import Prediction
 from rmqctl.repair.broker import plan_broker
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
+from rmqctl.scan import walk
+from rmqctl.scan.damage.classify import classify
 from rmqctl.store import Store
 from rmqctl.store.files import StoreFile
+from tests.scan.test_walk import message
 from tests.support import damage
 from tests.track_record import anatomy, build, stores
 
@@ -161,3 +164,18 @@ def test_files_beyond_the_end_are_not_looked_up_in_each_other(golden_copy, monke
         self is other))
     assert len([one for one in ask(root, "5.3.3").doomed if "commitlog" in one]) >= 100
     assert len(compared) < 500
+
+
+@pytest.mark.parametrize("count", [20, 60])
+def test_damage_between_all_records_is_judged_once_each(golden_copy, monkeypatch, count):
+    """Records of a stranger's file that nothing leads to, with a few bytes between them."""
+    root = golden_copy(SOUND)
+    last = files(root, "commitlog")[-1]
+    base, data = int(last.name) + last.stat().st_size, b""
+    for number in range(count):
+        data += message(base + len(data), b"body %d" % number) + b"\xff" * 5
+    (root / "commitlog" / f"{base:020d}").write_bytes(data.ljust(last.stat().st_size, b"\0"))
+    judged = []
+    monkeypatch.setattr(walk, "classify", lambda *words: judged.append(words) or classify(*words))
+    assert not ask(root, "5.3.3").is_so_alone
+    assert len(judged) < 12 * count + 100

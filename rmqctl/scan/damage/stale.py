@@ -71,57 +71,43 @@ class Stale:
             run.append((place, size))
 
 
-def beside(source: Source, edge: int, *, forward: bool, before: int | None = None,
+def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
-    """The stale records next to damage that begins, or ends (``forward``), at a position.
+    """The stale records at both ends of positions ``[start, end)`` without damage.
 
-    ``before``: the store time (ms) of the last message before that damage. StoreIOError.
+    ``before``: the store time (ms) of the last message before the damage that ends there, None
+    where there is none. StoreIOError.
     """
     stale = Stale()
-    if source.witness is None or source.head:
+    if source.witness is None or source.head or start >= end:
         return stale
-    records, is_all = _neighbours(source, edge, forward=forward)
+    records = _ends_of(source, start, end)
     leads = Leads(source.witness, records, taken)
-    # Those up to the first to which anything leads; where there are too many, it is no page.
-    count = next((number for number, record in enumerate(
-        records if forward else reversed(records)) if leads.to(record)),
-        len(records) if is_all else MOST + 1)
-    if not 0 < count <= MOST:
-        return stale
-    some = records[:count] if forward else records[len(records) - count:]
-    is_older = forward and before is not None and all(
-        record.store_timestamp < before for record in some)
-    if leads.contradict(some, besides=is_older):
-        for record in some:
-            (stale.found if any(leads.against(record)) else stale.unclear).append(record)
+    first, last = leads.at_borders()
+    _judge(leads, first, stale, before)
+    _judge(leads, last, stale, None)
     return stale
 
 
-def _neighbours(source: Source, edge: int, *, forward: bool) -> tuple[Sequence[Record], bool]:
-    """The intact records that follow each other beside a position, in the order of the log, and
-    whether these are all up to other damage; the nearest `MOST` + 1 at most.
-    """
-    chain: list[tuple[int, int]] = []
-    if forward:
-        stop = min(source.size, edge + _FAR)
-        for at, size in _intact(source, edge, stop):
-            if at != (sum(chain[-1]) if chain else edge):
-                break
-            chain.append((at, size))
-            if len(chain) > MOST:
-                break
-        is_all = len(chain) <= MOST and (not chain or sum(chain[-1]) < stop
-                                         or stop == source.size)
-        return _Records(source, chain), is_all
-    start = start_of(source, max(0, edge - _FAR))
-    for at, size in _intact(source, start, edge):
-        if chain and sum(chain[-1]) != at:
-            chain.clear()
-        chain.append((at, size))
-    if not chain or sum(chain[-1]) != edge:
-        return (), True
-    is_all = len(chain) <= MOST and (chain[0][0] > start or start == 0)
-    return _Records(source, chain[-MOST - 1:]), is_all
+def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
+    """Judges records that follow each other, to none of which anything leads."""
+    if not 0 < len(some) <= MOST:
+        return
+    is_older = before is not None and all(record.store_timestamp < before for record in some)
+    if leads.contradict(some, besides=is_older):
+        for record in some:
+            (stale.found if any(leads.against(record)) else stale.unclear).append(record)
+
+
+def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
+    """The records of positions without damage, of very many only those near the two ends."""
+    if end - start <= 2 * _FAR:
+        places = [*_places(source, start, end)]
+        return _Records(source, places if len(places) <= 2 * MOST + 2 else (
+            places[:MOST + 1] + places[-MOST - 1:]))
+    behind = start_of(source, end - _FAR)
+    return _Records(source, [*_places(source, start, start + _FAR)][:MOST + 1]
+                    + [*_places(source, behind, end)][-MOST - 1:])
 
 
 class Beside:
@@ -131,48 +117,51 @@ class Beside:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._end = -1
-        """Where the last damage ends (physical), if no message follows it yet."""
+        self._end = source.base
+        """Where the last damage ends (physical), or the file begins, if no message follows yet."""
         self._before: int | None = None
         """The store time of the last message before it."""
 
     def without(self, batch: Batch) -> Batch:
         """The batch without stale records. StoreIOError."""
-        after = len(batch) and int(batch.offset[0]) == self._end
+        begins = len(batch) > 0 and int(batch.offset[0]) == self._end
         damage = next((span for span in batch.spans if span.kind == DAMAGED), None)
-        if not after and damage is None:
-            self._pass(batch)
-            return batch
-        sound = batch.crc_ok() | (batch.column("body_length") <= 0)
-        rows = np.flatnonzero(sound)
         stale = Stale()
-        if len(rows):
-            if after:
-                self._look(batch, int(rows[0]), stale, forward=True)
-            if damage is not None and int(batch.offset[rows[-1]]) not in stale.places:
-                self._look(batch, int(rows[-1]), stale, forward=False)
+        if len(batch) and (damage is not None or (begins and self._before is not None)):
+            self._look(batch, stale, begins=begins, ends=damage is not None)
         left = batch
         if places := stale.places:
             left = batch.select(np.flatnonzero(~np.isin(batch.offset, [*places])))
             left.spans = sorted([*stale.spans(), *batch.spans], key=lambda span: span.offset)
-        self._pass(left)
-        return left
-
-    def _look(self, batch: Batch, row: int, stale: Stale, *, forward: bool) -> None:
-        """Judges the records on that side, unless an entry leads to the one in ``row``."""
-        record = decode(batch.bytes_at(row))
-        witness = self._source.witness
-        if witness is None or witness.confirms(record):
-            return
-        edge = record.physical_offset + (0 if forward else record.total_size) - self._source.base
-        stale.add(beside(self._source, edge, forward=forward, before=self._before))
-
-    def _pass(self, batch: Batch) -> None:
-        if len(batch):
-            self._before = int(batch.column("store_timestamp")[-1])
+        if len(left):
+            self._before = int(left.column("store_timestamp")[-1])
         last = batch.spans[-1] if batch.spans else None
         if last is not None or len(batch):
             self._end = last.end if last is not None and last.kind != BLANK else -1
+        return left
+
+    def _look(self, batch: Batch, stale: Stale, *, begins: bool, ends: bool) -> None:
+        """Judges what lies at the ends of a batch that are next to damage, or the file's begin."""
+        witness = self._source.witness
+        sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
+        if witness is None or not len(sound):
+            return
+        positions, sizes = batch.offset - self._source.base, batch.column("total_size")
+        near = np.unique(np.concatenate((sound[:MOST + 1], sound[-MOST - 1:])))
+        records = _Records(self._source, [*zip(
+            positions[near].tolist(), sizes[near].tolist(), strict=True)])
+        is_led = [bool(witness.confirms(records[number])) for number in (0, -1)]
+        leads = Leads(witness, records)
+        if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
+            return
+        first, last = leads.at_borders()
+        if not last and len(first) == len(records):  # nothing leads to any: between what is it?
+            last = first if begins and ends else ()
+            first = ()
+        if begins and self._before is not None:
+            _judge(leads, first, stale, self._before)
+        if ends:
+            _judge(leads, last, stale, None)
 
 
 # -- amid undamaged bytes -------------------------------------------------------------------------
@@ -212,6 +201,13 @@ def _around(source: Source, place: int) -> list[Record]:
             chain.clear()
         chain.append((at, size))
     return [decode(source.read(*one)) for one in chain]
+
+
+def _places(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(position, size) of the records up to the first damage."""
+    for batch in Walk(source, start, end, growing=True):
+        yield from zip((batch.offset - source.base).tolist(),
+                       batch.column("total_size").tolist(), strict=True)
 
 
 def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
