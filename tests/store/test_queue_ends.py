@@ -14,10 +14,10 @@ from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord, build, dec
 from rmqctl.formats.timer import timer_log
 from rmqctl.scan import holes
 from rmqctl.scan.source import BytesSource, FileSource
-from rmqctl.store.files import StoreFile
+from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log import commit_log
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import FileQueue, last_used, valid_prefix
+from rmqctl.store.queue.consume_queue import MOST_OPEN, FileQueue, last_used, valid_prefix
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support.reads import count_reads
@@ -180,3 +180,20 @@ def test_many_queues_ask_once_each_whether_records_follow(golden_copy, monkeypat
         assert not any(log.has_record_from(place) for place in range(end - 5 * size, end, 97))
         assert log.has_record_from(border)
     assert len(walks) <= 2 + 5
+
+
+def test_queues_keep_few_files_open(tmp_path: Path) -> None:
+    """However many queues a store has: those that were read first are closed, and open again."""
+    queues = []
+    for number in range(3 * MOST_OPEN):
+        path = tmp_path / str(number) / "00000000000000000000"
+        path.parent.mkdir()
+        path.write_bytes(rows(2, number))
+        queues.append(FileQueue("topic", number, str(path.parent), listing(str(path.parent)).files,
+                                []))
+    before = len(os.listdir("/proc/self/fd"))
+    for queue in (*queues, *reversed(queues)):
+        assert queue.disk_end == 2
+        assert [int(row["physical_offset"]) for row in queue.units(0, 2)] == [
+            100 * queue.queue_id, 100 * queue.queue_id + 100]
+        assert len(os.listdir("/proc/self/fd")) <= before + MOST_OPEN

@@ -7,7 +7,9 @@ rest of a file ends it, rows whose record is not in the log are no rows, fillers
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
+from weakref import ref
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Most queues of a broker with many are short."""
+MOST_OPEN = 128
+"""Queues with an open file, of all there are: a process may have 1,024 descriptors."""
+_opened: deque[ref[FileQueue]] = deque()
 
 
 class ConsumeQueue:
@@ -173,11 +178,16 @@ class FileQueue(ConsumeQueue):
         return bool(self.files)
 
     def _open(self, number: int) -> FileSource:
-        if self._source is None or self._source[0] != number:
-            self.close()
-            file = self.files[number]
-            self._source = number, file.open()
-        return self._source[1]
+        held = self._source
+        if held is None or held[0] != number:
+            held = self._source = number, self.files[number].open()
+            _opened.append(ref(self))
+            while len(_opened) > MOST_OPEN:
+                oldest = _opened.popleft()()
+                if oldest is not None and oldest is not self:
+                    # Another thread may read from it: it is closed once nobody does.
+                    oldest._source = None
+        return held[1]
 
     def close(self) -> None:
         if self._source is not None:
