@@ -119,7 +119,7 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
 def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
     """The record, if it is one beyond doubt but for what its queue says."""
     try:
-        record = decode(raw, explain=False)
+        record = decode(raw)
     except FormatError:
         return None
     good = record.total_size == len(raw) and record.physical_offset == start and record.crc_ok

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record
+from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from tests.conftest import GoldenFolder
 from tests.formats.strategies import messages
 from tests.support import engine
@@ -246,14 +247,23 @@ def test_texts_that_are_no_message_id(text: str) -> None:
         message.parse_message_id(text)
 
 
-def test_a_cut_record_is_refused_with_and_without_the_field() -> None:
-    record = Record(0, MAGIC_V1, 0, 0, 0, 1, 0, 0, 5, (bytes(4), 1), 6, (bytes(4), 2), 0, 0,
-                    b"body", b"T", b"K\x01v\x02")
-    record = replace(record, total_size=message.size_of(0, MAGIC_V1, 4, 1, 4))
+@pytest.mark.parametrize(("bits", "magic"), message.VARIANTS)
+def test_both_readers_name_the_field_that_is_cut(bits: int, magic: int) -> None:
+    born, store = (bytes(16 if bits & bit else 4) for bit in (BORN_HOST_V6, STORE_HOST_V6))
+    record = Record(message.size_of(bits, magic, 4, 1, 4), magic, 0, 0, 0, 1, 0, bits, 5, (born, 1),
+                    6, (store, 2), 0, 0, b"body", b"T", b"K\x01v\x02")
     raw = message.build(record)
-    assert message.decode(raw, explain=False) == message.decode(raw) == record
+    assert message.decode(raw) == message.parse(raw) == record
     for length in range(len(raw)):
-        with pytest.raises(FormatError):
-            message.decode(raw[:length])
-        with pytest.raises(FormatError):
-            message.decode(raw[:length], explain=False)
+        # Behind other bytes, and with a magic that is none.
+        for data, at in ((raw[:length], 0), (b"xyz" + raw[:length], 3),
+                         (raw[:4] + b"\xda\xa3\x20\xa6"[:max(length - 4, 0)] + raw[8:length], 0)):
+            fast, slow = (_refused(reader, data, at) for reader in (message.decode, message.parse))
+            assert fast == slow
+
+
+def _refused(reader: Callable[[bytes, int], Record], data: bytes, at: int) -> tuple[str | None, str,
+                                                                                    int | None]:
+    with pytest.raises(FormatError) as refused:
+        reader(data, at)
+    return refused.value.path, refused.value.reason, refused.value.offset

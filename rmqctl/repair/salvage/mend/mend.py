@@ -488,7 +488,7 @@ class _Round:
                 candidate = with_fields(candidate, total_size=size)
                 yield candidate
                 try:
-                    record = decode(candidate, explain=False)
+                    record = decode(candidate)
                 except FormatError:
                     continue
                 crc = body_crc(record.body)
