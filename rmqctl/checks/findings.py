@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 ERROR, WARNING, INFO = "error", "warning", "info"
@@ -51,10 +51,9 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """The finding object of the command-line contract, with our own fields behind."""
-        values = asdict(self)
         order = ("category", "severity", "structure", "file", "offset", "length", "topic",
                  "queue_id", "queue_offset", "detail", "next", "position", "count")
-        return {name: values[name] for name in order}
+        return {name: getattr(self, name) for name in order}
 
     @property
     def is_trouble(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage.classify import classify
+from rmqctl.scan.damage.led import Led
 from rmqctl.scan.damage.slots import Passed, Stretch
 from rmqctl.scan.frames import Batch, joined, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
@@ -116,6 +117,8 @@ class Walk:
         burst, sound_from = 1 << 62, self.position
         at_hand = AtHand(self.source)
         held: list[Batch] = []
+        led: Led | None = None
+        met = 0
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
@@ -131,6 +134,7 @@ class Walk:
                 filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
                 at = 0
                 at_hand.hold(buffer, filled_from, filled)
+                led, met = None, 0
                 if filled < room:
                     self.shrunk = True
                     self.source.size = filled_from + filled
@@ -155,8 +159,24 @@ class Walk:
                 else:
                     burst = _BURST
                     self.passed.add(sound_from, self.position)
-                    batch.spans = classify(at_hand, self.position, self.passed)
-                    sound_from = self.position = batch.spans[-1].end - self.source.base
+                    # One damage in a buffer is looked at by itself, many by column.
+                    met += 1
+                    if led is None and met > 1 and (
+                            self.source.witness is not None and not self.source.head):
+                        led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
+                    more = None if led is None or not self._whole else led.frames(
+                        self.position, self.end, self.passed)
+                    if more is not None and more[0].spans:
+                        if good:
+                            held.append(batch)
+                        batch, self.position, sound_from = more
+                        good = len(batch)
+                    else:
+                        span = None if led is None else led.span(self.position)
+                        batch.spans = classify(at_hand, self.position,
+                                               self.passed) if span is None else [span]
+                        self.passed.is_damaged |= span is not None
+                        sound_from = self.position = batch.spans[-1].end - self.source.base
             burst = min(burst, 1 << 62)
             if good or batch.spans:
                 held.append(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 
 _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
@@ -42,8 +42,12 @@ def other(*command: str, second: bool = False) -> str:
 
 def completed(command: str | None) -> str | None:
     """A ``command`` for a shell, that a library function made, with the options of `other`."""
-    if command is None:
-        return None
+    return None if command is None else _completed(command, words.get())
+
+
+@lru_cache
+def _completed(command: str, _words: tuple[str, ...]) -> str:
+    """Most findings have the same one."""
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
     return f"{command} {shlex.join(kept)}" if kept else command

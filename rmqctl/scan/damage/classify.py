@@ -46,7 +46,7 @@ def classify(source: Source, position: int, passed: Passed) -> list[Span]:
             return [Span(ZERO, base + position, size - position)]
         # A record's own leading zeros are at most those of its size.
         search = max(search, first - BLANK_SIZE)
-    reason, field = (entries.diagnose if source.head else _diagnose)(source, position)
+    reason, field = (entries.diagnose if source.head else diagnose)(source, position)
     verdict = judge(source, position, search, passed)
     passed.is_damaged = True
     if verdict.resume is None:
@@ -56,7 +56,7 @@ def classify(source: Source, position: int, passed: Passed) -> list[Span]:
                  doubtful=verdict.doubtful)]
 
 
-def _diagnose(source: Source, position: int) -> tuple[str, str]:
+def diagnose(source: Source, position: int) -> tuple[str, str]:
     """(reason, field path) of the first thing wrong with the record at ``position``."""
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:

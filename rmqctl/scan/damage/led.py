@@ -1,0 +1,109 @@
+"""Damaged records among many, by the rows that lead into one buffer: looked at by column.
+
+What `rmqctl.scan.damage.classify` says of a damaged record whose row knows its size, and behind
+which a record is, follows from these rows alone. For all others this gives no answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from rmqctl.formats.local.message import (
+    MAGIC_BLANK,
+    MIN_SIZE,
+    VERSIONS,
+    is_magic,
+    magic_at,
+    total_size_at,
+)
+from rmqctl.scan.damage.classify import diagnose
+from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.frames import DAMAGED, Batch, Span, examine
+from rmqctl.scan.resync import extent, provable
+from rmqctl.scan.source import AtHand
+
+
+class Led:
+    """The frames in a buffer that rows lead to. ``data`` are the bytes from ``position`` on."""
+
+    def __init__(self, source: AtHand, data: memoryview, position: int) -> None:
+        assert source.witness is not None
+        self._source, self._data, self._position = source, data, position
+        start = source.base + position
+        place, size = source.witness.rows(start, start + len(data))
+        # One size for each place, and all of it in the buffer.
+        kept = (size >= MIN_SIZE) & (place + size <= start + len(data))
+        kept[1:] &= (place[1:] != place[:-1]) | (size[1:] != size[:-1])
+        place, size = place[kept], size[kept]
+        alone = np.ones(len(place), bool)
+        alone[1:] &= place[1:] != place[:-1]
+        alone[:-1] &= place[1:] != place[:-1]
+        at = place[alone] - start
+        self._batch, proven = examine(np.frombuffer(data, np.uint8), start, at)
+        size = size[alone]
+        sound = proven & (self._batch.column("total_size") == size)
+        # Where a run of sound frames that follow each other ends: an index behind it.
+        last = ~sound
+        last[:-1] |= at[1:] != at[:-1] + size[:-1]
+        last[-1:] = True
+        ends = np.flatnonzero(last)
+        self._stop: list[int] = (ends + sound[ends])[
+            np.searchsorted(ends, np.arange(len(at)))].tolist()
+        self._at, self._sound = at.tolist(), sound.tolist()
+        self._size: list[int] = size.tolist()
+
+    def _number(self, at: int) -> int | None:
+        """The number of the frame that a row leads to at a place in the buffer."""
+        number = bisect_left(self._at, at)
+        return number if number < len(self._at) and self._at[number] == at else None
+
+    def span(self, position: int) -> Span | None:
+        """The damaged record at a position of the file; None where more has to be asked."""
+        number = self._number(position - self._position)
+        if number is None or self._sound[number]:
+            return None
+        at, size = self._at[number], self._size[number]
+        magic = magic_at(self._data, at)
+        if magic == MAGIC_BLANK or not (
+                total_size_at(self._data, at) == size or any(
+                    extent(self._source, position, version) == size
+                    for version in ((magic,) if is_magic(magic) else VERSIONS))):
+            return None
+        if not (self._is_proven(at + size) or provable(self._source, position + size)):
+            return None
+        return Span(DAMAGED, self._source.base + position, size,
+                    *diagnose(self._source, position), located=True)
+
+    def _is_proven(self, at: int) -> bool:
+        """Whether a record begins there, and another one behind it."""
+        number = self._number(at)
+        if number is None or not self._sound[number]:
+            return False
+        behind = self._number(at + self._size[number])
+        return behind is not None and self._sound[behind]
+
+    def frames(self, position: int, end: int, passed: Passed) -> tuple[Batch, int, int]:
+        """The frames from a damaged record on that begin before ``end``, up to where more has to be
+        asked; that position, and where the sound frames before it begin. ``passed`` is told those
+        before the last damage.
+        """
+        rows, spans, sound_from = [np.zeros(0, np.int64)], [], position
+        while position < end:
+            number = self._number(position - self._position)
+            if number is not None and self._sound[number]:
+                stop = min(self._stop[number], bisect_left(self._at, end - self._position))
+                rows.append(np.arange(number, stop))
+                position = self._position + self._at[stop - 1] + self._size[stop - 1]
+                continue
+            span = self.span(position)
+            if span is None:
+                break
+            passed.add(sound_from, position)
+            passed.is_damaged = True
+            spans.append(span)
+            sound_from = position = position + span.length
+        batch = self._batch.select(np.concatenate(rows))
+        batch.spans = spans
+        return batch, position, sound_from
