@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from operator import attrgetter
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
@@ -51,36 +54,44 @@ class Records:
         self.rejected: set[int] = set()
         self.reasons: dict[int, str] = {}
         self.count = 0
+        self._places: set[int] = set()
+        self._held: tuple[int, Source] | None = None
+        self._opened = ExitStack()
+
+    def _open(self, number: int) -> Source:
+        """A part; it stays open until another one is asked for, or nobody has these records."""
+        if self._held is None or self._held[0] != number:
+            self._opened.close()
+            self._held = number, self._opened.enter_context(self.parts[number].open())
+        return self._held[1]
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
         """(number of the part, record, its bytes) of what stands at a place. StoreIOError.
 
         ``size`` None: by its own size field.
         """
-        for number, part in enumerate(self.parts):
-            if part.base <= physical < part.end:
-                with part.open() as source:
-                    position = physical - part.base
-                    total = size or total_size_at(source.read(position, START_SIZE))
-                    if not MIN_SIZE <= total <= min(MAX_RECORD, part.end - physical):
-                        return number, None, b""
-                    raw = source.read(position, total)
-                try:
-                    record = decode(raw)
-                except FormatError:
-                    return number, None, b""
-                return number, record if record.physical_offset == physical else None, raw
-        return -1, None, b""
+        number = self._number(physical)
+        if number is None:
+            return -1, None, b""
+        part, source = self.parts[number], self._open(number)
+        position = physical - part.base
+        total = size or total_size_at(source.read(position, START_SIZE))
+        if not MIN_SIZE <= total <= min(MAX_RECORD, part.end - physical):
+            return number, None, b""
+        raw = source.read(position, total)
+        try:
+            record = decode(raw)
+        except FormatError:
+            return number, None, b""
+        return number, record if record.physical_offset == physical else None, raw
 
     def _number(self, physical: int) -> int | None:
-        return next((n for n, part in enumerate(self.parts)
-                     if part.base <= physical < part.end), None)
+        number = bisect_right(self.parts, physical, key=attrgetter("base")) - 1
+        return number if number >= 0 and physical < self.parts[number].end else None
 
     def is_replaced(self, physical: int) -> bool:
         """Whether other bytes are put at a place already."""
-        number = self._number(physical)
-        return number is not None and any(
-            piece.at == physical - self.parts[number].base for piece in self.pieces.get(number, ()))
+        return physical in self._places
 
     def replace(self, physical: int, content: bytes | None) -> bool:
         """Puts other bytes at a place; False where there are none to put."""
@@ -89,6 +100,7 @@ class Records:
             return False
         self.pieces.setdefault(number, []).append(
             Piece.of(physical - self.parts[number].base, content))
+        self._places.add(physical)
         self.count += 1
         return True
 

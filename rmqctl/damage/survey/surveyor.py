@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
+Event = tuple[int, Callable[[], None]]
+"""A physical offset, and what is told of the bytes there."""
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
@@ -121,7 +125,7 @@ class Surveyor:
                         self._take(number, known)
                         self._begin(source, position)
                         continue
-                walk = Walk(source, position, self._stretches.border(number, position))
+                walk = Walk(source, position, self._stretches.border(number, position), whole=True)
                 for batch in walk:
                     self._batch(number, source, batch)
                     self._tell(walk.position)
@@ -134,12 +138,35 @@ class Surveyor:
             self._end(number, source, position)
 
     def _batch(self, number: int, source: Source, batch: Batch) -> None:
-        self._messages(number, batch)
-        if not batch.spans:
-            return
-        first = batch.spans[0]
+        """Messages by column, and what is between them in its order."""
+        spans: list[list[Span]] = []
+        for span in batch.spans:
+            # Zeros and bytes that are none, side by side, are one damage; a record is by itself.
+            if spans and not span.located and span.kind != BLANK and (
+                    last := spans[-1][-1]).end == span.offset and not last.located and (
+                        last.kind != BLANK):
+                spans[-1].append(span)
+            else:
+                spans.append([span])
+        # Confirmed records in damage are messages, too, and have their place among the others.
+        first, events = 0, list[Event]()
+        for some in spans:
+            tell = partial(self._between, number, source, some)
+            low, high = (bisect_left(self._confirmed_places, place)
+                         for place in (some[0].offset, some[-1].end))
+            if low == high:
+                events.append((some[0].offset, tell))
+                continue
+            cut = int(np.searchsorted(batch.offset, some[0].offset))
+            self._messages(number, batch.select(slice(first, cut)), events)
+            tell()
+            first, events = cut, []
+        self._messages(number, batch.select(slice(first, None)) if first else batch, events)
+
+    def _between(self, number: int, source: Source, spans: Sequence[Span]) -> None:
+        first = spans[0]
         if first.kind != BLANK:
-            self._spans(number, source, batch.spans)
+            self._spans(number, source, spans)
         elif self._goes_on(number, first.offset):
             # It does not say where it belongs: it may be that of another file.
             self._damage(Region(number, first.offset, first.end, dirty=True))
@@ -234,8 +261,12 @@ class Surveyor:
 
     # -- one batch --------------------------------------------------------------------------------
 
-    def _messages(self, number: int, batch: Batch) -> None:
+    def _messages(self, number: int, batch: Batch,
+                  between: Sequence[Event] = ()) -> None:
+        """``between``: what is told of other bytes, by physical offset, ascending."""
         if not len(batch):
+            for _, tell in between:
+                tell()
             return
         found = self._found
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
@@ -244,13 +275,10 @@ class Surveyor:
         self._appended_crcs(batch, bad)
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
-        if bad.any():
-            self._bad(number, batch, np.flatnonzero(bad))
+        self._in_order(number, batch, np.flatnonzero(bad), between)
         good = np.flatnonzero(~bad)
         if not len(good):
             return
-        if not bad.any():
-            self._pass(int(when[0]), int(when[-1]), int(offset[-1]), int(size[-1]))
         found.messages += len(good)
         found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
         properties = text.Properties(batch)
@@ -282,18 +310,28 @@ class Surveyor:
         if len(found.lacking_crc) < MOST_ODD:
             found.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
 
-    def _bad(self, number: int, batch: Batch, rows: Array) -> None:
-        """Records with a wrong body CRC become regions; times come from those between them."""
-        offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
-        when = batch.column("store_timestamp").tolist()
+    def _in_order(self, number: int, batch: Batch, bad: Array,
+                  between: Sequence[Event]) -> None:
+        """Records with a wrong body CRC become regions; times come from those between damage."""
+        offset, size = batch.offset, batch.column("total_size")
+        when = batch.column("store_timestamp")
         first = 0
-        for row in [*rows.tolist(), len(when)]:
+        events: list[tuple[int, Callable[[], None] | None]] = [
+            *between, *((place, None) for place in offset[bad].tolist())]
+        events.sort(key=itemgetter(0))
+        rows = np.searchsorted(offset, [place for place, _ in events]).tolist()
+        for row, (place, tell) in zip([*rows, len(offset)], [*events, (0, _nothing)], strict=True):
             if row > first:
-                self._pass(when[first], when[row - 1], offset[row - 1], size[row - 1])
-            if row < len(when):
-                self._damage(Region(number, offset[row], offset[row] + size[row], dirty=True,
-                                    extents=[(offset[row], size[row])]))
-            first = row + 1
+                self._pass(*(int(one) for one in (when[first], when[row - 1], offset[row - 1],
+                                                  size[row - 1])))
+            if tell is not None:
+                tell()
+                first = row
+            else:
+                length = int(size[row])
+                self._damage(Region(number, place, place + length, dirty=True,
+                                    extents=[(place, length)]))
+                first = row + 1
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
         """Intact messages, by the store times of the first and the last, which is at ``place``."""
@@ -406,6 +444,10 @@ class Surveyor:
         for _, names, _ in (skipped_rows(properties, rowed),
                             dispatched_rows(properties, rowed & left_out[topic])):
             self._found.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
+
+
+def _nothing() -> None:
+    """The end of a batch."""
 
 
 def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
