@@ -13,18 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.errors import FormatError
-from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
+from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.leads import WINDOW, Leads
-from rmqctl.scan.damage.stale import MOST, records_between
-from rmqctl.scan.source import Source, Witness
+from rmqctl.scan.damage.stale import MOST, is_led, records_between
+from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 _FARTHEST = 64 << 10
 """Bytes between two damaged places that pages of an earlier use may have left."""
 _MOST_LOOKS = 1000
-_FIRST_READ = 4 << 10
 
 
 class Damaged(NamedTuple):
@@ -114,23 +112,8 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Da
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
     """The records of ``[start, end)`` where they are few and nothing leads to any of them."""
-    if source.witness is None or _is_led(source, source.witness, start, end):
+    if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)
     unled = len(records) <= MOST and Leads(source.witness, records).are_none()
     return list(records) if unled else []
-
-
-def _is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Whether the first record of ``[start, end)`` has a row of its own, as nearly all have: then
-    what follows it need not be read.
-    """
-    raw = source.read(start - source.base, min(_FIRST_READ, end - start)) if start < end else b""
-    size = total_size_at(raw) if len(raw) >= START_SIZE else 0
-    if not MIN_SIZE <= size <= len(raw):
-        return False
-    try:
-        record = decode(raw[:size])
-    except FormatError:
-        return False
-    return record.physical_offset == start and bool(witness.confirms(record))

@@ -65,6 +65,12 @@ class Records:
             self._held = number, self._opened.enter_context(self.parts[number].open())
         return self._held[1]
 
+    def opened(self, physical: int) -> tuple[LogPart, Source]:
+        """The part with a place of the log, and its bytes. StoreIOError."""
+        number = self._number(physical)
+        assert number is not None
+        return self.parts[number], self._open(number)
+
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
         """(number of the part, record, its bytes) of what stands at a place. StoreIOError.
 

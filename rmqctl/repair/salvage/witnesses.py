@@ -116,11 +116,9 @@ class Witnesses:
         return found
 
     def _stored(self, place: int, size: int) -> bytes:
-        part = next(part for part in self._parts if part.base <= place < part.end)
-        if part.path is None and not part.pieces:
-            return b""
-        with part.open() as source:
-            return source.read(place - part.base, size)
+        part, source = self._records.opened(place)
+        return b"" if part.path is None and not part.pieces else source.read(
+            place - part.base, size)
 
     def _is_followed(self, place: int) -> bool:
         try:

@@ -24,10 +24,11 @@ from typing import overload
 
 import numpy as np
 
-from rmqctl.formats.local.message import Record, decode
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
 from rmqctl.scan.frames import BLANK, DAMAGED, Batch, Span
-from rmqctl.scan.source import Source
+from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
 
 MOST = 64
@@ -79,7 +80,8 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
     where there is none. StoreIOError.
     """
     stale = Stale()
-    if source.witness is None or source.head or start >= end:
+    if source.witness is None or source.head or start >= end or _is_led_at_borders(
+            source, source.witness, source.base + start, source.base + end):
         return stale
     records = _ends_of(source, start, end)
     leads = Leads(source.witness, records, taken)
@@ -220,6 +222,32 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 # -- records as they are asked for ---------------------------------------------------------------
+
+
+def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
+    """Whether the first record of ``[start, end)`` has a row of its own, as nearly all have: then
+    what follows it need not be read.
+    """
+    raw = source.read(start - source.base, min(_LEAST_CHUNK, end - start)) if start < end else b""
+    size = total_size_at(raw) if len(raw) >= START_SIZE else 0
+    if not MIN_SIZE <= size <= len(raw):
+        return False
+    try:
+        record = decode(raw[:size])
+    except FormatError:
+        return False
+    return record.physical_offset == start and bool(witness.confirms(record))
+
+
+def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -> bool:
+    """Whether the first record of physical ``[start, end)`` and the last have entries of their own,
+    as nearly all have. StoreIOError.
+    """
+    if not is_led(source, witness, start, end):
+        return False
+    places, sizes = witness.rows(max(start, end - _LEAST_CHUNK), end)
+    return any(is_led(source, witness, place, end)
+               for place in places[places + sizes == end].tolist())
 
 
 class _Records(Sequence[Record]):

@@ -168,8 +168,7 @@ class StoreWitness:
         if queue is None:
             return None
         try:
-            with closing(queue):
-                unit = queue.unit(record.queue_offset)
+            unit = queue.unit(record.queue_offset)
         except StoreIOError:
             return None
         if unit is None or not unit.is_valid or unit.is_filler:
