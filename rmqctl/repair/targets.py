@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import STAGING
@@ -54,8 +56,11 @@ def part_target(store: Store, part: LogPart) -> str:
 
     What is in it may come from a file that lies elsewhere: that is none of the log's.
     """
-    path = next((file.path for file in store.log.files if file.base == part.base), None)
-    if path is None:
+    files = store.log.files
+    number = bisect_left(files, part.base, key=attrgetter("base"))
+    if number < len(files) and files[number].base == part.base:
+        path = files[number].path
+    else:
         folders = sorted(folder for folder in store.log_folders
                          if bool(part.head) == (node_of(folder) is not None)) or sorted(
                              store.log_folders)
