@@ -21,7 +21,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.config.config import load_one
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid, valid_prefix
+from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -94,8 +94,10 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
         for rocks_queue in rocksdb.queues.values():
             yield recovered_in_rocksdb(rocks_queue)
     for key, full_queue in store.plain_queues.items() if rocksdb is None else ():
-        with closing(FileQueue(*key, full_queue.folder, loaded(full_queue.files, version),
-                               full_queue.troubles, full_queue.file_size)) as queue:
+        files = loaded(full_queue.files, version)
+        queue = full_queue if files == full_queue.files else FileQueue(
+            *key, full_queue.folder, files, full_queue.troubles, full_queue.file_size)
+        with closing(queue):
             yield recovered(key, queue)
     for key, batch in store.batch_queues.items() if version.batch_queues else ():
         yield recovered_batch(key, BatchQueue(*key, batch.folder, loaded(batch.files, version),
@@ -171,8 +173,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
     position = 0
     for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
         file = queue.files[number]
-        with file.open() as source:
-            used = valid_prefix(source, file.size)
+        used = queue.valid_bytes(number)
         position = file.base + used
         if used:
             state.max_physic = long(queue.max_physical(layout.queue_offset(position)))

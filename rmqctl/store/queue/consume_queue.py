@@ -128,6 +128,10 @@ class ConsumeQueue:
         """The queue offset behind the last row on disk that is not zero, gaps or not."""
         raise NotImplementedError
 
+    def valid_bytes(self, number: int) -> int:
+        """Bytes of the leading run of valid units in a file. StoreIOError."""
+        raise NotImplementedError
+
     def recovered_end(self, log_end: int) -> int:
         """Behind the last row that a broker keeps whose log ends at ``log_end``, a queue offset."""
         raise NotImplementedError
@@ -169,6 +173,7 @@ class FileQueue(ConsumeQueue):
         self._bases = [file.base for file in files]
         self._source: tuple[int, FileSource] | None = None
         self._written: int | None = None
+        self._valid: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
         """The first and the last row, by queue offset, once it is known where they are: nearly
         all that is asked of most queues of a broker with many."""
@@ -241,14 +246,20 @@ class FileQueue(ConsumeQueue):
         end = 0
         for number in range(max(0, len(self.files) - 3), len(self.files)):
             file = self.files[number]
-            source = self._open(number)
-            used = valid_prefix(source, file.size)
+            used = self.valid_bytes(number)
             end = file.base + used
-            if used:
-                self._note_edges(source, file.base, used)
             if used < min(file.size, self.file_size):
                 break
         return end // UNIT_SIZE
+
+    def valid_bytes(self, number: int) -> int:
+        used = self._valid.get(number)
+        if used is None:
+            file, source = self.files[number], self._open(number)
+            used = self._valid[number] = valid_prefix(source, file.size)
+            if used:
+                self._note_edges(source, file.base, used)
+        return used
 
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
         for position in {0 if base == self.files[0].base else used - UNIT_SIZE, used - UNIT_SIZE}:
