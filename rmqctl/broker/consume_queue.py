@@ -18,7 +18,7 @@ from rmqctl.formats.local import batch_consume_queue as batch_layout
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import topic_table
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid
@@ -303,10 +303,8 @@ def put_rule(offset: int, count: int, end: int) -> Put:
 
 def batch_topics(store: Store) -> frozenset[str]:
     """The topics with ``queue.type=BatchCQ`` in config/topics.json."""
-    value = load_one(store, "topics.json").value
-    table = value.get("topicConfigTable") if isinstance(value, dict) else None
     topics = set()
-    for topic, config in (table or {}).items() if isinstance(table, dict) else ():
+    for topic, config in (topic_table(store) or {}).items():
         given = config.get("attributes") if isinstance(config, dict) else None
         if isinstance(given, dict) and "BatchCQ" in (given.get("queue.type"),
                                                      given.get("+queue.type")):

@@ -18,7 +18,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Span
 from rmqctl.scan.headers import Headers
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import topic_table
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -302,9 +302,8 @@ def known_topics(store: Store) -> frozenset[str] | None:
     """
     if store.layout.config == "rocksdb-v2":
         return None
-    value = load_one(store, "topics.json").value
-    table = value.get("topicConfigTable") if isinstance(value, dict) else None
-    return frozenset(table) if isinstance(table, dict) and table else None
+    table = topic_table(store)
+    return frozenset(table) if table else None
 
 
 def deleted(topic: str, known: frozenset[str] | None) -> bool:

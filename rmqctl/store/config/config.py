@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import config_json
@@ -188,6 +189,20 @@ def load_one(store: Store, name: str) -> ConfigFile:
         main.state = ODDITY
     none = Copy(part.folder, state=MISSING, reason="a data base has none")
     return _counted(ConfigFile(name, _kind(name), main, none, faults=list(part.faults)))
+
+
+def topic_table(store: Store) -> Mapping[str, Any] | None:
+    """The topics of config/topics.json, as they were when this was asked of an opened store first;
+    None where they cannot be read.
+    """
+    if store not in _topic_tables:
+        value = load_one(store, "topics.json").value
+        table = value.get("topicConfigTable") if isinstance(value, dict) else None
+        _topic_tables[store] = table if isinstance(table, dict) else None
+    return _topic_tables[store]
+
+
+_topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDictionary()
 
 
 def out_of_date(store: Store, name: str) -> Copy:
