@@ -133,6 +133,18 @@ _BY_HAND: dict[str, Phrase] = {
     "epoch-start": Phrase(
         "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
         "same log"),
+    "file-unreadable": Phrase(
+        "the file cannot be opened: check its permissions and what it is (a directory, a link, a "
+        "bad sector), restore it from a copy, then run `rmqctl doctor` again"),
+    "small-file": Phrase(
+        "compare the file with a copy: a broker creates lock and a replica's epoch again, so these "
+        "may be moved away while no broker runs; abort must stay"),
+    "config-database": Phrase(
+        "the log does not contain topics, groups and offsets: restore the folder from a copy of "
+        "the store"),
+    "config-backup": Phrase(
+        "brokers use the .bak, or start with an empty table without it, and write the file again: "
+        "restore it from a copy if its content matters"),
     "cq-wrong-tag": Phrase(
         "entry and message contradict each other and nothing proves which one is damaged: a "
         "consumer with a tag filter may miss the message; compare with a replica"),
@@ -167,6 +179,8 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if judged and not is_held:
         repairs = [*_repairs(root, outlook, lost=start.account.known)]
         known = {step.command for step in repairs}
+        if outlook.refused is not None:
+            known.add(f"rmqctl recover {root}")
         further = [step for step in of_metadata(start, root) if step.command not in known]
         yield from (step for step in further if step.command.endswith(_FROM_COPY))
         yield from repairs

@@ -15,12 +15,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rmqctl.broker.view import cut_by_broker
+from rmqctl.checks.preflight.missing import known_by_offsets
+from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX
 from rmqctl.parse_values import time_text
 from rmqctl.repair.config.convert import replaced
-from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
+from rmqctl.repair.plan import Action, Create, Dropped, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load_one
@@ -129,7 +131,13 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
         steps = ((Create if file.main.state == MISSING else Replace)(
             target, fastjson.build(value)),)
     actions = tuple(_action(target, wanted, queue, cut=cut is not None) for queue in changed)
-    return Offsets(Plan(COMMAND, store.root, actions, steps, notes=tuple(notes)), queues)
+    forgotten = known_by_offsets(store) if any(
+        (queue.before or 0) > queue.max_offset for queue in changed) else 0
+    if forgotten:
+        notes.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
+                     "committed offsets: the repair keeps their number")
+    return Offsets(Plan(COMMAND, store.root, actions, steps, notes=tuple(notes),
+                        dropped=Dropped(forgotten)), queues)
 
 
 # -- whose, and which queues ----------------------------------------------------------------------

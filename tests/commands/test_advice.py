@@ -164,6 +164,20 @@ def test_undecided_records_are_a_choice(rmqctl: Runner, tmp_path: Path) -> None:
     assert f"rmqctl recover {root}" not in said["next"]
 
 
+@pytest.mark.parametrize(("name", "category"), [
+    ("config/topics.json", "file-unreadable"), ("lock", "small-file")])
+def test_what_only_a_person_can_repair_says_what_to_do(
+        golden_copy: GoldenFolder, rmqctl: Runner, name: str, category: str) -> None:
+    """A repair that is refused is not advised, and what remains is no dead end."""
+    store = golden_copy("5.3.3/basic/store")
+    (store / name).unlink(missing_ok=True)
+    (store / name).mkdir(parents=True)
+    said = followed(rmqctl, store)
+    assert not said["sound"]
+    why = {one["category"]: one["why"] for one in said["remains"]}
+    assert "no command repairs this" not in why[category]
+
+
 def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/crash-crc/before")
     said = rmqctl("verify", root, "-o", "json").expect(1).json()

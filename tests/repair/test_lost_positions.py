@@ -51,6 +51,24 @@ def test_a_lost_message_that_only_a_position_tells_of(tmp_path: Path, rmqctl: Ru
     assert rmqctl("recover", root, *JSON).expect(0).json()["messages_lost"] == []
 
 
+def test_moving_the_offset_keeps_the_number(tmp_path: Path, rmqctl: Run) -> None:
+    """The offset is all that tells of the lost messages."""
+    root = tmp_path / "store"
+    last = tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128).messages[-1].record
+    (root / "abort").touch()
+    (root / "config/consumerOffset.json.bak").unlink(missing_ok=True)
+    (root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {
+        f"{last.topic.decode()}@billing": {str(last.queue_id): last.queue_offset + 3}}}))
+    assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 2
+    rmqctl("offsets", "reset", root, "--group", "billing", "--beyond-end", "--apply",
+           "--yes").expect(0)
+    said = rmqctl("doctor", root, *JSON).expect(0, 1).json()
+    assert (said["already_lost"], said["offsets_beyond_end"]) == (2, [])
+    # Undone, the offset tells of them again, and they count once.
+    rmqctl("undo", root, "--yes").expect(0)
+    assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 2
+
+
 def test_a_position_at_the_end_tells_of_no_loss(tmp_path: Path, rmqctl: Run) -> None:
     root = tmp_path / "store"
     reached(root, -1)

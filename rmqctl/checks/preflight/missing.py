@@ -91,6 +91,16 @@ def known_beyond(store: Store, end: int) -> Beyond:
                   places)
 
 
+def known_by_offsets(store: Store) -> int:
+    """How many lost messages nothing but committed offsets knows, which a change of these forgets;
+    0 where that cannot be judged.
+    """
+    try:
+        return preflight(store, full=False).account.by_offsets
+    except (StoreIOError, UsageError):
+        return 0
+
+
 def _after_the_end(store: Store) -> bool:
     """Whether entries, index or consumer offsets may know messages after the end of the log: all
     that `preflight` counts in an undamaged log, and some that it does not count.
