@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.plans save FILE --seeds 1000`` damages the worlds of seeds 1 to 1,000
 (tests/repair/campaign/worlds) and writes their plans; run by two revisions of rmqctl,
-``python -m benchmarks.plans compare BEFORE AFTER --write docs`` says in benchmarks/plans.md where
-they differ. A difference belongs to the first class in which it falls.
+``python -m benchmarks.plans compare BEFORE AFTER`` prints the table of benchmarks/plans.md.
+A difference belongs to the first class in which it falls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from tests.repair.campaign.worlds import grounds, trial
 from tests.support import cli, unforced
 
-PAGE = Path(__file__).with_name("plans.md")
 _OF_THE_LOG = frozenset({"copy", "put back", "correct", "mend record", "keep damaged", "fill",
                          "zero", "create", "remove"})
 CLASSES = (

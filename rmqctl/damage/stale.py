@@ -7,8 +7,8 @@ times (`rmqctl.damage.by_time`).
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rmqctl.damage.by_time import Damaged, of_unclear_age
@@ -16,6 +16,10 @@ from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.stale import MOST_PLACES, amid, beside
 from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.source import Source
+
+_OVERLAPS = 8
+"""Damaged places before one whose ends are looked at: they may reach over each other."""
 
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
@@ -36,6 +40,28 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
                 found.update(record.physical_offset for record in stale.found)
                 unclear.update(record.physical_offset for record in stale.unclear)
     return found, unclear - found
+
+
+def beside_at(source: Source, places: Iterable[int],
+              damage: Sequence[tuple[int, int]]) -> Iterator[list[Record]]:
+    """The stale records of a file between damaged places (ascending) around physical ``places``.
+    StoreIOError.
+    """
+    starts, looked = [start for start, _ in damage], -1
+    for place in places:
+        number = bisect_right(starts, place)
+        if number == looked:
+            continue
+        looked = number
+        start = max((end for _, end in damage[max(0, number - _OVERLAPS):number]),
+                    default=source.base)
+        end = starts[number] if number < len(starts) else source.base + source.size
+        if not damage or (start <= source.base and end >= source.base + source.size):
+            continue
+        stale = beside(source, max(0, start - source.base), min(source.size, end - source.base))
+        if records := sorted([*stale.found, *stale.unclear],
+                             key=lambda record: record.physical_offset):
+            yield records
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:

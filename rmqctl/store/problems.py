@@ -52,7 +52,7 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 
 
 def earlier_life(count: int, first: int) -> str:
-    """What is said of records that `rmqctl.store.log.earlier_life` finds."""
+    """What is said of records that `rmqctl.damage.by_time` finds."""
     return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, "
             "between damage and stored before what is around: messages of a clock that was set "
             "back, or what an earlier life of the file left; no row and no index entry of theirs "
@@ -60,10 +60,17 @@ def earlier_life(count: int, first: int) -> str:
 
 
 def contradicted(count: int, first: int) -> str:
-    """What is said of records that `rmqctl.store.log.contradicted` finds."""
+    """What is said of records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
     return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, amid "
             "undamaged bytes, to which nothing leads: rows and index know other messages there, so "
             "an earlier life of the file has left them, or the structures are wrong")
+
+
+def stale(count: int, first: int) -> str:
+    """What is said of records that `rmqctl.scan.damage.stale` finds beside damage."""
+    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, next "
+            "to damage, from an earlier use of the file: consume queues and index know other "
+            "messages there")
 
 
 def unread(base: int, lost: Unread) -> Problem:

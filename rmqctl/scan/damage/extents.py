@@ -103,6 +103,10 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
         return Verdict(own.end, located=True)
     if own.proven:
         inside = known.first(search, own.end)
+        # A record of another place tells nothing of this one: an entry may lead into its bytes.
+        begun = None if is_placed(source, at) else known.begins(at + 1, own.end)
+        if begun is not None and (inside is None or begun < inside):
+            return Verdict(begun)
         return Verdict(own.end if inside is None else inside, located=inside is None)
     # It is torn, or its body was hit: inside, only what is proven to be of the log.
     if source.witness is None:
@@ -154,7 +158,8 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known,
     if stop is None and limit < source.size:
         stop = limit
     first = next_provable(source, search, limit if stop is None else stop)
-    if first is not None and first - at < LEAST_HEAD and not is_blank(source, first):
+    if first is not None and first - at < LEAST_HEAD and not is_blank(source, first) and (
+            at == 0 or is_placed(source, at) or passed.ends_at(at)):
         return Verdict(first)  # no body begins so near to where a record does
     if first is None:
         return Verdict(stop)

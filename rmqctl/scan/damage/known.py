@@ -60,6 +60,13 @@ class Known:
                 at, step = min(at + step, upto), step * 4
         return None
 
+    def begins(self, start: int, end: int) -> int | None:
+        """The first place in positions ``[start, end)`` that a row leads to; None without one."""
+        if self._witness is None or start >= end:
+            return None
+        places, _ = self._witness.rows(self._base + start, self._base + end)
+        return int(places[0]) - self._base if len(places) else None
+
     def _first_of(self, rows: tuple[Array, Array], keys: tuple[Array, Array], start: int,
                   end: int) -> int | None:
         base = self._base

@@ -155,7 +155,8 @@ class Leads:
         first = next((number for number in numbers if self.to(self._records[number])), None)
         if first is None:
             return self._records, ()
-        last = next(number for number in reversed(numbers) if self.to(self._records[number]))
+        last = next((number for number in reversed(numbers[first + 1:])
+                     if self.to(self._records[number])), first)
         return self._records[:first], self._records[last + 1:]
 
     def agree_before(self, source: Source, first: Record) -> bool:

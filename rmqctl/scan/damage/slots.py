@@ -84,6 +84,10 @@ class Passed:
             self._stretches += known
         return list(self._stretches)
 
+    def ends_at(self, position: int) -> bool:
+        """Whether the last message ends there."""
+        return any(end == position for _, end in self.stretches()[-1:])
+
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
         """(the offsets of each queue in messages before a position, how many more may be missing

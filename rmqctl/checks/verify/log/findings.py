@@ -14,6 +14,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.damage.by_time import unclear_in_log
+from rmqctl.damage.stale import beside_at
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
@@ -23,6 +24,7 @@ from rmqctl.scan.damage.stale import MOST_PLACES, amid
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
+from rmqctl.store.problems import stale as stale_words
 
 _NAMED = 3
 _EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
@@ -140,14 +142,18 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
                           count=len(span.doubtful), **_place(context, span.doubtful[0][0]))
 
 
+def _damage(context: Context) -> list[tuple[int, int]]:
+    """Damaged places, physical ``[start, end)``, ascending."""
+    result = context.result
+    return sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
+                   *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
+
+
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
     """Records that only their times tell from messages: where damage is, and no row is left."""
-    result = context.result
-    damage = sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
-                     *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
     with suppress(StoreIOError):  # said already of that file
         for records in unclear_in_log(context.store.log, [
-                place for place in damage if place[0] < log_end]):
+                place for place in _damage(context) if place[0] < log_end]):
             first = records[0].physical_offset
             yield Finding("ambiguous", "commitlog", earlier_life(len(records), first),
                           length=sum(record.total_size for record in records),
@@ -162,14 +168,18 @@ def _contradicted(context: Context) -> Iterator[Finding]:
     odd = sorted({*context.loose_rows, *(
         claim.physical_offset for tally in context.result.queues.values()
         for claim in tally.claims if claim.row is not None and any(claim.row))})[:MOST_PLACES]
-    for file, places in groupby(odd, store.log.file_of):
+    damage = _damage(context) if odd else []
+    for file, group in groupby(odd, store.log.file_of):
         located = None if file is None else store.log.locate(file.base)
         if located is None:
             continue
+        places = [*group]
         with suppress(StoreIOError):  # said already of that file
-            for records in amid(located[0], places):
+            for records, text in (
+                    *((records, words_of) for records in amid(located[0], places)),
+                    *((records, stale_words) for records in beside_at(located[0], places, damage))):
                 first = records[0].physical_offset
-                yield Finding("ambiguous", "commitlog", words_of(len(records), first),
+                yield Finding("ambiguous", "commitlog", text(len(records), first),
                               length=sum(record.total_size for record in records),
                               count=len(records), **_place(context, first))
 
