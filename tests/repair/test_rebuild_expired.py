@@ -110,7 +110,7 @@ def test_damage_behind_the_expired_rows_is_mended_and_they_stay(each, golden, go
         carry_out(steps, store)
     assert derived(store) == wanted
     assert {one.target for one in steps} == set(harmed)
-    assert all("rows" in one.reason or "index" in one.reason for one in actions)
+    assert all("entries" in one.reason or "index" in one.reason for one in actions)
 
 
 def test_index_names_stay_and_new_ones_fit_between(golden, golden_copy, tmp_path):

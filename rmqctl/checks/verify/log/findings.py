@@ -168,7 +168,8 @@ def _contradicted(context: Context) -> Iterator[Finding]:
     odd = sorted({*context.loose_rows, *(
         claim.physical_offset for tally in context.result.queues.values()
         for claim in tally.claims if claim.row is not None and any(claim.row))})[:MOST_PLACES]
-    damage = _damage(context) if odd else []
+    zeros = {span.offset for span in context.result.spans if span.kind == ZERO}
+    damage = [place for place in _damage(context) if place[0] not in zeros] if odd else []
     for file, group in groupby(odd, store.log.file_of):
         located = None if file is None else store.log.locate(file.base)
         if located is None:
