@@ -169,6 +169,19 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
     return next((mark for mark in _end_marks(source, start, end)), None) if head else None
 
 
+def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(position, size) of whole records in ``[start, end)`` that only themselves prove: they have no
+    body, and so no CRC, and damage follows.
+    """
+    for window_start, data in used_windows(source, start + source.head, end + source.head):
+        for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):
+            size = located_size(source, candidate) if start <= candidate < end else None
+            if size is None or candidate + size > end or provable(source, candidate):
+                continue
+            if not decode(source.read(candidate + source.head, size - source.head)).body:
+                yield candidate, size
+
+
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
     """Where in ``data``, which begins at ``start``, a frame may begin: those places without which
     `provable` says no, told by column, as a stranger's bytes may be magics all over.

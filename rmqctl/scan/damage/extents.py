@@ -19,6 +19,7 @@ or an entry of the index. So, from the strongest proof to none:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from isal.isal_zlib import crc32
@@ -46,6 +47,7 @@ from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record, tails_of
 from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
     MAX_RECORD,
+    bare_records,
     extent,
     is_blank,
     is_placed,
@@ -165,8 +167,22 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known,
         return Verdict(stop)
     found = resumed(source, at, first, stop, passed,
                     lambda place: _proven_end(source, place, known))
+    upto = limit if found.resume is None else found.resume
+    frames = _with_bare(source, search, upto, found.undecided)
     return Verdict(found.resume, doubtful=tuple(
-        one for one in found.undecided if not known.denies(one[0] - source.base, one[1])))
+        one for one in frames if not known.denies(one[0] - source.base, one[1])))
+
+
+def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtful:
+    """Undecided frames of positions ``[start, end)``, and records between them without a body."""
+    taken = sorted(frames)
+    for position, size in bare_records(source, start, end):
+        place = source.base + position
+        number = bisect_left(taken, (place, 0))
+        if (number == 0 or sum(taken[number - 1]) <= place) and (
+                number == len(taken) or place + size <= taken[number][0]):
+            taken.insert(number, (place, size))
+    return tuple(taken)
 
 
 def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:

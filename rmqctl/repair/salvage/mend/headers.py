@@ -9,7 +9,7 @@ that is none, and not proved by other fields: a broker would cut the log off the
 set right as `times` has it, the place of a half message by that message itself, else it becomes
 0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
 as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
-A negative queue is the only one of the topic that lacks this very message, if one byte makes it so.
+A negative queue is the only one of the topic that lacks this very message just here.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: place of the half message 60 of 60,
 store host 55, reconsume times 34. A born host of any value is unknown; of single bits that were
@@ -211,8 +211,8 @@ def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Reco
 
 
 def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
-    """The one queue of the topic that lacks this very message just here, if one byte makes the
-    number so, and no other message asks for its place.
+    """The one queue of the topic that lacks this very message just here, if no other message asks
+    for its place.
     """
     if known.records.is_replaced(record.physical_offset):  # a row has told
         return record, ""
@@ -220,9 +220,6 @@ def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Recor
     lacking = [queue for name, queue in known.survey.runs.keys if name == topic and queue >= 0
                and _lacks(known.survey.runs.of((name, queue)), record)]
     if len(lacking) != 1 or known.homeless[record.topic, record.queue_offset] > 1:
-        return record, ""
-    turned = (lacking[0] ^ record.queue_id) & 0xFFFFFFFF
-    if sum(bool(turned >> bits & 0xFF) for bits in range(0, 32, 8)) != 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
         f"queue {record.queue_id} is none: {lacking[0]} lacks queue offset {record.queue_offset} "
