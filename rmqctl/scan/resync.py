@@ -170,8 +170,8 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of whole records in ``[start, end)`` that only themselves prove: they have no
-    body, and so no CRC, and damage follows.
+    """(position, size) of whole records in ``[start, end)`` that only themselves prove: they have
+    no body, and so no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):

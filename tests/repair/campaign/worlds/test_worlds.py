@@ -26,9 +26,10 @@ took a moved record's size for an extent, and hid intact messages. 20668, 21351,
 22512 and 22668 made a message of a moved or stale record, since one key was in the index. 22332
 left a queue without rows that `verify` complained about. 31498 published a frame in the body of a
 message whose head a moved page covers. 40785 left a queue id of any value where its topic lacked
-the message just there, and 40792 did not count a message without a body between damage. 1010 is a file over another one, gone
-itself, whose places were off by one bit. 1116 lost all messages; the fillers of a later file were
-older than those before. 2124 has zeroed index entries in the chain of a slot."""
+the message just there, and 40792 did not count a message without a body between damage. 1010 is a
+file over another one, gone itself, whose places were off by one bit. 1116 lost all messages; the
+fillers of a later file were older than those before. 2124 has zeroed index entries in the chain of
+a slot."""
 
 
 def judged(one: trial.World, folder: Path) -> trial.Outcome:
