@@ -49,6 +49,8 @@ def classify(source: Source, position: int, passed: Passed) -> list[Span]:
     reason, field = (entries.diagnose if source.head else diagnose)(source, position)
     verdict = judge(source, position, search, passed)
     passed.is_damaged = True
+    if field == "physical_offset" and verdict.resume is not None:
+        passed.moved_end = verdict.resume
     if verdict.resume is None:
         return _tail(source, position, reason, field, verdict.doubtful)
     return [Span(DAMAGED, base + position, verdict.resume - position, reason, field,

@@ -161,7 +161,7 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known,
         stop = limit
     first = next_provable(source, search, limit if stop is None else stop)
     if first is not None and first - at < LEAST_HEAD and not is_blank(source, first) and (
-            at == 0 or is_placed(source, at) or passed.ends_at(at)):
+            at != passed.moved_end or is_placed(source, at)):
         return Verdict(first)  # no body begins so near to where a record does
     if first is None:
         return Verdict(stop)

@@ -61,6 +61,9 @@ class Passed:
         self.by_itself, self.is_dense = by_itself, is_dense
         self.is_damaged = False
         """Whether damage was met: then a blank may lie in a body."""
+        self.moved_end = -1
+        """Where the last record ends (a position) that is whole and says it lies elsewhere: nobody
+        knows whether one of the log begins there."""
         self._look_back = look_back
         self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
         self._last: dict[Stretch, dict[Queue, Ends | None]] = {}
@@ -83,10 +86,6 @@ class Passed:
                     self._stretches.append(stretch)
             self._stretches += known
         return list(self._stretches)
-
-    def ends_at(self, position: int) -> bool:
-        """Whether the last message ends there."""
-        return any(end == position for _, end in self.stretches()[-1:])
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:

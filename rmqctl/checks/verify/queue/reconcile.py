@@ -562,6 +562,8 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
+    if queue_id < 0:
+        return  # no queue has such a number: that is said of the message
     in_rocksdb = context.store.layout.consumequeue == "rocksdb"
     folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)
