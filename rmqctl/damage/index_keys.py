@@ -12,7 +12,7 @@ from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
 from rmqctl.scan.frames import Array
-from rmqctl.store.index_entries import Entries, written
+from rmqctl.store.index.entries import Entries, written
 from rmqctl.store.store import Store
 
 SECOND = 1000

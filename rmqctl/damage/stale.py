@@ -59,9 +59,8 @@ def beside_at(source: Source, places: Iterable[int],
         if not damage or (start <= source.base and end >= source.base + source.size):
             continue
         stale = beside(source, max(0, start - source.base), min(source.size, end - source.base))
-        if records := sorted([*stale.found, *stale.unclear],
-                             key=lambda record: record.physical_offset):
-            yield records
+        if stale.found:
+            yield sorted(stale.found, key=lambda record: record.physical_offset)
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:

@@ -38,7 +38,7 @@ from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_files import by_age
+from rmqctl.store.index.files import by_age
 from rmqctl.store.log.cut_off import NOTE, cut_at
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Sizes, Store

@@ -25,7 +25,7 @@ from rmqctl.formats.local.index_file import (
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile
-from rmqctl.store.index_files import IndexFile
+from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
 
 _PATIENCE = 0.6

@@ -66,13 +66,6 @@ def contradicted(count: int, first: int) -> str:
             "an earlier life of the file has left them, or the structures are wrong")
 
 
-def stale(count: int, first: int) -> str:
-    """What is said of records that `rmqctl.scan.damage.stale` finds beside damage."""
-    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, next "
-            "to damage, from an earlier use of the file: consume queues and index know other "
-            "messages there")
-
-
 def unread(base: int, lost: Unread) -> Problem:
     """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
     offset, length = base + lost.start, lost.end - lost.start

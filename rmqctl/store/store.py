@@ -36,7 +36,7 @@ from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing, log_listing, node_of
-from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.layout import Layout, is_database, recognise, whose_log
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqctl.errors import InternalError
-from rmqctl.store.index_files import open_index
+from rmqctl.store.index.files import open_index
 from rmqctl.store.store import Store
 from tests.engine_write.dispatching import (
     IDS,

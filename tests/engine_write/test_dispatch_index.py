@@ -22,7 +22,7 @@ from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
 from rmqctl.store.files import listing
-from rmqctl.store.index_files import open_index, select
+from rmqctl.store.index.files import open_index, select
 from tests.support.share import examples
 
 SHAPE = Shape(5, 8)

@@ -224,8 +224,16 @@ def test_no_reader_shows_a_page_that_entries_contradict(tmp_path: Path, rmqctl, 
     bodies = [row["body"] for row in read.jsonl()]
     assert bodies
     assert {*bodies} <= {put.body.decode() for put in newer.puts}
-    assert "earlier use of this file" in read.err
+    assert "stale records" in read.err
     shown = len(bodies)
+    # They are damage, and no command counts them as undecided.
+    found = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert [one["category"] for one in found["findings"] if "stale records" in one["detail"]] == [
+        "record-damaged"]
+    assert not found["coverage"]["messages_undecided"]
+    for command in ("preflight", "doctor", "recover"):
+        document = rmqctl(command, root, *SIZES, "-o", "json").expect(1).json()
+        assert not document["messages_undecided"], command
     assert rmqctl("stats", root, "-o", "json").expect(1).json()["total"]["messages"] == shown
     rows = rmqctl("sql", root, "select count(*) n from messages", "-o", "jsonl").jsonl()
     assert rows == [{"n": shown}]

@@ -6,7 +6,7 @@ import pytest
 
 from rmqctl.formats.local import index_file
 from rmqctl.formats.local.index_file import DEFAULT_SHAPE, HeaderRecord, Shape, build_header
-from rmqctl.store.index_shape import Decided, UnknownShapeError, decide
+from rmqctl.store.index.shape import Decided, UnknownShapeError, decide
 from tests.conftest import GoldenFolder
 from tests.support import engine
 

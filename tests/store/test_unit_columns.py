@@ -20,7 +20,7 @@ from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.columns import schema
 from rmqctl.store.dump.dump import Dump, DumpOptions
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.queue.unit_columns import (
     INDEX_TYPES,
     QUEUE_TYPES,

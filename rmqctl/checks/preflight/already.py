@@ -47,7 +47,7 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ENDLESS, telling
-from rmqctl.store.index_entries import Entries, written
+from rmqctl.store.index.entries import Entries, written
 from rmqctl.store.log.chain import lost_at_the_end
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue

@@ -455,9 +455,9 @@ class _Start:
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
                 "{count:,} record says another physical offset than its own, the first at {first}; "
-                "a broker takes such a record, and its entry points to nowhere",
+                "a broker takes such a record, and its entry points to no message",
                 "{count:,} records say another physical offset than theirs, the first at {first}; "
-                "a broker takes such a record, and its entry points to nowhere",
+                "a broker takes such a record, and its entry points to no message",
                 count=len(walk.misplaced), first=walk.misplaced[0]))
         unread = self.queues.rocksdb_trouble
         if unread:
@@ -475,9 +475,9 @@ class _Start:
         if left:
             predicted.notes.append(Phrase(
                 "{count:,} queue in RocksDB, {first}, keeps a last entry beyond the end of the "
-                "log: its next message gets a queue offset behind a gap",
+                "log: its next message gets a queue offset after a gap",
                 "{count:,} queues in RocksDB, the first {first}, keep a last entry beyond the end "
-                "of the log: their next messages get queue offsets behind a gap",
+                "of the log: their next messages get queue offsets after a gap",
                 count=len(left), first=left[0].target))
         if predicted.superseded:
             predicted.notes.append(Phrase(

@@ -29,7 +29,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
-from rmqctl.store.index_entries import Entries
+from rmqctl.store.index.entries import Entries
 from rmqctl.store.layout import CONTROLLER_FILES
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool

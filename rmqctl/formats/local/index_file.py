@@ -1,6 +1,6 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-Its numbers of slots and entries are stored nowhere; `rmqctl.store.index_shape` finds them. The
+Its numbers of slots and entries are stored nowhere; `rmqctl.store.index.shape` finds them. The
 size leaves one number open: `candidates` are what people configure. Their number is bounded, so
 that a damaged header costs moments, not minutes.
 """

@@ -44,7 +44,7 @@ from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.index_files import IndexFile
+from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _MOST = 1000

@@ -32,7 +32,7 @@ from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build, parse_message_id
 from rmqctl.repair.salvage.agreement import is_one_damage
-from rmqctl.store import index_files
+from rmqctl.store.index import files as index_files
 from rmqctl.store.store import Store
 
 _MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64

@@ -23,7 +23,7 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.sources.encode import encoded
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.source import Closing
-from rmqctl.store.index_files import IndexFile, select, time_matched
+from rmqctl.store.index.files import IndexFile, select, time_matched
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 

@@ -20,7 +20,7 @@ from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_files import IndexFile, by_age
+from rmqctl.store.index.files import IndexFile, by_age
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 

@@ -164,7 +164,9 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known,
             at != passed.moved_end or is_placed(source, at)):
         return Verdict(first)  # no body begins so near to where a record does
     if first is None:
-        return Verdict(stop)
+        bare = _with_bare(source, search, limit if stop is None else stop, ())
+        return Verdict(stop, doubtful=tuple(
+            one for one in bare if not known.denies(one[0] - source.base, one[1])))
     found = resumed(source, at, first, stop, passed,
                     lambda place: _proven_end(source, place, known))
     upto = limit if found.resume is None else found.resume

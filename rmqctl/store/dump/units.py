@@ -19,7 +19,7 @@ from rmqctl.formats.local import (
 )
 from rmqctl.formats.timer import timer_log, timer_wheel
 from rmqctl.store.dump.fields import CHUNK, Row, Target
-from rmqctl.store.index_shape import decide
+from rmqctl.store.index.shape import decide
 
 Judged = tuple[str, Row, tuple[str, str] | None]
 """A unit's type, what it tells beyond its fields, and (field path, reason) if it is damaged."""

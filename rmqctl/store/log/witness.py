@@ -26,7 +26,7 @@ from rmqctl.scan.resync import provable
 from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, QueueEnds
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
-from rmqctl.store.index_files import IndexFile
+from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.leads import CELL, NOTHING, Held, Pages, Pair, merged
 from rmqctl.store.queue.batch_queue import BatchQueue

@@ -17,8 +17,8 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
-from rmqctl.store import index_files
-from rmqctl.store.index_files import IndexFile
+from rmqctl.store.index import files as index_files
+from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.objects import java_text, text
 from rmqctl.store.problems import Problem, Report

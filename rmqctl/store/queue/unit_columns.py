@@ -22,7 +22,7 @@ from rmqctl.scan.columns import record_batch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 ROWS = 100_000

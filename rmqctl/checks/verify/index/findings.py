@@ -27,9 +27,9 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_entries import EntryPlace, OpenedFile
-from rmqctl.store.index_files import IndexFile
-from rmqctl.store.index_shape import UnknownShapeError
+from rmqctl.store.index.entries import EntryPlace, OpenedFile
+from rmqctl.store.index.files import IndexFile
+from rmqctl.store.index.shape import UnknownShapeError
 from rmqctl.store.store import Store
 
 SINGLE = 1000

@@ -15,7 +15,7 @@ import numpy as np
 from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
-from rmqctl.store.index_entries import Entries, EntryPlace, OpenedFile
+from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
 
 KEEP = 200_000
 

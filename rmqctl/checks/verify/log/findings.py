@@ -20,11 +20,10 @@ from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
-from rmqctl.scan.damage.stale import MOST_PLACES, amid
+from rmqctl.scan.damage.stale import MOST_PLACES, REASON, amid
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
-from rmqctl.store.problems import stale as stale_words
 
 _NAMED = 3
 _EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
@@ -176,11 +175,13 @@ def _contradicted(context: Context) -> Iterator[Finding]:
             continue
         places = [*group]
         with suppress(StoreIOError):  # said already of that file
-            for records, text in (
-                    *((records, words_of) for records in amid(located[0], places)),
-                    *((records, stale_words) for records in beside_at(located[0], places, damage))):
+            for category, records in (
+                    *(("ambiguous", records) for records in amid(located[0], places)),
+                    *(("record-damaged", records)
+                      for records in beside_at(located[0], places, damage))):
                 first = records[0].physical_offset
-                yield Finding("ambiguous", "commitlog", text(len(records), first),
+                yield Finding(category, "commitlog", REASON if category == "record-damaged"
+                              else words_of(len(records), first),
                               length=sum(record.total_size for record in records),
                               count=len(records), **_place(context, first))
 

@@ -30,7 +30,7 @@ from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_entries import Entries
+from rmqctl.store.index.entries import Entries
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:

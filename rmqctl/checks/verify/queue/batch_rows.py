@@ -268,7 +268,7 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
         right = context.rows_put_right(key, behind[0][0], _end(expected))
         yield _finding(context, key, "cq-behind", behind, queue,
                        f"the entries end, the log goes on: {plural(len(behind), 'record')} from "
-                       f"{behind[0][0]} on without an entry{right.words('makes the rows')}",
+                       f"{behind[0][0]} on without an entry{right.words('makes the entries')}",
                        INFO if context.live else right.severity)
 
 

@@ -27,7 +27,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
-_OR_LOST = ("or the entries are lost; which of the two cannot be told. --broker-conf FILE with "
+_OR_LOST = ("or the entries are lost: unknown which. --broker-conf FILE with "
             "enableMultiDispatch=false says the former, and recover --multi-dispatch makes entries")
 _GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""

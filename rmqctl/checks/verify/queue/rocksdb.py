@@ -38,7 +38,7 @@ def check(context: Context) -> Iterator[Finding]:
                       f"that no broker writes: {', '.join(database.odd)}", file=database.folder,
                       severity=WARNING, count=database.odd_count)
     if not database.queues and context.result.queues:
-        yield Finding("cq-database", STRUCTURE, "no entry is on the disk yet, as in a data base "
+        yield Finding("cq-database", STRUCTURE, "no entry is on the disk yet, as in a database "
                       "that a broker was writing to when it was killed: entries are not written "
                       "through",
                       file=database.folder, severity=INFO)

@@ -36,7 +36,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.mend.times import Times
 from rmqctl.scan.headers import HeaderFault
-from rmqctl.store import index_files
+from rmqctl.store.index import files as index_files
 from rmqctl.store.store import Store
 
 Host = tuple[bytes, int]

@@ -75,6 +75,7 @@ from rmqctl.scan.resync import is_placed
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
+_PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
 """Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
 
@@ -294,7 +295,8 @@ class _Round:
             # Where its neighbours are off by as much, they were moved: no field was damaged.
             foreign = is_foreign_place(said, start, part.size) and (
                 shifted or not near or not _is_timely(region, record))
-            if not self._supported(record, rows, foreign, shifted=shifted,
+            wrong = sum(field_of(head, name) != field_of(candidate, name) for name in _PLACING)
+            if not self._supported(record, rows, foreign, shifted=shifted, wrong=wrong,
                                    moved=self._may_be_of(said)):
                 continue
             self._confirmed[start] = len(candidate)
@@ -431,13 +433,13 @@ class _Round:
                    for shift in (shift_of(source, other) for other in others))
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
-                   moved: bool = False, shifted: bool = False) -> bool:
+                   moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
         """Whether rows agree with a record, or nothing speaks against it but its head was hit.
 
         ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
         lack just such a message between two others of its queue. ``moved``: that other place is one
         of this log, so the message may have been there, and only the index tells otherwise; nothing
-        does where it is ``shifted`` with its neighbours.
+        does where it is ``shifted`` with its neighbours. ``wrong``: how many of `_PLACING` are.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -452,8 +454,9 @@ class _Round:
                 and self._fits(record, inner=True)))
         if record.body:
             return len(record.topic) > 0 and b"\0" not in record.topic
-        # Without a body nothing proves the rest of it, but that its lengths make its size.
-        return self._fits(record)
+        # Without a body nothing proves the rest of it, but that its lengths make its size: where
+        # more than one field is damaged, the others may be too.
+        return wrong < 2 and self._fits(record)
 
     def _fits(self, record: Record, *, inner: bool = False) -> bool:
         """Whether the log lacks just such a record: in its queue, and in no row's place."""

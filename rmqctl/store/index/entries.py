@@ -11,7 +11,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
-from rmqctl.store.index_shape import UnknownShapeError
+from rmqctl.store.index.shape import UnknownShapeError
 from rmqctl.store.store import Store
 
 

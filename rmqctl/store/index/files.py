@@ -20,7 +20,7 @@ from rmqctl.formats.local.index_file import (
 )
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index_shape import decide
+from rmqctl.store.index.shape import decide
 
 MAX_BATCH = 64
 """``maxMsgsNumBatch``: the most a broker gives for one query."""
@@ -73,7 +73,7 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
                preferred: Iterable[Shape] = ()) -> IndexFile:
-    """Opens an index file and finds its shape, as `rmqctl.store.index_shape` decides it.
+    """Opens an index file and finds its shape, as `rmqctl.store.index.shape` decides it.
 
     ``preferred`` is what the store says of the shape. FormatError where it cannot be told.
     """
