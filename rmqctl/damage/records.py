@@ -155,6 +155,19 @@ def is_foreign_place(said: int, start: int, file_size: int) -> bool:
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
 
 
+def is_copied(parts: Sequence[LogPart], start: int, said: int, size: int) -> bool:
+    """Whether the place that a record at ``start`` says has the same bytes: then it is a copy."""
+    read = []
+    for place in (start, said):
+        number = bisect_right(parts, place, key=attrgetter("base")) - 1
+        part = parts[number]
+        if number < 0 or place + size > part.end or (part.path is None and not part.pieces):
+            return False
+        with part.open() as source:
+            read.append(source.read(place - part.base, size))
+    return read[0] == read[1]
+
+
 def shift_of(source: Source, position: int) -> int:
     """By how many bytes the place is off that a record at a position says; 0 without a record."""
     head = source.read(position, START_SIZE)

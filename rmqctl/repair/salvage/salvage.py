@@ -249,8 +249,9 @@ class _Job:
                 parts, self.confirmed, self.condemned = before  # they were no moved bytes
                 continue
             survey = seen
-            # What is back in its place may have brought such a page.
-            if mending.moved and self.condemned.add(stale_records(parts, seen)[0], STALE):
+            # What is back in its place may have brought such a page; what the user keeps stays.
+            if mending.moved and self.condemned.add(
+                    stale_records(parts, seen)[0] - self.confirmed.keys(), STALE):
                 survey = self._survey(parts)
             restored += mending.messages
             self.actions += mending.actions
