@@ -88,6 +88,12 @@ class Collector:
                     self.known.bulks[region.start] = bulk
                     for key, run in bulk.runs():
                         self._taken.setdefault(key, []).append(run)
+        # A message whose damaged properties no longer say so is still that of its further entries.
+        unsound = set(self._survey.unsound)
+        for row in evidence.astray:
+            if row.physical in unsound:
+                self._take(row.key, row.queue_offset, row.count, row.physical,
+                           row.physical + row.size)
         placed = self._by_rows(rows)
         self._by_records(placed)
         self._by_gaps()

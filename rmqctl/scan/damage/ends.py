@@ -164,6 +164,18 @@ def _room(gap: Array) -> Array:
     return room
 
 
+def _reaching_over(source: Source, start: int, end: int) -> int | None:
+    """Where in ``(start, end)`` a record begins that reaches over the end, to another one."""
+    position = start + 1
+    while (found := next_provable(source, position, end)) is not None:
+        size = located_size(source, found)
+        behind = found + (size or 0)
+        if behind > end and (is_blank(source, behind) or located_size(source, behind) is not None):
+            return found
+        position = found + 1
+    return None
+
+
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
     """The frames that begin in positions ``[low, high)``, and more where more are known."""
     file = source.of if isinstance(source, AtHand) else source
@@ -179,18 +191,27 @@ def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | No
     ahead.low = low
     while at < min(high, source.size) and ahead.closed is None:
         size = located_size(source, at)
+        if size is None and at == end and len(columns[0][-1]) and not is_blank(source, at):
+            # Two frames overlap: one of them is none, rather that behind which nothing begins.
+            start = int(columns[0][-1][-1])
+            other = _reaching_over(source, start, at)
+            if other is not None:
+                at, end = other, start - int(columns[2][-1][-1])
+                for column in columns:
+                    column[-1] = column[-1][:-1]
+                continue
         if size is not None:
             raw = source.read(at, max(_FIRST_BLOCK if at == low else _BLOCK, size))
             batch = records_from(np.frombuffer(raw, np.uint8), source.base + at, 0, len(raw),
                                  head=source.head)
-            start = batch.start - source.head + at
+            begin = batch.start - source.head + at
             gap: Array = np.zeros(len(batch), np.int64)
             gap[:1] = at - end
             for column, more in zip(columns, (
-                    start, batch.frame_size, gap, *ahead.queues.columns(batch)), strict=True):
+                    begin, batch.frame_size, gap, *ahead.queues.columns(batch)), strict=True):
                 column.append(more)
             if len(batch):
-                at = end = int(start[-1] + batch.frame_size[-1])
+                at = end = int(begin[-1] + batch.frame_size[-1])
                 continue
         elif is_blank(source, at) and next_provable(source, at + 1, source.size) is None:
             ahead.closed = at
