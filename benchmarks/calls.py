@@ -194,9 +194,9 @@ def carve(where: Where, noise: bool) -> Run:
 
 def export(where: Where, ten: bool, compression: str | None = None) -> Run:
     """`rmqctl pipeline export --engine local --partition-by none`: Parquet, forced to disk."""
-    from rmqctl.pipeline.export.export import export as write
-    from rmqctl.pipeline.export.plan import plan
-    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.export.export import export as write
+    from rmqctl.export.plan import plan
+    from rmqctl.export.spec import Export
     from rmqctl.store.log.ranges import Threads
     from rmqctl.store.query.select import Selection
 
@@ -252,9 +252,9 @@ def _put(run: Callable[[], writing.Pass]) -> Run:
 
 def dispatch(where: Where) -> Run:
     """`rmqctl tiered dispatch` with its index, forced to disk."""
+    from rmqctl.ext.tiered.dispatch.request import Request
+    from rmqctl.ext.tiered.dispatch.session import dispatch as upload
     from rmqctl.parse_values import now_ms
-    from rmqctl.tiered.dispatch.request import Request
-    from rmqctl.tiered.dispatch.session import dispatch as upload
 
     target = where.fresh("tier")
     request = Request(str(where.store), str(target / "tier"), broker="b", index=True,
@@ -273,10 +273,10 @@ def compact(where: Where, items: int) -> Run:
     """An index file of a tier rearranged, written and forced to disk."""
     import numpy as np
 
+    from rmqctl.ext.tiered.index import compacted_form
+    from rmqctl.ext.tiered.index.keys import Keys
+    from rmqctl.ext.tiered.index.writer import IndexWriter
     from rmqctl.formats.tiered.index import DEFAULT_SHAPE
-    from rmqctl.tiered.index import compacted_form
-    from rmqctl.tiered.index.keys import Keys
-    from rmqctl.tiered.index.writer import IndexWriter
 
     folder = where.fresh("index")
     draw, begin = np.random.default_rng(items), 1_795_233_794_638

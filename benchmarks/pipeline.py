@@ -77,7 +77,7 @@ def verify(store: Path, pool: Any) -> object:
 def rebuild(store: Path, pool: Any, where: Path) -> object:
     """Consumequeue and index into a scratch folder."""
     from rmqctl.broker.settings import Settings
-    from rmqctl.pipeline.rebuild.rebuild import rebuild_on
+    from rmqctl.ext.spark.rebuild.rebuild import rebuild_on
     from rmqctl.repair.rebuild.rebuild import rebuild as rebuild_here
     from rmqctl.repair.scratch import Scratch
     from rmqctl.scan.overlay import LogPart
@@ -94,9 +94,9 @@ def rebuild(store: Path, pool: Any, where: Path) -> object:
 
 def export(store: Path, pool: Any, where: Path) -> object:
     """All messages as Parquet, by topic and day."""
-    from rmqctl.pipeline.export.export import export as run
-    from rmqctl.pipeline.export.plan import plan
-    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.export.export import export as run
+    from rmqctl.export.plan import plan
+    from rmqctl.export.spec import Export
     from rmqctl.store.query.select import Selection
 
     out = where / "exported"
@@ -196,8 +196,8 @@ def jobs_of(store: Path, many: list[str], where: Path) -> dict[str, Callable[[An
 
 def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str]:
     """One table: every job on both engines."""
-    from rmqctl.pipeline.pool import SparkPool
-    from rmqctl.pipeline.session import session
+    from rmqctl.ext.spark.pool import SparkPool
+    from rmqctl.ext.spark.session import session
     from rmqctl.store.log.ranges import Threads
 
     store, facts = prepare(profile, directory)

@@ -34,8 +34,8 @@ def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
 def many_files(where: Path) -> tuple[float, int, int]:
     """(seconds to plan a log of many files, files, partitions)."""
     from rmqctl.formats.local import message
-    from rmqctl.pipeline.source.options import Options
-    from rmqctl.pipeline.source.planning import plan
+    from rmqctl.sql.options import Options
+    from rmqctl.sql.planning import plan
 
     root = where / "many"
     folder = root / "commitlog"

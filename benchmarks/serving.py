@@ -33,11 +33,11 @@ from benchmarks import serving_cpp
 from benchmarks.process import ROOT
 from benchmarks.results import machine, publish
 from benchmarks.run import prepare, warm
+from rmqctl.ext.serve.reading import KEPT
+from rmqctl.ext.serve.remoting.client import Client
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.remoting.frame import HEAD_SIZE, frame_head
 from rmqctl.parse_values import Address, parse_address
-from rmqctl.remoting.client import Client
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.remoting.frame import HEAD_SIZE, frame_head
-from rmqctl.serve.reading import KEPT
 
 MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4

@@ -1,5 +1,5 @@
 """Lets Spark find the data source ``rocketmq`` by itself: it looks into packages of such names."""
 
-from rmqctl.pipeline.source.source import RocketMQ as DefaultSource
+from rmqctl.ext.spark.source.source import RocketMQ as DefaultSource
 
 __all__ = ["DefaultSource"]

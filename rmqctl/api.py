@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from rmqctl.store.decoded import Decoding
     from rmqctl.store.pages import Page
-    from rmqctl.store.payloads.decoding import Decoding
 
 __all__ = ["Message", "Messages", "Problem", "Store", "open"]
 
@@ -130,7 +130,7 @@ class Store:
         none. ``view="broker"`` ends where a broker would end the log. Raises UsageError for what
         there is not.
         """
-        from rmqctl.store.payloads.decoding import AUTO, Decoding
+        from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
         decoding = Decoding(decode or AUTO)
         conditions = [where] if isinstance(where, str) else where

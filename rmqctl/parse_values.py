@@ -284,6 +284,11 @@ def parse_address(text: str | Address) -> Address:
     return Address(found[1] or found[2] or _EVERYWHERE, int(found[3]))
 
 
+def is_url(target: str) -> bool:
+    """Return whether a place is one for fsspec: ``memory://…``, ``s3://…``."""
+    return "://" in target
+
+
 def parse_duration(text: str | int) -> int:
     """Milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
     if isinstance(text, int):

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import IO, Self
 
 from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import now_ms, parse_address
-from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.command import Command
 from rmqctl.store.objects import java_text, plain_body
 
 __all__ = ["Message", "RocketMQ"]

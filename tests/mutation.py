@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("formats", "scan", "store", "broker", "checks", "engine", "repair", "tiered")
+PACKAGES = ("formats", "scan", "store", "broker", "checks", "engine", "repair", "ext/tiered")
 
 #: Where faults of a package are looked for first: folders of tests, nearest first.
 NEAREST = {
@@ -45,7 +45,7 @@ NEAREST = {
     "checks": ["checks", "badinput", "commands", "engine"],
     "engine": ["engine_write"],
     "repair": ["repair", "track_record"],
-    "tiered": ["tiered"],
+    "ext/tiered": ["tiered"],
 }
 #: One fault alone, and all together: longer than that is an endless loop.
 SECONDS, SECONDS_TOGETHER = 400, 7200
@@ -69,7 +69,8 @@ class Fault:
 
     @property
     def package(self) -> str:
-        return Path(self.file).parts[1]
+        parts = Path(self.file).parts
+        return "/".join(parts[1:3 if parts[1] == "ext" else 2])
 
 
 def faults_of(path: Path) -> Iterator[Fault]:
@@ -137,8 +138,7 @@ def choose(count: int, seed: int, packages: Sequence[str]) -> list[Fault]:
 
 def nearest(fault: Fault) -> list[str]:
     """The folders of tests to look into first."""
-    folder = Path(fault.file).parts[2]
-    wanted = [*(["tiered"] if folder == "tiered" else []), *NEAREST[fault.package]]
+    wanted = [*(["tiered"] if "tiered" in Path(fault.file).parts else []), *NEAREST[fault.package]]
     return [f"tests/{name}" for name in wanted if (ROOT / "tests" / name).exists()]
 
 

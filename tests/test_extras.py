@@ -21,10 +21,12 @@ for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "j
     sys.modules[name] = None
 import rmqctl
 for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
-    if not module.name.startswith(("rmqctl.pipeline.", "rmqctl.browse.", "rmqctl.serve.grpc.",
+    if not module.name.startswith(("rmqctl.ext.spark.", "rmqctl.ext.browse.",
+                                   "rmqctl.ext.serve.grpc.", "rmqctl.export.", "rmqctl.sql.",
                                    "rmqctl.__main__")) \\
             and module.name not in ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns",
-                                    "rmqctl.store.page_columns"):
+                                    "rmqctl.store.page_columns",
+                                    "rmqctl.repair.sources.read_back"):
         __import__(module.name)
 from rmqctl.cli import main
 store = sys.argv[1]

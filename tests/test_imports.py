@@ -1,7 +1,9 @@
 """The house: which room may import which, who may print, what is loaded when.
 
-The rooms are layers. A module may import from its own room and from those named for it here;
-what is missing from the table is not allowed.
+There are three rings: inspection, change (`CHANGE`) and the extensions (``rmqctl/ext``). Inspection
+imports no change, and neither of them an extension. Within the rings the rooms are layers.
+A module may import from its own room and from those named for it here; what is missing from the
+table is not allowed.
 """
 
 from __future__ import annotations
@@ -31,21 +33,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": LIBRARY | {"kernel", "files", "broker", "damage"},
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "damage", "checks", "engine"},
-    "tiered": LIBRARY | {"kernel", "files", "broker", "damage", "checks", "engine", "repair"},
-    "pipeline": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered"},
+    "export": LIBRARY | {"files", "checks"},
+    "sql": LIBRARY | {"broker", "checks"},
     "output": set(),
-    "remoting": {"formats"},
-    "serve": LIBRARY | {"kernel", "files", "broker", "engine", "remoting"},
-    "browse": LIBRARY | {"files", "checks", "pipeline", "output"},
-    "report": LIBRARY | {"broker", "checks", "output"},
-    "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "tiered",
-                           "pipeline", "output", "browse", "report", "serve"},
+    "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "export",
+                           "sql", "output", "ext.tiered", "ext.spark", "ext.browse", "ext.report",
+                           "ext.serve", "ext.payloads"},
+    "ext": set(),
+    "ext.payloads": {"formats", "store"},
+    "ext.tiered": LIBRARY | {"kernel", "files", "broker", "damage", "checks", "engine", "repair"},
+    "ext.spark": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "export",
+                            "sql", "ext.tiered"},
+    "ext.serve.remoting": {"formats"},
+    "ext.serve": LIBRARY | {"kernel", "files", "broker", "engine", "ext.serve.remoting"},
+    "ext.browse": LIBRARY | {"files", "checks", "export", "output"},
+    "ext.report": LIBRARY | {"broker", "checks", "output"},
     "": {"api"},  # what `rmqctl.open` loads
-    "api": LIBRARY | {"broker", "checks"},
-    "testing": LIBRARY | {"remoting"},
+    "api": LIBRARY | {"broker", "checks", "ext.payloads"},
+    "pipeline": {"ext.spark"},
+    "testing": LIBRARY | {"ext.serve.remoting"},
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }
+CHANGE = {"engine", "repair"}
+#: What is no ring: the commands, the program, and the ways in for other programs.
+DOORS = {"commands", "cli", "__main__", "", "api", "testing", "pipeline"}
 #: Modules that a package may import beyond its row: what only looks, in a package that writes.
 LOOKING = {("store", "rmqctl.files.lock_probe"), ("checks", "rmqctl.files.lock_probe")}
 MAY_PRINT = {"output", "cli", "__main__"}
@@ -56,7 +68,15 @@ SPEAKERS = {"lazy.py", "helptext.py", "exit_codes.py"}
 def room_of(path: Path) -> str:
     """The package below rmqctl: ``formats``; ``cli`` for rmqctl/cli.py, "" for __init__."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return "" if parts == ("__init__",) else parts[0]
+    return room_named(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+
+
+def room_named(module: str) -> str:
+    """The room of a module below rmqctl: an extension is one of its own."""
+    parts = module.split(".")
+    wide = next((room for length in (3, 2) if (room := ".".join(parts[:length])) in MAY_IMPORT
+                 and parts[0] == "ext"), None)
+    return wide or parts[0]
 
 
 @cache
@@ -84,8 +104,9 @@ def room_imported(name: str) -> str | None:
     first, _, rest = name.partition(".")
     if first != "rmqctl":
         return None
-    room = rest.partition(".")[0]
-    return room if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file() else ""
+    top = rest.partition(".")[0]
+    is_ours = (PACKAGE / top).is_dir() or (PACKAGE / f"{top}.py").is_file()
+    return room_named(rest) if is_ours else ""
 
 
 def strays(tree: ast.AST, room: str) -> list[str]:
@@ -157,6 +178,28 @@ def test_imports_go_downwards_only():
     assert offenders(lambda path: strays(trees()[path], room_of(path))) == []
 
 
+def ring(room: str) -> int | None:
+    """0 inspection, 1 change, 2 an extension; None for a door, or what knows no ring."""
+    if room in DOORS | GROUND:
+        return None
+    return 2 if room.partition(".")[0] == "ext" else int(room in CHANGE)
+
+
+def test_no_ring_imports_an_outer_one():
+    """The core imports no extension, and inspection imports no change."""
+    assert [(room, other) for room, others in MAY_IMPORT.items() for other in others
+            if (own := ring(room)) is not None and (ring(other) or 0) > own] == []
+
+
+def test_commands_load_extensions_only_when_they_run():
+    """At a module's top only types are imported, so that every command shows its help."""
+    assert offenders(lambda path: [] if room_of(path) not in DOORS - {"pipeline", "testing"}
+                     or path.name == "serve_shown.py" else [
+        f"line {node.lineno}: {node.module}" for node in trees()[path].body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rmqctl.ext")
+    ]) == []
+
+
 def test_no_two_modules_import_each_other():
     """No circles, however long, and none hidden in functions or behind TYPE_CHECKING."""
     names = {".".join(("rmqctl", *path.relative_to(PACKAGE).with_suffix("").parts)): path
@@ -171,7 +214,7 @@ def test_only_output_and_the_program_speak():
 
 
 def test_spark_stays_in_its_package():
-    assert offenders(lambda path: [] if room_of(path) == "pipeline" else [
+    assert offenders(lambda path: [] if room_of(path) == "ext.spark" else [
         f"line {line}: {name}" for name, line in imports(trees()[path])
         if name.partition(".")[0] == "pyspark" or (name == "pandas" and room_of(path) != "api")
     ]) == []
@@ -180,8 +223,10 @@ def test_spark_stays_in_its_package():
 def test_arrow_stays_where_its_tables_are_the_product():
     """Nobody else imports it, or what does: most installations have none."""
     arrow = ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns")
-    assert offenders(lambda path: [] if room_of(path) == "pipeline" or path.stem in (
-        "columns", "unit_columns", "page_columns", "schemas", "avro_reader", "api") else [
+    assert offenders(lambda path: [] if room_of(path) in ("ext.spark", "export", "sql"
+                                                          ) or path.stem in (
+        "columns", "unit_columns", "read_back", "page_columns", "schemas", "avro_reader", "api",
+    ) else [
         f"line {line}: {name}" for name, line in imports(trees()[path])
         if name.startswith(arrow) or name.partition(".")[0] in ("pyarrow", "fastavro")]) == []
 

@@ -25,7 +25,7 @@ HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydanti
 POOLS = ("multiprocessing", "concurrent.futures", "logging", "socket", "asyncio")
 """What comes with a pool of processes."""
 SELDOM = ("numpy.ma", "fractions", "decimal", "email", "ctypes.util", "tempfile", "unittest")
-OTHERS = r"rmqctl\.(engine|pipeline|repair\.(recover|salvage|rebuild)|tiered\.(verify|tier\b))"
+OTHERS = r"rmqctl\.(engine|ext|export|sql|repair\.(recover|salvage|rebuild))"
 SCRIPT = """
 import sys
 import time

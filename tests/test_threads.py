@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rmqctl.pipeline import local_sql
-from rmqctl.pipeline.local_sql import Session
 from rmqctl.scan.ending import Stream
+from rmqctl.sql import session as local_sql
+from rmqctl.sql.session import Session
 from tests.conftest import GoldenFolder
 from tests.support.source import PACKAGE, nodes, together, trees
 
@@ -25,10 +25,10 @@ STARTERS = {"Thread", "Timer", "InheritableThread", "ThreadPoolExecutor", "start
 #: What starts threads, or has threads of others run Python, by module; and what ends them.
 ENDED = {
     ("api.py", "from_batches"): "ending.Stream, and a table that is made at once",
-    ("browse/tree.py", "run_worker"): "textual ends its workers, asyncio.run its executor",
-    ("browse/widgets.py", "run_worker"): "the same",
-    ("browse/working.py", "run_worker"): "the same",
-    ("browse/app.py", "run_worker"): "the same",
+    ("ext/browse/tree.py", "run_worker"): "textual ends its workers, asyncio.run its executor",
+    ("ext/browse/widgets.py", "run_worker"): "the same",
+    ("ext/browse/working.py", "run_worker"): "the same",
+    ("ext/browse/app.py", "run_worker"): "the same",
     ("commands/app/exit_codes.py", "Timer"): "10 ms, and only Python in it",
     ("commands/check/exporter.py", "start_http_server"): "joined, and _Stores.end",
     ("commands/shared/serve_shown.py", "to_thread"): "asyncio.run ends its executor",
@@ -36,21 +36,21 @@ ENDED = {
     ("engine/log/log_files.py", "Thread"): "close, else ending.note",
     ("output/progress.py", "Thread"): "joined when the progress ends",
     ("output/screen.py", "ThreadPoolExecutor"): "shutdown when the screen is left",
-    ("pipeline/export/buffers.py", "from_batches"): "a table that is made at once",
-    ("pipeline/export/gather.py", "from_batches"): "a table that is made at once",
-    ("pipeline/local_sql.py", "from_batches"): "DuckDB's threads end with the session",
-    ("pipeline/pool.py", "InheritableThread"): "joined, once Spark has cancelled the job",
-    ("pipeline/pool.py", "Thread"): "joined",
-    ("pipeline/source/runs.py", "from_batches"): "a table that is made at once",
-    ("serve/producing/writing.py", "run_in_executor"): "asyncio.run ends its executor",
-    ("serve/server.py", "ThreadPoolExecutor"): "Python joins them",
-    ("serve/server.py", "run_in_executor"): "Python joins them",
-    ("store/payloads/limits.py", "Thread"): "ends when it is idle; only Python in it",
+    ("export/buffers.py", "from_batches"): "a table that is made at once",
+    ("export/gather.py", "from_batches"): "a table that is made at once",
+    ("sql/session.py", "from_batches"): "DuckDB's threads end with the session",
+    ("ext/spark/pool.py", "InheritableThread"): "joined, once Spark has cancelled the job",
+    ("ext/spark/pool.py", "Thread"): "joined",
+    ("ext/spark/source/runs.py", "from_batches"): "a table that is made at once",
+    ("ext/serve/producing/writing.py", "run_in_executor"): "asyncio.run ends its executor",
+    ("ext/serve/server.py", "ThreadPoolExecutor"): "Python joins them",
+    ("ext/serve/server.py", "run_in_executor"): "Python joins them",
+    ("ext/payloads/limits.py", "Thread"): "ends when it is idle; only Python in it",
     ("store/log/threads.py", "Thread"): "joined by who asks for results, else ending.note",
     ("testing.py", "Thread"): "only Python in it, and it ends with the process that it reads from",
     ("testing.py", "Timer"): "cancelled",
-    ("tiered/dispatch/dispatch.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
-    ("tiered/files/writer.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
+    ("ext/tiered/dispatch/dispatch.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
+    ("ext/tiered/files/writer.py", "ThreadPoolExecutor"): "shutdown, else Python joins them",
 }
 
 

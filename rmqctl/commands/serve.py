@@ -162,12 +162,12 @@ def command(
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
     from rmqctl.commands.shared.serve_shown import Shown
+    from rmqctl.ext.serve.access import read_keys
+    from rmqctl.ext.serve.limits import Limits
+    from rmqctl.ext.serve.producing.opening import temporary_store
+    from rmqctl.ext.serve.server import Server, bind
+    from rmqctl.ext.serve.serving import CLUSTER, Settings, Wanted, open_brokers
     from rmqctl.scan import malloc_tuning
-    from rmqctl.serve.access import read_keys
-    from rmqctl.serve.limits import Limits
-    from rmqctl.serve.producing.opening import temporary_store
-    from rmqctl.serve.server import Server, bind
-    from rmqctl.serve.serving import CLUSTER, Settings, Wanted, open_brokers
     from rmqctl.store.broker_conf import NO_CONF
 
     if from_stored_offsets and start != "stored":
@@ -220,7 +220,7 @@ def command(
         if len(brokers) == 1 and listen.port > _FAST_PORT:
             server.fast = replace(listen, port=listen.port - _FAST_PORT)
         if grpc is not None:
-            from rmqctl.serve.grpc.server import Proxy
+            from rmqctl.ext.serve.grpc.server import Proxy
 
             server.proxy = Proxy(brokers, grpc, allowed.connections, allowed.part)
         for address in (listen, grpc):

@@ -21,7 +21,7 @@ from rmqctl.store.pages import Page
 from rmqctl.store.query.conditions import PROPERTY
 
 if TYPE_CHECKING:
-    from rmqctl.store.payloads.decoding import Decoded, Decoding
+    from rmqctl.store.decoded import Decoded, Decoding
 
 BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from rmqctl.pipeline.source.tiered import RecordPiece, TierQueue, tier_batches
-from rmqctl.tiered.tier import Tier
+from rmqctl.ext.spark.source.tiered import RecordPiece, TierQueue
+from rmqctl.ext.tiered.tier import Tier
 from tests.adversary.hostile import FORGED, Case, Hostile
 from tests.adversary.hostile_tier import (
     BODIES,
@@ -277,6 +277,6 @@ def test_rows_of_all_that_lies_in_a_commit_log(tmp_path: Path) -> None:
                               queue.name.broker, TOPIC, QUEUE, queue.commit_log.folder,
                               queue.consume_queue.folder, ())
             for segment in queue.commit_log.segments:
-                for _, batch in tier_batches(RecordPiece(about, segment, 0, segment.usable)):
+                for _, batch in RecordPiece(about, segment, 0, segment.usable).batches():
                     given |= set(batch.offset.tolist())
     assert given == {one.physical for one in store.intact}

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import MissingExtraError, UnsupportedError
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.planning import plan
-from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.sql.options import Options
+from rmqctl.sql.planning import plan
+from rmqctl.sql.pushdown import Filters
 from tests.adversary.writer import Layout, Writer
 from tests.support.cli import Result, run
 from tests.support.layouts import layout_set

@@ -179,7 +179,7 @@ def test_a_stream(tmp_path: Path, order: str) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
     from pyspark.sql.types import LongType, StructField, StructType
 
-    from rmqctl.pipeline.source.stream import StreamReader
+    from rmqctl.ext.spark.source.stream import StreamReader
     growing = Growing(tmp_path, "chain", queues=True)
     reader = StreamReader({"path": str(growing.store)},
                           StructType([StructField("physical_offset", LongType())]))
@@ -211,7 +211,7 @@ def test_a_batch_with_damage(tmp_path: Path) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
     from pyspark.sql.types import LongType, StructField, StructType
 
-    from rmqctl.pipeline.source.stream import StreamReader
+    from rmqctl.ext.spark.source.stream import StreamReader
     growing = Growing(tmp_path, "chain", queues=True)
     while len(growing.after.log) < 2:
         growing.after.put(TOPIC, b"x" * 500)

@@ -13,9 +13,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 from textual.worker import WorkerCancelled
 
-from rmqctl.browse.app import Browser
-from rmqctl.browse.opened import Opened
-from rmqctl.browse.widgets import RowList
+from rmqctl.ext.browse.app import Browser
+from rmqctl.ext.browse.opened import Opened
+from rmqctl.ext.browse.widgets import RowList
 from rmqctl.parse_values import parse_time
 from rmqctl.store import Store
 from rmqctl.store.query.conditions import read_condition

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.browse.app import Browser
-from rmqctl.browse.listing import LogListing, QueueListing, Step
-from rmqctl.browse.opened import Place
 from rmqctl.commands.inspect import browse as command
+from rmqctl.ext.browse.app import Browser
+from rmqctl.ext.browse.listing import LogListing, QueueListing, Step
+from rmqctl.ext.browse.opened import Place
 from tests.browse.driving import Screen, browse
 from tests.support import damage, holder, snapshot
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.browse.dump_listing import DumpListing
-from rmqctl.browse.filters import conditions_of
-from rmqctl.browse.listing import Listing, LogListing, Row, Stopped, unwatched
-from rmqctl.browse.opened import Opened, Place
-from rmqctl.browse.panes import PANES, pane
 from rmqctl.errors import UsageError
+from rmqctl.ext.browse.dump_listing import DumpListing
+from rmqctl.ext.browse.filters import conditions_of
+from rmqctl.ext.browse.listing import Listing, LogListing, Row, Stopped, unwatched
+from rmqctl.ext.browse.opened import Opened, Place
+from rmqctl.ext.browse.panes import PANES, pane
 from rmqctl.parse_values import UTC
 from rmqctl.store import Store
 from rmqctl.store.dump.dump import Dump, DumpOptions

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from rmqctl.browse import checking
-from rmqctl.browse.opened import Reader
 from rmqctl.checks.losses import Losses
 from rmqctl.checks.preflight.losses import losses
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
+from rmqctl.ext.browse import checking
+from rmqctl.ext.browse.opened import Reader
+from rmqctl.ext.report.facts import gather
 from rmqctl.formats.local.message import decode
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
-from rmqctl.report.facts import gather
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
@@ -337,7 +337,7 @@ _COUNTS = {"messages_already_lost", "already_lost_by_topic", "unreachable_by_top
            "lost_by_offsets", "cut_undecided", "messages_undecided", "messages_replaced"}
 _OF_REPAIRS = {"total", "messages", "undecided"}
 _FINDERS = {"already", "lost", "gaps", "undecided", "positions"}
-_MAY = ("checks/losses.py", "checks/preflight/", "checks/verify/verify.py", "tiered/",
+_MAY = ("checks/losses.py", "checks/preflight/", "checks/verify/verify.py", "ext/tiered/",
         "commands/tiered/")
 """The model, who finds the losses for it, who counts the findings of one pass, and tiers, which are
 no stores.

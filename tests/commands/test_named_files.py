@@ -15,8 +15,8 @@ import pytest
 from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.lazy import load
 from rmqctl.errors import JobError, RefusedError
+from rmqctl.ext.serve.consuming.positions import PositionsFile
 from rmqctl.files.named import open_to_append
-from rmqctl.serve.consuming.positions import PositionsFile
 from tests.conftest import Runner
 from tests.support import tiny as tiny_stores
 
@@ -119,7 +119,7 @@ def test_offsets_replace_a_link_and_not_what_it_leads_to(there: str, tmp_path: P
 def _spark_log(rmqctl: Runner, monkeypatch: pytest.MonkeyPatch, root: Path, log: Path) -> str:
     """What a command says whose Spark does not start, but for the log."""
     pytest.importorskip("pyspark")
-    from rmqctl.pipeline import session
+    from rmqctl.ext.spark import session
 
     def start(_master: str, _workers: int | None, _settings: object, log: str, held: object
               ) -> None:

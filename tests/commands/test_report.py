@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from rmqctl.checks.explanations import explanations
+from rmqctl.ext.report import digests
+from rmqctl.ext.report.masking import HIDDEN, KINDS, Mask
 from rmqctl.output.language import language
-from rmqctl.report import digests
-from rmqctl.report.masking import HIDDEN, KINDS, Mask
 from rmqctl.store.info import Item
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -31,7 +31,7 @@ from tests.support.cli import Result
 jinja2 = pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-PACKAGE = Path(__file__).parents[2] / "rmqctl" / "report"
+PACKAGE = Path(__file__).parents[2] / "rmqctl" / "ext" / "report"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 LOG = "commitlog/00000000000000000000"
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;{{7*7}}\x1b[31m\u202e"
@@ -337,7 +337,7 @@ def said() -> set[str]:
 
 
 def test_every_sentence_is_there_in_chinese() -> None:
-    from rmqctl.report.page import of_report
+    from rmqctl.ext.report.page import of_report
 
     own = set(of_report("zh").catalog) - set(language("zh").catalog)
     catalog, keys = of_report("zh").catalog, said()

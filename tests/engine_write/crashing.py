@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ def _serve() -> None:
     import rmqctl.commands.write.append
     import rmqctl.commands.write.write
     import rmqctl.engine.input.append_stream
-    import rmqctl.tiered.dispatch.session
-    import rmqctl.tiered.index.writer  # noqa: F401
 
+    with suppress(ModuleNotFoundError):  # where the core is tested alone
+        import rmqctl.ext.tiered.dispatch.session
+        import rmqctl.ext.tiered.index.writer  # noqa: F401
     for text in sys.stdin:
         killed, code, calls = in_child(partial(_child, json.loads(text)))
         answer = {"killed": killed, "calls": calls, "code": code}

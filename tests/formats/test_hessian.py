@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats.payloads import hessian
-from rmqctl.formats.payloads.hessian import HessianError, loads
+from rmqctl.ext.payloads import hessian
+from rmqctl.ext.payloads.hessian import HessianError, loads
 
 
 def h(text: str) -> bytes:

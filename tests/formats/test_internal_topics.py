@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats.payloads.internal_topics import half_offsets, meaning, reader_of, traces
+from rmqctl.formats.internal_topics import half_offsets, meaning, reader_of, traces
 
 
 @pytest.mark.parametrize(("topic", "properties", "wanted"), [

@@ -14,8 +14,8 @@ import pytest
 
 from rmqctl import kernel
 from rmqctl.errors import UnsupportedError, UsageError
+from rmqctl.ext.spark.session import package_zip
 from rmqctl.kernel import constants
-from rmqctl.pipeline.session import package_zip
 from tests.support.kernels import compiled_only, using
 
 ROOT = Path(__file__).parents[2]

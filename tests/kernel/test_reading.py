@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.serve import log_reader
+from rmqctl.ext.serve.log_reader import LogReader
 from rmqctl.kernel import active
 from rmqctl.scan.source import FileSource
-from rmqctl.serve import log_reader
-from rmqctl.serve.log_reader import LogReader
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store

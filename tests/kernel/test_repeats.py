@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.kernel import active
-from rmqctl.remoting.codes import CODE_OF
-from rmqctl.remoting.command import Command, read_command, write_command
-from rmqctl.remoting.frame import (
+from rmqctl.ext.serve.consuming.plain import _NAMES, _NUMBERS
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, read_command, write_command
+from rmqctl.ext.serve.remoting.frame import (
     BINARY,
     COUNTED,
     HEAD_SIZE,
@@ -20,7 +20,7 @@ from rmqctl.remoting.frame import (
     frame_head,
     write_binary,
 )
-from rmqctl.serve.consuming.plain import _NAMES, _NUMBERS
+from rmqctl.kernel import active
 from tests.support.kernels import compiled_only
 from tests.support.share import RUN
 

@@ -14,12 +14,12 @@ from rmqctl.broker.versions import version_of
 from rmqctl.engine.dispatch.derive import Derived, Deriver, Further
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RmqctlError
+from rmqctl.ext.tiered.index import compacted_form, index_file
+from rmqctl.ext.tiered.index.index_file import IndexFile
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, Record, build, size_of
 from rmqctl.kernel import active
 from rmqctl.scan.frames import records_from
-from rmqctl.tiered.index import compacted_form, index_file
-from rmqctl.tiered.index.index_file import IndexFile
 from tests.kernel.test_equal import on_both, rounds
 from tests.support.kernels import compiled_only, using
 from tests.tiered.test_compact_form import damaged, file_of, model, written

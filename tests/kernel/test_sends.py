@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.serve.producing.plain import _fields
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer
+from rmqctl.ext.serve.remoting.command import Command, read_command, write_command
+from rmqctl.ext.serve.remoting.frame import COUNTED, HEAD_SIZE, FrameError, FrameReader, frame_head
 from rmqctl.kernel import active
-from rmqctl.remoting.codes import CODE_OF, REQUESTS, Answer
-from rmqctl.remoting.command import Command, read_command, write_command
-from rmqctl.remoting.frame import COUNTED, HEAD_SIZE, FrameError, FrameReader, frame_head
-from rmqctl.serve.producing.plain import _fields
 from tests.support.kernels import compiled_only
 from tests.support.share import RUN
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.pipeline.versions import SOURCE
+from rmqctl.ext.spark.versions import SOURCE
 from rmqctl.store.log.ranges import Threads
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ class Sessions:
         self._kind, self._session, self._held = None, None, ExitStack()
 
     def use(self, master, **conf):
-        from rmqctl.pipeline.session import session
+        from rmqctl.ext.spark.session import session
 
         conf = {"spark.driver.extraJavaOptions": QUICK_START, **conf}
         kind = master, tuple(sorted(conf.items()))
@@ -98,7 +98,7 @@ def spark(sessions):
 
 @pytest.fixture
 def spark_pool(spark):
-    from rmqctl.pipeline.pool import SparkPool
+    from rmqctl.ext.spark.pool import SparkPool
 
     return SparkPool(spark)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from rmqctl.export.export import export
+from rmqctl.export.plan import plan
+from rmqctl.export.result import Result
+from rmqctl.export.spec import Export
 from rmqctl.formats.local import message
-from rmqctl.pipeline.export.export import export
-from rmqctl.pipeline.export.plan import plan
-from rmqctl.pipeline.export.result import Result
-from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View

@@ -10,7 +10,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.errors import StoreIOError
-from rmqctl.pipeline.rebuild.rebuild import rebuild_on
+from rmqctl.ext.spark.rebuild.rebuild import rebuild_on
 from rmqctl.repair.rebuild.rebuild import Rebuilt
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.log.ranges import Pool

@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.planning import plan
-from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.reader import Reading
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source.planning import plan
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.walk import Walk
+from rmqctl.sql import schema
+from rmqctl.sql.options import Options
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.reader import Reading
 from rmqctl.store import Store
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
 
@@ -31,7 +32,7 @@ def rows(path: Path | str, table: str = "messages", **options: str) -> list[Row]
 
 
 def read(parts: list[list[Any]], table: str, filters: Filters) -> pa.Table:
-    arrow, names = schema.asked(schema.default(table), table)
+    arrow, names = spark_schema.asked(spark_schema.default(table), table)
     found = [batch for part in parts for batch in Reading(table, names, arrow, filters).rows(part)]
     return pa.Table.from_batches(found, arrow)
 

@@ -19,7 +19,7 @@ import pytest
 from rmqctl import kernel
 from rmqctl.checks.verify.verdict import verdict
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.pipeline.verify import verify_stores
+from rmqctl.ext.spark.verify import verify_stores
 from rmqctl.store.store import Store
 
 pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.exhaustive]
@@ -86,7 +86,7 @@ def cluster(sessions, master):
 
 @pytest.fixture
 def pool(cluster):
-    from rmqctl.pipeline.pool import SparkPool
+    from rmqctl.ext.spark.pool import SparkPool
 
     return SparkPool(cluster)
 
@@ -130,7 +130,7 @@ def test_verify_says_the_same(name, golden, pool):
 
 
 def test_the_data_source_is_found_on_the_workers(golden, cluster):
-    from rmqctl.pipeline import register
+    from rmqctl.ext.spark import register
 
     register(cluster)
     root = golden("4.9.3/basic/store")

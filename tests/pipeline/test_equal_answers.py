@@ -16,11 +16,11 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from rmqctl.pipeline import register
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.planning import plan
+from rmqctl.ext.spark import register
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
+from rmqctl.sql.options import Options
+from rmqctl.sql.planning import plan
 from rmqctl.store.log.ranges import Threads
 from rmqctl.store.stats import Query, choose_files, collect_many
 from rmqctl.store.store import Store

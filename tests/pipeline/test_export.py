@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.export import attempt as export_attempt
+from rmqctl.export import plan, staging
+from rmqctl.export import sink as export_sink
+from rmqctl.export.spec import Export
 from rmqctl.files.lock_probe import LockState
 from rmqctl.formats.local.message import MAGIC_V1, variant
-from rmqctl.pipeline import staging
-from rmqctl.pipeline.export import attempt as export_attempt
-from rmqctl.pipeline.export import plan
-from rmqctl.pipeline.export import sink as export_sink
-from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan import tolerant
 from rmqctl.store.log.ranges import Threads
 from tests.pipeline.exporting import (

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.export import attempt, gather, plan
+from rmqctl.export import sink as export_sink
+from rmqctl.export.spill import _placed
 from rmqctl.files import sync_many
-from rmqctl.pipeline.export import attempt, gather, plan
-from rmqctl.pipeline.export import sink as export_sink
-from rmqctl.pipeline.export.spill import _placed
 from rmqctl.scan import tolerant
 from rmqctl.store.log.ranges import Threads
 from tests.pipeline.exporting import (

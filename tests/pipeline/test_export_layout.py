@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from rmqctl.pipeline.export.layout import NOTHING, days, escape, folder, is_cut
+from rmqctl.export.layout import NOTHING, days, escape, folder, is_cut
 from tests.pipeline.exporting import DAY, EPOCH, data_files, manifest, run, table, write_log
 
 ODD = [b"%RETRY%group", b"a/b", b"x=y", "größe 🙂".encode(), b"not \xff utf-8", b"", b"123",

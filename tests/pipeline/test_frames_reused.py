@@ -100,7 +100,7 @@ QUERIES = {
 
 @pytest.mark.parametrize("text", QUERIES)
 def test_a_query_of_pipeline_sql(text, spark, pushing, counts, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     first, second = list(counts)[:2]
     values = {"first": counts[first], "second": counts[second], "all": sum(counts.values())}
@@ -112,7 +112,7 @@ def test_a_query_of_pipeline_sql(text, spark, pushing, counts, golden: GoldenFol
 
 
 def test_what_a_query_answers_may_be_asked_further(spark, pushing, counts, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     first = next(iter(counts))
     frame = sql.query(spark, [str(golden(BASIC))], "select topic, queue_id from messages")
@@ -137,7 +137,7 @@ def test_what_a_query_answers_may_be_asked_further(spark, pushing, counts, golde
     ("queue_id = null", None),
 ])
 def test_conditions_that_become_load_options(where, options, spark, golden: GoldenFolder):
-    from rmqctl.pipeline.plan_needs import Scans, needs
+    from rmqctl.ext.spark.plan_needs import Scans, needs
 
     frame = spark.read.format("rocketmq").option("table", "messages").load(str(golden(BASIC)))
     scans = needs(frame.where(where)._jdf.queryExecution().optimizedPlan())

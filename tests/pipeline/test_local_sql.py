@@ -12,9 +12,9 @@ import duckdb
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.pipeline import local_sql
-from rmqctl.pipeline.local_sql import Needs, Session, needs
-from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.sql import session as local_sql
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.session import Needs, Session, needs
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, tiny
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.limits import ReadAllAvailable
-from rmqctl.pipeline.source.losses import losses, refuse_losses
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.source import Reader
-from rmqctl.pipeline.source.stream import StreamReader
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source.limits import ReadAllAvailable
+from rmqctl.ext.spark.source.losses import losses, refuse_losses
+from rmqctl.ext.spark.source.source import Reader
+from rmqctl.ext.spark.source.stream import StreamReader
+from rmqctl.sql import schema
+from rmqctl.sql.options import Options
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import damage
@@ -114,7 +115,7 @@ def damaged(request, golden_copy: GoldenFolder) -> Path:
 def read(root: Path, count: int, **more: str) -> int:
     """How many messages tasks of the source give, without Spark."""
     given = options(root, numPartitions=str(count), **more)
-    reader = Reader(given, schema.default(given.table))
+    reader = Reader(given, spark_schema.default(given.table))
     return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
 
 
@@ -198,7 +199,7 @@ def test_a_stream_of_what_comes_next_does_not_ask_what_was(lacking):
 
 
 def reader(root: Path, **more: str) -> StreamReader:
-    return StreamReader({"path": str(root), **more}, schema.default(schema.MESSAGES))
+    return StreamReader({"path": str(root), **more}, spark_schema.default(schema.MESSAGES))
 
 
 def followed(root: Path, **more: str) -> int:
@@ -225,7 +226,7 @@ def test_spark(lacking, spark, rmqctl):
 def test_spark_on_damage(damaged, spark):
     from pyspark.errors import PySparkException
 
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     source = spark.read.format("rocketmq")
     with pytest.raises(PySparkException, match="failOnDataLoss=false"):

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from rmqctl.errors import UsageError
-from rmqctl.pipeline.source.write import StoreWriter
-from rmqctl.pipeline.staging import Staging
+from rmqctl.export.staging import Staging
+from rmqctl.ext.spark.source.write import StoreWriter
 from rmqctl.store.inside_store import enclosing_store, refuse_in_store
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
@@ -27,7 +27,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("rmqctl.pipeline.session.session", started)
+    monkeypatch.setattr("rmqctl.ext.spark.session.session", started)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from fastavro import reader
 from pyarrow import parquet
 
-from rmqctl.pipeline.export import files, xlsx
+from rmqctl.export import files, xlsx
 from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.pipeline.source import options, schema
+from rmqctl.sql import options, schema
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -57,21 +57,21 @@ def test_all_options_of_reading_are_there():
 
 
 def test_what_is_pushed_down_is_what_the_table_says():
-    from rmqctl.pipeline.source.pushdown import Filters
+    from rmqctl.sql.pushdown import Filters
 
     named = {spans(cells[0])[0] for cells in rows(section("What is not read")) if "`" in cells[0]}
     assert named == set(Filters(frozenset([b"t"]), frozenset([0]), 0, 0, 0, 0).columns)
 
 
 def test_all_options_of_writing_are_there():
-    from rmqctl.pipeline.source.write import OPTIONS
+    from rmqctl.ext.spark.source.write import OPTIONS
 
     named = {one.split("=")[0] for one in spans(section("Writing"))}
     assert {*OPTIONS} - {"path"} <= named
 
 
 def test_all_settings_of_a_session_are_there(tmp_path):
-    from rmqctl.pipeline import session
+    from rmqctl.ext.spark import session
 
     text = section("Settings that rmqctl makes")
     for name, value in session._settings(str(tmp_path), "log", 2, {}).items():
@@ -87,7 +87,7 @@ def test_all_settings_of_a_session_are_there(tmp_path):
 
 def test_the_bounds_are_those_of_the_program():
     from rmqctl.commands.shared.spark_options import AUTO_FROM
-    from rmqctl.pipeline.source import planning
+    from rmqctl.sql import planning
 
     assert f"{AUTO_FROM >> 30} GiB of log and more" in PAGE
     assert (f"at least {planning.SMALLEST >> 20} MiB and at most {planning.LARGEST >> 30} GiB"

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
-from rmqctl.pipeline.source import planning
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.planning import plan
-from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.reader import LogPiece
+from rmqctl.sql import planning
+from rmqctl.sql.options import Options
+from rmqctl.sql.planning import plan
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.reader import LogPiece
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support import damage

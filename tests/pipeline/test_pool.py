@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import FormatError, JobError, UsageError
-from rmqctl.pipeline.pool import STORE, packed
-from rmqctl.pipeline.session import NO_JAVA, package_zip, workers_of
+from rmqctl.ext.spark.pool import STORE, packed
+from rmqctl.ext.spark.session import NO_JAVA, package_zip, workers_of
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def test_a_worker_killed_again_and_again_is_an_error_with_the_log(spark_pool, sp
 
 
 def test_progress_hears_of_every_task(spark):
-    from rmqctl.pipeline.pool import SparkPool
+    from rmqctl.ext.spark.pool import SparkPool
 
     heard = []
     pool = SparkPool(spark, watch=lambda done, count: heard.append((done, count)))
@@ -86,7 +86,7 @@ def test_progress_hears_of_every_task(spark):
 
 @pytest.mark.exhaustive
 def test_an_interruption_cancels_the_job(spark, tmp_path):
-    from rmqctl.pipeline.pool import SparkPool
+    from rmqctl.ext.spark.pool import SparkPool
 
     class Stop(BaseException):
         pass
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_it_at_once(golden, tmp_path):
     slow, mark = tmp_path / "slow.py", tmp_path / "on"
     slow.write_text(f"""
 import sys, time
-import rmqctl.pipeline.verify as jobs
+import rmqctl.ext.spark.verify as jobs
 from rmqctl.cli import main
 
 def endless(_):

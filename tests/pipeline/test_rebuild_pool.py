@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.spark.rebuild import rebuild as pipeline_rebuild
+from rmqctl.ext.spark.rebuild import tasks as rebuild_tasks
+from rmqctl.ext.spark.rebuild.index_tasks import Index, index_tasks
+from rmqctl.ext.spark.rebuild.rebuild import default_range_size
 from rmqctl.files import durable
 from rmqctl.formats.local.index_file import Shape
-from rmqctl.pipeline.rebuild import rebuild as pipeline_rebuild
-from rmqctl.pipeline.rebuild import tasks as rebuild_tasks
-from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks
-from rmqctl.pipeline.rebuild.rebuild import default_range_size
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import log_size
 from rmqctl.repair.rebuild.steps import derived_steps

@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.spark.rebuild import rebuild as pipeline_rebuild
+from rmqctl.ext.spark.rebuild import tasks
 from rmqctl.files import durable
-from rmqctl.pipeline.rebuild import rebuild as pipeline_rebuild
-from rmqctl.pipeline.rebuild import tasks
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from tests.pipeline.pools import on_pool, outcome

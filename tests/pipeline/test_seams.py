@@ -11,10 +11,10 @@ import pytest
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import message
-from rmqctl.pipeline.source import seams
-from rmqctl.pipeline.source.seams import QueueProof, Seams, walk_range
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
+from rmqctl.sql import seams
+from rmqctl.sql.seams import QueueProof, Seams, walk_range
 from tests.conftest import GoldenFolder
 from tests.support import damage, forged
 from tests.support import tiny as tiny_stores

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.pipeline.source import schema
+from rmqctl.sql import schema
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support import damage, snapshot

@@ -43,7 +43,7 @@ def stored(root):
 @pytest.fixture(scope="module")
 def whole(spark, root):
     """Views of all columns under other names, read once and kept: what answers are held against."""
-    from rmqctl.pipeline import register
+    from rmqctl.ext.spark import register
 
     register(spark)
     for name in VIEWS:
@@ -55,7 +55,7 @@ def whole(spark, root):
 
 
 def asked(spark, root, text, **options):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     return sql.query(spark, [root], text, options={"numPartitions": "3", **options})
 
@@ -120,7 +120,7 @@ QUERIES = {
 
 @pytest.mark.parametrize("text", sample(QUERIES, 2, "queries"))
 def test_answers_are_those_of_the_whole_tables(text, spark, root, whole):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     if "MESSAGES" not in text:
         wanted = list(sql.rows(whole(text)))
@@ -137,7 +137,7 @@ def test_answers_are_those_of_the_whole_tables(text, spark, root, whole):
 
 
 def test_conditions_are_applied_while_reading(spark, root, stored):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     frame = asked(spark, root, "SELECT physical_offset AS p FROM messages WHERE queue_id = 1 AND "
                                "topic = 'TP_fraud_Topic' AND store_timestamp > 1718999500000")
@@ -151,7 +151,7 @@ def test_conditions_are_applied_while_reading(spark, root, stored):
 
 
 def test_messages_are_the_message_objects(spark, root, stored):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     found = sorted(sql.rows(asked(spark, root, "SELECT * FROM messages")),
                    key=lambda one: one["physical_offset"])
@@ -165,7 +165,7 @@ def test_messages_are_the_message_objects(spark, root, stored):
 @pytest.mark.exhaustive
 def test_joins_hold_the_local_truth(spark, root, stored):
     """Every message has its row and its index entries, and no more."""
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     rows = list(sql.rows(asked(
         spark, root, "SELECT m.physical_offset AS p, c.topic, c.queue_id, c.queue_offset, c.size "
@@ -181,7 +181,7 @@ def test_joins_hold_the_local_truth(spark, root, stored):
 
 
 def test_several_stores(spark, root, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     other = str(golden("4.9.3/basic/store"))
     found = list(sql.rows(sql.query(
@@ -190,7 +190,7 @@ def test_several_stores(spark, root, golden: GoldenFolder):
 
 
 def test_the_record_is_there_where_it_is_named(spark, root, stored):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     one, = sql.rows(asked(spark, root, "SELECT record FROM messages ORDER BY physical_offset "
                                        "LIMIT 1"))
@@ -200,7 +200,7 @@ def test_the_record_is_there_where_it_is_named(spark, root, stored):
 
 
 def test_values(spark):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     one, = sql.rows(sql.query(spark, [], """
         SELECT 1 AS a, 2 AS a, X'00ff' AS b, array(X'01', NULL) AS c,
@@ -241,7 +241,7 @@ def test_where_a_query_is_wrong(spark, root):
 
 
 def test_what_is_wrong_with_values_is_the_querys(spark, root):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     with pytest.raises(UsageError, match="DIVIDE_BY_ZERO"):
         list(sql.rows(asked(spark, root, "SELECT 1 / (queue_id - queue_id) FROM messages")))
@@ -249,7 +249,7 @@ def test_what_is_wrong_with_values_is_the_querys(spark, root):
 
 @pytest.mark.exhaustive
 def test_a_failing_job_is_no_mistake_of_the_query(spark, golden_copy: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     root = golden_copy("5.3.3/basic/store")
     frame = asked(spark, str(root), "SELECT body_crc FROM messages")
@@ -261,7 +261,7 @@ def test_a_failing_job_is_no_mistake_of_the_query(spark, golden_copy: GoldenFold
 
 
 def test_what_shows_is_run(spark, root):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     rows = list(sql.rows(asked(spark, root, "DESCRIBE consumequeue")))
     assert [one["col_name"] for one in rows][:3] == ["store", "file", "topic"]
@@ -269,7 +269,7 @@ def test_what_shows_is_run(spark, root):
 
 @pytest.mark.parametrize("form", sample(["parquet", "json", "csv"], 1, "files of SQL"))
 def test_files(form, spark, root, stored, tmp_path):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     text = "SELECT physical_offset AS p, keys, properties, body FROM messages"
     out = tmp_path / "out"
@@ -299,7 +299,7 @@ def test_files(form, spark, root, stored, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_failed_query_leaves_nothing(spark, root, tmp_path):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     text = "SELECT if(physical_offset > 90000, raise_error('no'), 1) AS a FROM messages"
     with pytest.raises(UsageError, match="USER_RAISED"):
@@ -333,7 +333,7 @@ def test_no_store_no_spark(tmp_path, rmqctl: Runner):
 @pytest.mark.parametrize("count", [1, 7])
 def test_a_dry_run_shows_the_pieces_and_starts_nothing(count, root, golden: GoldenFolder, tmp_path,
                                                        rmqctl: Runner, monkeypatch):
-    monkeypatch.setattr("rmqctl.pipeline.session.session", None)
+    monkeypatch.setattr("rmqctl.ext.spark.session.session", None)
     roots = [root, str(golden("4.9.3/basic/store"))]
     query = ("SELECT c.topic FROM consumequeue c JOIN Messages m USING (physical_offset) "
              "WHERE m.topic <> 'frame'")
@@ -379,7 +379,7 @@ def test_the_command_says_what_is_wrong(root, tmp_path, rmqctl_process: Runner):
 
 
 def test_consumequeues_in_rocksdb(spark, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     root = golden("5.3.3/rocksdb/store")
     found = sql.rows(sql.query(

@@ -66,7 +66,7 @@ class Following:
 
 @pytest.fixture(scope="module")
 def rocketmq(spark):
-    from rmqctl.pipeline.source.source import RocketMQ
+    from rmqctl.ext.spark.source.source import RocketMQ
 
     spark.dataSource.register(RocketMQ)
     spark.conf.set("spark.sql.streaming.stopTimeout", "60s")

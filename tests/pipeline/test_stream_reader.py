@@ -18,9 +18,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
-from rmqctl.pipeline.source import schema, stream
-from rmqctl.pipeline.source.stream import StreamReader
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source import stream
+from rmqctl.ext.spark.source.stream import StreamReader
 from rmqctl.scan.columns import message_columns
+from rmqctl.sql import schema
 from rmqctl.store import Store
 from rmqctl.store.log import growth
 from tests.pipeline.growing import FILE_SIZE, Writer
@@ -411,7 +413,7 @@ DAMAGED = ["4.9.3/crash-crc-prev/before", "5.3.3/crash-trunc-garbage/before",
 def test_all_columns_are_those_of_a_walk(golden, name):
     root = golden(name)
     dirs = ["cl1", "cl2"] if "multipath" in name else []
-    default = schema.default(schema.MESSAGES)
+    default = spark_schema.default(schema.MESSAGES)
     query = Query(root, default, maxBytesPerTrigger="30000", splitSize="7000",
                   commitlogDirs=",".join(dirs), failOnDataLoss="false")
     query.available_now()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from rmqctl.pipeline.local_sql import Session
+from rmqctl.sql.session import Session
 from tests.pipeline import exporting
 from tests.support import golden as golden_sets
 from tests.support.share import sample
@@ -186,7 +186,7 @@ EACH = pytest.mark.parametrize("text", [pytest.param(text, id=f"query {number}")
 @EACH
 def test_spark(text, roots, truth, spark, one_frame):
     """`pipeline sql`, which makes views of its own for each query, and one frame for all."""
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     frame, values = truth
     query, wanted = text.format(**values), plain(QUERIES[text](frame, values))

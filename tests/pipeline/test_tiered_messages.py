@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
+from rmqctl.ext.spark.source.planning import plan
+from rmqctl.ext.tiered.files.opening import open_writer
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import Message, decode
 from rmqctl.formats.tiered.names import cluster_folder, segment_path
 from rmqctl.formats.tiered.units import CODA, CODA_MAGIC, CODA_SIZE, UNIT, CodaRecord, UnitRecord
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.planning import plan
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.opening import open_writer
-from rmqctl.tiered.tier import Tier
+from rmqctl.sql.options import Options
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support.share import sample
@@ -407,7 +407,7 @@ def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder
 
 @pytest.mark.exhaustive
 def test_a_view_of_sql(spark, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.ext.spark import sql
 
     store, bare = str(golden(STORE)), str(golden("5.3.3/basic/store"))
     tier = os.path.join(store, "tieredstore")

@@ -29,7 +29,7 @@ def test_a_master_that_does_not_answer(tmp_path):
 
 def test_what_the_log_tells_is_said(tmp_path, monkeypatch):
     from rmqctl.errors import JobError
-    from rmqctl.pipeline import session
+    from rmqctl.ext.spark import session
 
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 from rmqctl.checks.verify.verdict import verdict
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.pipeline.verify import verify_stores
+from rmqctl.ext.spark.verify import verify_stores
 from rmqctl.store.log.ranges import Threads
 from rmqctl.store.store import Store
 from tests.support import damage, forged, golden

@@ -23,7 +23,7 @@ NEEDED = ("topic string, body binary, queue_id int, queue_offset long, sys_flag 
 
 @pytest.fixture(scope="module")
 def rocketmq(spark):
-    from rmqctl.pipeline.source.source import RocketMQ
+    from rmqctl.ext.spark.source.source import RocketMQ
 
     spark.dataSource.register(RocketMQ)
     return spark

@@ -13,10 +13,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.ingest import Preparer
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.formats.local.message import build, decode
-from rmqctl.pipeline.source import runs as sorted_runs
-from rmqctl.pipeline.source import write
-from rmqctl.pipeline.source.rows import (
+from rmqctl.ext.spark.source import runs as sorted_runs
+from rmqctl.ext.spark.source import write
+from rmqctl.ext.spark.source.rows import (
     RECORDED,
     RecordRows,
     is_recorded,
@@ -24,7 +23,8 @@ from rmqctl.pipeline.source.rows import (
     put_columns,
     put_schema,
 )
-from rmqctl.pipeline.source.write import StoreWriter
+from rmqctl.ext.spark.source.write import StoreWriter
+from rmqctl.formats.local.message import build, decode
 from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.remoting.codes import REQUESTS, Answer
-from rmqctl.remoting.command import Command, read_command, read_json, write_command
-from rmqctl.remoting.frame import (
+from rmqctl.ext.serve.remoting.codes import REQUESTS, Answer
+from rmqctl.ext.serve.remoting.command import Command, read_command, read_json, write_command
+from rmqctl.ext.serve.remoting.frame import (
     BINARY,
     BinaryHeader,
     Frame,

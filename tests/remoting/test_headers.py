@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from rmqctl.remoting import command
-from rmqctl.remoting.codes import REQUESTS, Answer
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.remoting.frame import FrameError
+from rmqctl.ext.serve.remoting import command
+from rmqctl.ext.serve.remoting.codes import REQUESTS, Answer
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.remoting.frame import FrameError
 from tests.support.share import RUN
 
 _PIECES = (

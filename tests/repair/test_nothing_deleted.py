@@ -24,7 +24,7 @@ COPY = f"{SCRATCH}, or of a new store"
 ALLOWED = {
     ("repair/sources/records.py", "LaidOut.__init__", "rmtree"): "its own folder in the scratch",
     ("repair/sources/records.py", "LaidOut._open", "ftruncate"): "a new file in that folder",
-    ("pipeline/export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",
+    ("export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
@@ -36,8 +36,8 @@ ALLOWED = {
     ("engine/small_files.py", "remove_abort", "unlink"):
         "the mark of a running writer, at its clean end",
     ("engine/small_files.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
-    ("serve/producing/timer_files.py", "TimerFiles._open", "ftruncate"): "a new wheel",
-    ("serve/producing/timer_files.py", "TimerFiles._room", "ftruncate"): "a new file",
+    ("ext/serve/producing/timer_files.py", "TimerFiles._open", "ftruncate"): "a new wheel",
+    ("ext/serve/producing/timer_files.py", "TimerFiles._room", "ftruncate"): "a new file",
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",
@@ -50,16 +50,16 @@ ALLOWED = {
         "a folder beside its target, all of which one export or one write made",
     ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
     ("files/durable.py", "replace_file", "unlink"): "the staged file",
-    ("pipeline/export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
-    ("pipeline/export/attempt.py", "Attempt.remove", "rmtree"): "what one attempt exported",
-    ("pipeline/rebuild/rebuild.py", "_remove", "rmtree"): SCRATCH,
-    ("pipeline/rebuild/index_tasks.py", "_take_away", "unlink"): SCRATCH,
-    ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",
-    ("pipeline/session.py", "session", "rmtree"): "the session's temporary folder",
-    ("pipeline/session.py", "session", "unlink"): "the session's own log",
-    ("pipeline/sql.py", "_settle", "unlink"):
+    ("export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
+    ("export/attempt.py", "Attempt.remove", "rmtree"): "what one attempt exported",
+    ("ext/spark/rebuild/rebuild.py", "_remove", "rmtree"): SCRATCH,
+    ("ext/spark/rebuild/index_tasks.py", "_take_away", "unlink"): SCRATCH,
+    ("ext/spark/session.py", "_settings", "open for writing"): "in the session's temporary folder",
+    ("ext/spark/session.py", "session", "rmtree"): "the session's temporary folder",
+    ("ext/spark/session.py", "session", "unlink"): "the session's own log",
+    ("ext/spark/sql.py", "_settle", "unlink"):
         "what Hadoop puts beside files of a query's output",
-    ("pipeline/source/runs.py", "_joined", "unlink"): "a run of rows in the folder of one write",
+    ("ext/spark/source/runs.py", "_joined", "unlink"): "a run of rows in the folder of one write",
     ("repair/executor/apply_step.py", "StepApplier._remove_folders", "rmdir"):
         "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):
@@ -80,19 +80,19 @@ ALLOWED = {
     ("files/sparse.py", "copy_sparse", "ftruncate"): COPY,
     ("repair/executor/staging.py", "clear", "rmtree"):
         "what a repair staged that was never committed, or keeps and a user gave up: undo --prune",
-    ("tiered/index/compacted_form.py", "write", "unlink"): OWN,
-    ("tiered/files/writer.py", "_truncate", "ftruncate"):
+    ("ext/tiered/index/compacted_form.py", "write", "unlink"): OWN,
+    ("ext/tiered/files/writer.py", "_truncate", "ftruncate"):
         "a block that could not be appended whole; and what `cut` has a copy of, forced to disk",
-    ("tiered/index/open_file.py", "OpenIndexFile._open", "ftruncate"): "only ever longer",
+    ("ext/tiered/index/open_file.py", "OpenIndexFile._open", "ftruncate"): "only ever longer",
     ("kernel/constants.py", "", "open for writing"): "the package's own source, by its developers",
-    ("tiered/recover/damaged.py", "with_units", "open for writing"): SCRATCH,
-    ("tiered/recover/index.py", "build_files", "open for writing"): SCRATCH,
-    ("tiered/recover/queue.py", "QueueRecovery._write_file", "open for writing"): SCRATCH,
-    ("tiered/recover/queue.py", "QueueRecovery._write_units", "open for writing"): SCRATCH,
-    ("tiered/recover/survey.py", "copy_ranges", "open for writing"): SCRATCH,
-    ("tiered/recover/queue.py", "remove_file", "unlink"): SCRATCH,
-    ("tiered/recover/recover.py", "_Recovery.plan", "rmtree"): SCRATCH,
-    ("tiered/recover/survey.py", "survey", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/damaged.py", "with_units", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/index.py", "build_files", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/queue.py", "QueueRecovery._write_file", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/queue.py", "QueueRecovery._write_units", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/survey.py", "copy_ranges", "open for writing"): SCRATCH,
+    ("ext/tiered/recover/queue.py", "remove_file", "unlink"): SCRATCH,
+    ("ext/tiered/recover/recover.py", "_Recovery.plan", "rmtree"): SCRATCH,
+    ("ext/tiered/recover/survey.py", "survey", "open for writing"): SCRATCH,
 }
 
 

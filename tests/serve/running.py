@@ -13,12 +13,12 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.limits import Limits
+from rmqctl.ext.serve.remoting.client import Client
+from rmqctl.ext.serve.server import Server, bind
+from rmqctl.ext.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.parse_values import Address
-from rmqctl.remoting.client import Client
-from rmqctl.serve.broker import Broker
-from rmqctl.serve.limits import Limits
-from rmqctl.serve.server import Server, bind
-from rmqctl.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Sizes, Store
 
 HERE = Address("127.0.0.1", 0)
@@ -89,7 +89,7 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
             each(broker)
     server = Server(brokers, limits or Limits(), save)
     if grpc:
-        from rmqctl.serve.grpc.server import Proxy
+        from rmqctl.ext.serve.grpc.server import Proxy
 
         server.proxy = Proxy(brokers, Address("127.0.0.1", 0), server.limits.connections,
                              server.limits.part)

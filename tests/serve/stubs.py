@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE, span
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, span
 from tests.serve.running import Running
 
 OK, NONE = 20000, 40401

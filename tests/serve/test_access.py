@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import UsageError
-from rmqctl.remoting.codes import CODE_OF
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.remoting.signing import signature
-from rmqctl.serve.access import Access, read_keys
-from rmqctl.serve.serving import Settings
+from rmqctl.ext.serve.access import Access, read_keys
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.remoting.signing import signature
+from rmqctl.ext.serve.serving import Settings
 from tests.conftest import GoldenFolder, Runner
 from tests.serve.running import serving
 from tests.serve.test_pull import expected

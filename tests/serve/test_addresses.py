@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
+from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.parse_values import Address
-from rmqctl.remoting.client import Client
 from tests.conftest import GoldenFolder
 from tests.serve.running import serving
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, REQUESTS
-from rmqctl.remoting.command import RESPONSE, Command, write_command
-from rmqctl.serve import connection
-from rmqctl.serve.dispatch import HANDLERS
-from rmqctl.serve.tools import assigning, relay
+from rmqctl.ext.serve import connection
+from rmqctl.ext.serve.dispatch import HANDLERS
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, REQUESTS
+from rmqctl.ext.serve.remoting.command import RESPONSE, Command, write_command
+from rmqctl.ext.serve.tools import assigning, relay
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store

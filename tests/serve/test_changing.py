@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.serve.serving import Settings
+from rmqctl.ext.serve.serving import Settings
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join

@@ -21,9 +21,9 @@ import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.ext.serve.access import Access
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local.message import decode
-from rmqctl.serve.access import Access
-from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.parse_values import parse_address
-from rmqctl.remoting.client import Client
 from tests.conftest import GoldenFolder, Runner
 
 

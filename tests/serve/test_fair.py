@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.serve import server as server_module
-from rmqctl.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
-from rmqctl.serve.reading import Page, Pages
-from rmqctl.serve.turns import ROUND_S, TURN_S, Intake, Turns
+from rmqctl.ext.serve import server as server_module
+from rmqctl.ext.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
+from rmqctl.ext.serve.reading import Page, Pages
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.turns import ROUND_S, TURN_S, Intake, Turns
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving, until
 
@@ -463,7 +463,7 @@ def test_requests_over_sockets_are_answered_in_turns(root: Path) -> None:
         pair: list[tuple[socket.socket, socket.socket]] = []
 
         async def feed() -> None:
-            from rmqctl.serve.connection import ClientConnection
+            from rmqctl.ext.serve.connection import ClientConnection
 
             loop = asyncio.get_running_loop()
             made = []

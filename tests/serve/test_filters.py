@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.serve import reading
+from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.formats.local import properties
-from rmqctl.remoting.client import Client, records
-from rmqctl.serve import reading
 from tests.conftest import GoldenFolder
 from tests.serve.running import serving
 

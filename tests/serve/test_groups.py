@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import FormatError, UsageError
+from rmqctl.ext.serve.consuming import groups
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
-from rmqctl.remoting.client import Client, records
-from rmqctl.serve.consuming import groups
-from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving

@@ -25,15 +25,15 @@ import grpc
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.ext.serve.access import Access
+from rmqctl.ext.serve.consuming import popping
+from rmqctl.ext.serve.grpc import sessions
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE
+from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
-from rmqctl.remoting.codes import Answer
-from rmqctl.remoting.command import Command
-from rmqctl.serve.access import Access
-from rmqctl.serve.consuming import popping
-from rmqctl.serve.grpc import sessions
-from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
-from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from rmqctl.store.store import Store
 from rmqctl.testing import RocketMQ
@@ -302,7 +302,7 @@ def test_what_is_kept_for_a_client_comes_again_when_it_is_gone(
     monkeypatch.setattr(popping, "RENEWED_S", 0.2)
     monkeypatch.setattr(popping, "_SOON_S", 0.0)
     with stub.consuming(), Stub(served, stub.topic["name"], name="other") as other:
-        monkeypatch.setattr("rmqctl.serve.grpc.consuming.RENEWED_S", 0.2)
+        monkeypatch.setattr("rmqctl.ext.serve.grpc.consuming.RENEWED_S", 0.2)
         (message,) = stub.got(most=1, renew=True)
         time.sleep(0.3)
         key = message.system_properties.message_id
@@ -360,7 +360,7 @@ def test_what_cannot_be_read_now_comes_again_later(stub: Stub, served: Running,
 
 
 def test_a_stream_that_is_not_read_ends(written: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqctl.serve.grpc.server._TAKEN_S", 0.3)
+    monkeypatch.setattr("rmqctl.ext.serve.grpc.server._TAKEN_S", 0.3)
     monkeypatch.setattr(popping, "_SOON_S", 0.0)
     with Stub(written, "T") as stub:
         stub.send(*(stub.message(bytes(1 << 20)) for _ in range(4)))
@@ -578,7 +578,7 @@ def test_a_message_is_recalled(written: Running) -> None:
 
 def test_a_request_that_does_not_come_is_not_waited_for(
         served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqctl.serve.grpc.server._READ_S", 0.2)
+    monkeypatch.setattr("rmqctl.ext.serve.grpc.server._READ_S", 0.2)
     with Stub(served, "T") as stub:
         pending: queue.Queue[Any] = queue.Queue()
         call = stub.channel.stream_unary(

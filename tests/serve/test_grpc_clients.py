@@ -19,10 +19,10 @@ pytest.importorskip("grpc")
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.ext.serve.grpc.protocol import MESSAGES
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
-from rmqctl.serve.grpc.protocol import MESSAGES
-from rmqctl.serve.serving import Settings
 from rmqctl.store.objects import plain_body
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving

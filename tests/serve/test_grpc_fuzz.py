@@ -12,8 +12,8 @@ pytest.importorskip("grpc")
 
 from google.protobuf.message_factory import GetMessageClass
 
-from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
-from rmqctl.serve.grpc.server import _METHODS
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE
+from rmqctl.ext.serve.grpc.server import _METHODS
 from tests.serve.stubs import OK, Stub
 from tests.serve.test_grpc import bodies, root, served, stub
 from tests.support.share import RUN

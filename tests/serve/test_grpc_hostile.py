@@ -18,10 +18,10 @@ import grpc
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
-from rmqctl.serve.consuming import popping
-from rmqctl.serve.grpc import consuming, server, sessions
-from rmqctl.serve.grpc.protocol import MESSAGES, SERVICE
-from rmqctl.serve.limits import Limits
+from rmqctl.ext.serve.consuming import popping
+from rmqctl.ext.serve.grpc import consuming, server, sessions
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE
+from rmqctl.ext.serve.limits import Limits
 from tests.serve.running import Running, serving, until
 from tests.serve.stubs import NONE, OK, Stub
 from tests.serve.test_grpc import BAD_HANDLE, bodies, root, served, stub, written

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rmqctl.broker.get_message import FOUND, MAX_COUNT
+from rmqctl.ext.serve import reading
+from rmqctl.ext.serve.log_reader import LogReader
+from rmqctl.ext.serve.reading import Pages, StoredQueue
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.serve import reading
-from rmqctl.serve.log_reader import LogReader
-from rmqctl.serve.reading import Pages, StoredQueue
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.serve.broker import Broker, Response
+from rmqctl.ext.serve.dispatch import answer
+from rmqctl.ext.serve.producing import sending
+from rmqctl.ext.serve.producing.writing import QueueKey, TailQueue, Writer
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
+from rmqctl.ext.serve.remoting.frame import BINARY, FrameReader, Header, frame_head, write_binary
+from rmqctl.ext.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.parse_values import Address
-from rmqctl.remoting.codes import CODE_OF
-from rmqctl.remoting.command import Command, read_command, response_head, write_command
-from rmqctl.remoting.frame import BINARY, FrameReader, Header, frame_head, write_binary
-from rmqctl.serve.broker import Broker, Response
-from rmqctl.serve.dispatch import answer
-from rmqctl.serve.producing import sending
-from rmqctl.serve.producing.writing import QueueKey, TailQueue, Writer
-from rmqctl.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Store
 from tests.serve.running import empty_store
 from tests.support.kernels import KERNELS, MISSING, using

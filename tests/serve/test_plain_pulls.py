@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from rmqctl.remoting.codes import CODE_OF
-from rmqctl.remoting.command import Command, read_command, response_head, write_command
-from rmqctl.remoting.frame import FrameReader
-from rmqctl.serve import reading
-from rmqctl.serve.broker import Broker, Buffer, Response
-from rmqctl.serve.consuming import plain, pulling
-from rmqctl.serve.consuming.groups import Group
-from rmqctl.serve.consuming.subscriptions import Subscription
-from rmqctl.serve.dispatch import answer
-from rmqctl.serve.serving import Settings, Wanted, open_brokers
+from rmqctl.ext.serve import reading
+from rmqctl.ext.serve.broker import Broker, Buffer, Response
+from rmqctl.ext.serve.consuming import plain, pulling
+from rmqctl.ext.serve.consuming.groups import Group
+from rmqctl.ext.serve.consuming.subscriptions import Subscription
+from rmqctl.ext.serve.dispatch import answer
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
+from rmqctl.ext.serve.remoting.frame import FrameReader
+from rmqctl.ext.serve.serving import Settings, Wanted, open_brokers
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support.kernels import KERNELS, compiled_only, using

@@ -13,13 +13,13 @@ import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
+from rmqctl.ext.serve.consuming import popping
+from rmqctl.ext.serve.limits import Quota
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.tools import assigning
 from rmqctl.formats.local.message import Record, decode
-from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.command import Command
-from rmqctl.serve.consuming import popping
-from rmqctl.serve.limits import Quota
-from rmqctl.serve.serving import Settings
-from rmqctl.serve.tools import assigning
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving, until
 from tests.serve.test_groups import GROUP, join

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from rmqctl.broker.settings import Settings
+from rmqctl.ext.serve.producing import writing
+from rmqctl.ext.serve.producing.properties import Properties
 from rmqctl.formats.local import properties as props
-from rmqctl.serve.producing import writing
-from rmqctl.serve.producing.properties import Properties
 from tests.support.share import RUN
 
 KEY = "UNIQ_KEY\x0100000000\x02"

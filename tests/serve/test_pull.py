@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local.message import decode
-from rmqctl.remoting.client import Client, records
-from rmqctl.serve.serving import Settings
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.rows import topic_rows
 from rmqctl.store.store import Store

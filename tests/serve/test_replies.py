@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.serve.producing import replying
+from rmqctl.ext.serve.remoting.client import Client
+from rmqctl.ext.serve.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT
+from rmqctl.ext.serve.remoting.command import RESPONSE, Command, write_command
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
-from rmqctl.remoting.client import Client
-from rmqctl.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT
-from rmqctl.remoting.command import RESPONSE, Command, write_command
-from rmqctl.serve.producing import replying
-from rmqctl.serve.serving import Settings
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled
 

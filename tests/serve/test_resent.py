@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
-from rmqctl.serve.serving import Settings
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 

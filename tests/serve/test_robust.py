@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmqctl.ext.serve import reading
+from rmqctl.ext.serve.broker import Broker, Call, Response
+from rmqctl.ext.serve.consuming import positions
+from rmqctl.ext.serve.dispatch import HANDLERS
+from rmqctl.ext.serve.limits import Limits
+from rmqctl.ext.serve.log_reader import LogReader
+from rmqctl.ext.serve.remoting.codes import REQUESTS
+from rmqctl.ext.serve.remoting.command import Command, read_json, write_command
+from rmqctl.ext.serve.remoting.frame import FrameError
+from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.source import Source
 from rmqctl.formats.local.message import build, decode, size_of
-from rmqctl.remoting.codes import REQUESTS
-from rmqctl.remoting.command import Command, read_json, write_command
-from rmqctl.remoting.frame import FrameError
-from rmqctl.serve import reading
-from rmqctl.serve.broker import Broker, Call, Response
-from rmqctl.serve.consuming import positions
-from rmqctl.serve.dispatch import HANDLERS
-from rmqctl.serve.limits import Limits
-from rmqctl.serve.log_reader import LogReader
-from rmqctl.serve.serving import Settings
-from rmqctl.serve.source import Source
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving

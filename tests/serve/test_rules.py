@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.codes import CODE_OF
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.serve.consuming import groups
-from rmqctl.serve.serving import Settings
-from rmqctl.serve.source import MOST_QUEUES
+from rmqctl.ext.serve.consuming import groups
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.source import MOST_QUEUES
 from rmqctl.store.broker_conf import read_conf
 from rmqctl.store.store import Sizes
 from tests.conftest import GoldenFolder

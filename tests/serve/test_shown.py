@@ -22,13 +22,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rmqctl.commands.shared.serve_shown import Shown, overview
+from rmqctl.ext.serve import figures
+from rmqctl.ext.serve.figures import Watch
+from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.output import Output
 from rmqctl.output.richtable import Canvas
 from rmqctl.output.screen import drawn
 from rmqctl.parse_values import parse_address
-from rmqctl.remoting.client import Client
-from rmqctl.serve import figures
-from rmqctl.serve.figures import Watch
 from tests.conftest import GoldenFolder
 from tests.serve.running import Running, serving
 from tests.serve.test_pull import expected

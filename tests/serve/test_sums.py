@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from rmqctl.serve import sums
-from rmqctl.serve.serving import Settings
-from rmqctl.serve.sums import Sums
+from rmqctl.ext.serve import sums
+from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.sums import Sums
 from tests.serve.running import empty_store, serving
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.parse_values import parse_address
-from rmqctl.remoting.client import Client
 from rmqctl.testing import RocketMQ
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "testing"

@@ -15,12 +15,12 @@ import pytest
 
 from rmqctl.broker.settings import BrokerConfig, resolve
 from rmqctl.errors import RefusedError
+from rmqctl.ext.serve.producing import opening, timer_files, timing
+from rmqctl.ext.serve.producing.timer_files import TimerFiles
+from rmqctl.ext.serve.remoting.client import Client
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
-from rmqctl.remoting.client import Client
-from rmqctl.serve.producing import opening, timer_files, timing
-from rmqctl.serve.producing.timer_files import TimerFiles
-from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving

@@ -14,16 +14,16 @@ import pytest
 
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.put.message import Outgoing
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.producing import checking, transactions
+from rmqctl.ext.serve.remoting.client import Client
+from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE
+from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.properties import HALF_TOPIC, OP_HALF_TOPIC
 from rmqctl.parse_values import Address, parse_address
-from rmqctl.remoting.client import Client
-from rmqctl.remoting.codes import CHECK_TRANSACTION_STATE
-from rmqctl.remoting.command import Command
-from rmqctl.serve.broker import Broker
-from rmqctl.serve.producing import checking, transactions
-from rmqctl.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder, Runner
 from tests.serve.running import Running, empty_store, serving

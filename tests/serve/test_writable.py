@@ -17,15 +17,15 @@ from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.engine.put.message import PutResult
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
+from rmqctl.ext.serve import server, source
+from rmqctl.ext.serve.consuming import positions
+from rmqctl.ext.serve.producing import delaying, opening, writing
+from rmqctl.ext.serve.producing.writing import delivered
+from rmqctl.ext.serve.remoting.client import Client, records
+from rmqctl.ext.serve.remoting.command import Command, write_command
+from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, magic_for, size_of
-from rmqctl.remoting.client import Client, records
-from rmqctl.remoting.command import Command, write_command
-from rmqctl.serve import server, source
-from rmqctl.serve.consuming import positions
-from rmqctl.serve.producing import delaying, opening, writing
-from rmqctl.serve.producing.writing import delivered
-from rmqctl.serve.serving import Settings
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join

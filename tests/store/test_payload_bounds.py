@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import bodies
-from rmqctl.formats.payloads import budget
-from rmqctl.formats.payloads.msgpack import count
-from rmqctl.store.payloads import limits
-from rmqctl.store.payloads.decoding import Decoding
+from rmqctl.ext.payloads import limits
+from rmqctl.ext.payloads.decoding import Decoding
+from rmqctl.ext.payloads.msgpack import count
+from rmqctl.formats import bodies, budget
 from tests.conftest import Runner
 from tests.support import tiny
 
@@ -83,7 +82,7 @@ def test_many_members_take_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ("msgpack", b"\xa1a"), ("hessian", b"\x78"), ("hessian", b"N")])
 def test_values_are_counted_before_they_are_made(
         spec: str, unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (budget, sys.modules["rmqctl.store.payloads.decoders"]):
+    for module in (budget, sys.modules["rmqctl.ext.payloads.decoders"]):
         monkeypatch.setattr(module, "MAX_VALUES", 1000)
 
     def body(times: int) -> bytes:
@@ -97,7 +96,7 @@ def test_values_are_counted_before_they_are_made(
 
 
 def test_commas_in_texts_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (budget, sys.modules["rmqctl.store.payloads.decoders"]):
+    for module in (budget, sys.modules["rmqctl.ext.payloads.decoders"]):
         monkeypatch.setattr(module, "MAX_VALUES", 1000)
     body = json.dumps(["[,{" * 1000, '\\",' * 1000]).encode()
     assert Decoding("json").one("orders", {}, 0, body, "here").problem is None

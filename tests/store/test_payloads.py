@@ -22,12 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import MissingExtraError, UsageError
+from rmqctl.ext.payloads.decoders import decoder
+from rmqctl.ext.payloads.decoding import Decoded, Decoding
+from rmqctl.ext.payloads.limits import MAX_BYTES
+from rmqctl.ext.payloads.values import plain
+from rmqctl.formats import budget
 from rmqctl.formats.local.sysflag import COMPRESSED
-from rmqctl.formats.payloads import budget
-from rmqctl.store.payloads.decoders import decoder
-from rmqctl.store.payloads.decoding import Decoded, Decoding
-from rmqctl.store.payloads.limits import MAX_BYTES
-from rmqctl.store.payloads.values import MISSING, at, plain
+from rmqctl.store.decoded import MISSING, at
 from rmqctl.store.query.conditions import Condition
 from tests.support.share import examples
 
@@ -393,7 +394,7 @@ def test_memory_of_the_worst_bodies_is_bounded(spec: str, body: Callable[[], byt
 
 _GROWN = """
 import resource, sys
-from rmqctl.store.payloads.decoding import Decoding
+from rmqctl.ext.payloads.decoding import Decoding
 body = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 problem = Decoding(sys.argv[1]).one("t", {}, 0, body, "here").problem

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.store.store import Store
-from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
-from rmqctl.tiered.tier import Tier
 from tests.conftest import Runner
 from tests.engine_write.durable import new_store
 

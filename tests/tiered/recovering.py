@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.tiered.tier import Tier
 from tests.support import cli
 
 GOLDEN = "5.3.3/tiered/store"

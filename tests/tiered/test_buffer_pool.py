@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from rmqctl.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
 
 
 def address(view) -> int:

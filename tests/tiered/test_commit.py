@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.files.reader import PosixReader
+from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
-from rmqctl.tiered.files.reader import PosixReader
-from rmqctl.tiered.flat_file import FlatQueue
 from tests.support import cli, snapshot
 from tests.tiered.dispatching import (
     METADATA,

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError
+from rmqctl.ext.tiered.files.opening import open_reader, open_writer
+from rmqctl.ext.tiered.index import compacted_form, compaction
+from rmqctl.ext.tiered.index.writer import IndexWriter
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry, parse
-from rmqctl.tiered.files.opening import open_reader, open_writer
-from rmqctl.tiered.index import compacted_form, compaction
-from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import broken, failing, out_of_space
 from tests.support.deaths import MODES
 from tests.tiered.index_model import Clock

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.ext.tiered.index import compacted_form as form
+from rmqctl.ext.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
+from rmqctl.ext.tiered.index.keys import Keys, key_set
+from rmqctl.ext.tiered.index.writer import IndexWriter
 from rmqctl.formats.tiered import index as fmt
-from rmqctl.tiered.index import compacted_form as form
-from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
-from rmqctl.tiered.index.keys import Keys, key_set
-from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import failing
 from tests.support.share import examples
 from tests.tiered.index_model import Model, OldModel, arrays

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.files import writer
+from rmqctl.ext.tiered.files.writer import PosixWriter
 from rmqctl.files import odirect
-from rmqctl.tiered.files import writer
-from rmqctl.tiered.files.writer import PosixWriter
 
 PATH = "cluster/b/T/0/COMMIT_LOG/file"
 SIZES = (1, 4095, 4096, 4097, odirect.FROM - 1, odirect.FROM, odirect.FROM + odirect.BLOCK - 1,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.dispatch import dispatch
+from rmqctl.ext.tiered.dispatch.blocks import Sweep
+from rmqctl.ext.tiered.files.settings import PLACE
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local import consume_queue
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch import dispatch
-from rmqctl.tiered.dispatch.blocks import Sweep
-from rmqctl.tiered.files.settings import PLACE
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot
 from tests.tiered.dispatching import (

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
-from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
-from rmqctl.tiered.tier import Tier
 from tests.support.golden import all_sets
 from tests.tiered.dispatching import METADATA, assert_consistent, segments
 

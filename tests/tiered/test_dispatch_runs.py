@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqctl.ext.tiered.dispatch import dispatch
+from rmqctl.ext.tiered.dispatch.blocks import Sweep
+from rmqctl.ext.tiered.dispatch.dispatch import Dispatch
+from rmqctl.ext.tiered.dispatch.plan import GroupCommit
+from rmqctl.ext.tiered.files.settings import TierSettings
+from rmqctl.ext.tiered.index.index_file import uploaded
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.tiered.dispatch import dispatch
-from rmqctl.tiered.dispatch.blocks import Sweep
-from rmqctl.tiered.dispatch.dispatch import Dispatch
-from rmqctl.tiered.dispatch.plan import GroupCommit
-from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.index.index_file import uploaded
-from rmqctl.tiered.tier import Tier
 from tests.support import cli
 from tests.tiered.dispatching import (
     METADATA,

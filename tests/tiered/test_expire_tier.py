@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
 from tests.tiered import made, recovering

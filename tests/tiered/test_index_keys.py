@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmqctl.ext.tiered.index.keys import is_blank, key_set, keys_of, keys_of_all
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import MAGIC_V1, Record
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, keys_of_all
 from tests.support.model import java_hash
 from tests.support.share import examples
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.ext.tiered.index import open_file
+from rmqctl.ext.tiered.index.keys import Keys
+from rmqctl.ext.tiered.index.writer import IndexWriter
 from rmqctl.formats.tiered import index as fmt
-from rmqctl.tiered.index import open_file
-from rmqctl.tiered.index.keys import Keys
-from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
 from tests.support.share import examples
 from tests.tiered.index_model import Clock, Feed, arrays

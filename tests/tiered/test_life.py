@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index as tiered_index
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import INDEX, KINDS
 from rmqctl.store.store import Store
-from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify.verify import Options, Verification, verdict
 from tests.engine_write.crashing import Crasher
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.tiered.files.metadata_file import NOTE
+from rmqctl.ext.tiered.files.metadata_file import NOTE
 from tests.adversary.tier_writer import TierWriter
 from tests.support import snapshot
 from tests.support.cli import run

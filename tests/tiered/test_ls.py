@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.tiered.read import ls
-from rmqctl.tiered.tier import Tier
+from rmqctl.ext.tiered.read import ls
+from rmqctl.ext.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made
 from tests.tiered.made import T0, segment_name

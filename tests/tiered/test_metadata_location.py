@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from rmqctl.tiered.files.metadata_file import NOTE, expected_path, find_metadata, noted_path
-from rmqctl.tiered.tier import Tier
+from rmqctl.ext.tiered.files.metadata_file import NOTE, expected_path, find_metadata, noted_path
+from rmqctl.ext.tiered.tier import Tier
 
 NAME = "tieredStoreMetadata.json"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.read import by_key
+from rmqctl.ext.tiered.read.by_key import IndexFiles
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.store.problems import Problem
-from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key import IndexFiles
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.tiered.made import (

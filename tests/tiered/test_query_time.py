@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.tiered.flat_file import FlatQueue
-from rmqctl.tiered.read import by_time
-from rmqctl.tiered.tier import Tier
+from rmqctl.ext.tiered.flat_file import FlatQueue
+from rmqctl.ext.tiered.read import by_time
+from rmqctl.ext.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.support.share import examples

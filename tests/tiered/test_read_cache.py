@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import Fetched, Limits, Matching, ReadAhead
-from rmqctl.tiered.flat_file import FlatQueue, QueueName
-from rmqctl.tiered.tier import Tier
+from rmqctl.ext.tiered.as_broker import get_message
+from rmqctl.ext.tiered.as_broker.get_message import Fetched, Limits, Matching, ReadAhead
+from rmqctl.ext.tiered.flat_file import FlatQueue, QueueName
+from rmqctl.ext.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
 
 ONE, OTHER = QueueName("c", "a", "t", 0), QueueName("c", "b", "t", 0)

@@ -6,11 +6,11 @@ import hashlib
 
 import pytest
 
+from rmqctl.ext.tiered.as_broker import get_message
+from rmqctl.ext.tiered.as_broker.get_message import ReadAhead
+from rmqctl.ext.tiered.read import messages
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
-from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import ReadAhead
-from rmqctl.tiered.read import messages
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 

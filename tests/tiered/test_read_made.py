@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.tiered.as_broker import get_message
+from rmqctl.ext.tiered.as_broker.get_message import ReadAhead
+from rmqctl.ext.tiered.flat_file import FlatQueue
+from rmqctl.ext.tiered.read import messages
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local.message import Record
-from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import ReadAhead
-from rmqctl.tiered.flat_file import FlatQueue
-from rmqctl.tiered.read import messages
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered.made import TOPIC, Queue
 

@@ -14,11 +14,11 @@ import pytest
 from rmqctl.broker.versions import version_for
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError
+from rmqctl.ext.tiered.as_broker.routed import routed_key
+from rmqctl.ext.tiered.as_broker.router import LocalSide, Router, Strategy
+from rmqctl.ext.tiered.read.by_key import IndexFiles
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.store import Store
-from rmqctl.tiered.as_broker.routed import routed_key
-from rmqctl.tiered.as_broker.router import LocalSide, Router, Strategy
-from rmqctl.tiered.read.by_key import IndexFiles
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.tiered.made import TOPIC, Queue, small_tier

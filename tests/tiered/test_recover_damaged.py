@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
-from rmqctl.tiered.tier import Tier
 from tests.support import cli
 from tests.support.share import every, sample
 from tests.tiered.dispatching import METADATA, SMALL, dispatched, local_store

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.ext.tiered.read import by_key
+from rmqctl.ext.tiered.read.by_key import IndexFiles
+from rmqctl.ext.tiered.recover.index import LOST, Known, build_files, mixed
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.tiered.index.index_file import IndexFile, uploaded
-from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key import IndexFiles
-from rmqctl.tiered.recover.index import LOST, Known, build_files, mixed
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
 from tests.tiered import recovering
@@ -154,7 +154,7 @@ def test_without_the_brokers_root(root, tmp_path):
 
 def test_known_items_in_runs(tmp_path, seed, monkeypatch):
     """Many more than one run holds; none is taken for another."""
-    monkeypatch.setattr("rmqctl.tiered.recover.index._RUN", 1000)
+    monkeypatch.setattr("rmqctl.ext.tiered.recover.index._RUN", 1000)
     chosen = np.random.default_rng(seed)
     count = 5000
     columns = [chosen.integers(0, high, count) for high in (1 << 31, 50, 8, 1 << 40)]
@@ -179,7 +179,7 @@ def test_known_items_in_runs(tmp_path, seed, monkeypatch):
 
 def test_files_of_many_items(tmp_path, seed, monkeypatch):
     """Against the places worked out one by one."""
-    monkeypatch.setattr("rmqctl.tiered.recover.index.MOST_ITEMS", 400)
+    monkeypatch.setattr("rmqctl.ext.tiered.recover.index.MOST_ITEMS", 400)
     chosen = np.random.default_rng(seed)
     lost = np.zeros(1000, LOST)
     lost["key_hash"] = chosen.integers(0, 200, 1000)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.read import by_key
+from rmqctl.ext.tiered.read.by_key import IndexFiles
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.parse_values import time_text
-from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key import IndexFiles
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.tiered import recovering
 from tests.tiered.verifying import troubles, verified

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.metadata import read
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
 from tests.tiered import recovering

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.tiered.read.stats import Query, collect
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.scan import aggregate
-from rmqctl.tiered.read.stats import Query, collect
-from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made
 from tests.tiered.made import T0, Queue

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import NotAStoreError, RefusedError, UsageError
+from rmqctl.ext.tiered.files import metadata_file, remote_writer
+from rmqctl.ext.tiered.files.metadata_file import find_metadata
+from rmqctl.ext.tiered.files.opening import open_reader, open_writer
+from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered.names import METADATA_NAME
-from rmqctl.tiered.files import metadata_file, remote_writer
-from rmqctl.tiered.files.metadata_file import find_metadata
-from rmqctl.tiered.files.opening import open_reader, open_writer
-from rmqctl.tiered.tier import Tier
 
 _numbers = itertools.count()
 STORE = "5.3.3/tiered/store"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from rmqctl.ext.tiered.dispatch import blocks as dispatch_blocks
+from rmqctl.ext.tiered.dispatch import blocks as sweep
+from rmqctl.ext.tiered.dispatch.blocks import Block, Sweep
+from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.local import LocalQueue
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch import blocks as dispatch_blocks
-from rmqctl.tiered.dispatch import blocks as sweep
-from rmqctl.tiered.dispatch.blocks import Block, Sweep
-from rmqctl.tiered.dispatch.buffer_pool import BufferPool
-from rmqctl.tiered.dispatch.local import LocalQueue
 from tests.support import cli
 from tests.support.golden import GoldenStore, judged_stores
 from tests.support.share import sample

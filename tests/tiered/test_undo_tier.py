@@ -23,7 +23,7 @@ def make(golden: GoldenFolder, monkeypatch):
     """A tier with its metadata inside, so that one folder has all that changes; damaged in every
     way that is recovered to the same bytes each time.
     """
-    monkeypatch.setattr("rmqctl.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
+    monkeypatch.setattr("rmqctl.ext.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
 
     def made(folder: Path) -> None:
         shutil.copytree(golden(recovering.GOLDEN) / "tieredstore", folder)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rmqctl.checks.findings import CATEGORIES
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
 from rmqctl.formats.local import message
-from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify.verify import Options, Verification, verdict
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
 from tests.tiered import made
@@ -347,7 +347,7 @@ def test_a_key_without_an_item_is_information(tier: Small) -> None:
 
 def test_a_lost_consume_queue_beyond_what_may_be_pending(tmp_path: Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqctl.tiered.verify import leftover
+    from rmqctl.ext.tiered.verify import leftover
 
     monkeypatch.setattr(leftover, "MOST_BEHIND", 5)
     queue = Queue()

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.keys import BUCKETS, Spool, folded
+from rmqctl.ext.tiered.verify.units import Seen, Units
+from rmqctl.ext.tiered.verify.verify import Options
 from rmqctl.formats.tiered import index
-from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify.keys import BUCKETS, Spool, folded
-from rmqctl.tiered.verify.units import Seen, Units
-from rmqctl.tiered.verify.verify import Options
 from tests.tiered import made
 from tests.tiered.made import T0, Queue
 from tests.tiered.verifying import categories, small, verified

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.ext.tiered.verify.verify import Verdict
 from rmqctl.formats.local import message
-from rmqctl.tiered.verify.verify import Verdict
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue, segment_name
 from tests.tiered.verifying import categories, informed, small, troubles, verified

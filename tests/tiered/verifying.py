@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.verify import Options, Verdict, Verification, verdict
 from rmqctl.store.store import Store
-from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify.verify import Options, Verdict, Verification, verdict
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue
 

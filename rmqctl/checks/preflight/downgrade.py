@@ -14,8 +14,8 @@ from typing import Any
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.formats.internal_topics import pop_state
 from rmqctl.formats.local.properties import REVIVE_PREFIX
-from rmqctl.formats.payloads.internal_topics import pop_state
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
 from rmqctl.formats.tiered import metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE

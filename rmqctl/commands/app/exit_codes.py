@@ -162,6 +162,9 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
     if isinstance(exc, ModuleNotFoundError) and (name := (exc.name or "").partition(".")[0]
                                                  ) in EXTRAS:
         return _verdict(MissingExtraError(name))
+    if isinstance(exc, ModuleNotFoundError) and (exc.name or "").startswith("rmqctl.ext"):
+        return ExitCode.NOT_A_STORE, [_error(
+            f"this needs {exc.name}, an extension that is not installed: install rmqctl again")]
     if isinstance(exc, ModuleNotFoundError) and not (exc.name or "rmqctl").startswith("rmqctl"):
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")

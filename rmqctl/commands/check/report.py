@@ -23,8 +23,8 @@ from rmqctl.parse_values import now_ms, show_times_in
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
+    from rmqctl.ext.report.facts import Facts
     from rmqctl.output import Human
-    from rmqctl.report.facts import Facts
     from rmqctl.store import Store
 
 _DAY = 86_400_000
@@ -63,11 +63,11 @@ def command(
         rmqctl report STORE --out incident.html --redact bodies,properties,addresses
     """
     require("jinja2", "matplotlib")
+    from rmqctl.export.staging import checked_target
+    from rmqctl.ext.report.facts import gather
+    from rmqctl.ext.report.masking import Mask, parse_kinds
+    from rmqctl.ext.report.page import Request, of_report, page
     from rmqctl.files.durable import new_whole_file
-    from rmqctl.pipeline.staging import checked_target
-    from rmqctl.report.facts import gather
-    from rmqctl.report.masking import Mask, parse_kinds
-    from rmqctl.report.page import Request, of_report, page
 
     kinds = parse_kinds(redact)
     path = checked_target(target)
@@ -112,7 +112,7 @@ def _paths(opened: Store) -> Iterator[str]:
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
     """The command lines that give the parts of the page."""
-    from rmqctl.report.drawing import bars
+    from rmqctl.ext.report.drawing import bars
 
     lines = {name: typed.other(*words, root) for name, words in {
         "doctor": ("doctor",), "verify": ("verify",), "preflight": ("preflight",),

@@ -29,8 +29,8 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
         raise UsageError("browse needs a terminal for its input, output and errors; `rmqctl read` "
                          "and `rmqctl info` write to files and pipes")
     require("textual")
-    from rmqctl.browse.app import Browser
-    from rmqctl.browse.opened import Opened
+    from rmqctl.ext.browse.app import Browser
+    from rmqctl.ext.browse.opened import Opened
     from rmqctl.store.query.conditions import read_condition
 
     show_times_in(tz)

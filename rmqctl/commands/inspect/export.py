@@ -25,11 +25,11 @@ from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import counted
 
 if TYPE_CHECKING:
+    from rmqctl.export.one_file import Form
+    from rmqctl.export.plan import StorePlan
+    from rmqctl.export.result import Result
+    from rmqctl.export.spec import Export
     from rmqctl.output import Output
-    from rmqctl.pipeline.export.one_file import Form
-    from rmqctl.pipeline.export.plan import StorePlan
-    from rmqctl.pipeline.export.result import Result
-    from rmqctl.pipeline.export.spec import Export
 
 _STREAM = "-"
 _PACKAGES = {"avro": "fastavro", "xlsx": "xlsxwriter"}
@@ -86,8 +86,8 @@ def command(
     """
     require("pyarrow")
     leave_pandas_out()
-    from rmqctl.pipeline.export.plan import check_place, plan
-    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.export.plan import check_place, plan
+    from rmqctl.export.spec import Export
     from rmqctl.store.projection import is_decoded
 
     form = _form(target, format, partition_by)
@@ -132,7 +132,7 @@ def command(
 
 def _form(target: str, format: str | None, partition_by: str | None) -> Form | None:  # noqa: A002
     """The format of one file; None for a folder. UsageError for what does not go together."""
-    from rmqctl.pipeline.export.one_file import Form, form_of
+    from rmqctl.export.one_file import Form, form_of
 
     if target == _STREAM:
         if partition_by is not None:
@@ -161,8 +161,8 @@ class _Way(NamedTuple):
 
 
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str, way: _Way) -> Result:
-    from rmqctl.pipeline.export.export import export
-    from rmqctl.pipeline.export.one_file import export_file, write
+    from rmqctl.export.export import export
+    from rmqctl.export.one_file import export_file, write
     from rmqctl.store.log.ranges import Threads
 
     total = sum(piece.length for plan in plans for piece in plan.pieces)

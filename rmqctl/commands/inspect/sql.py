@@ -50,8 +50,8 @@ def command(
     require("duckdb", "pyarrow")
     leave_pandas_out()
     from rmqctl.commands.shared.exporting import warn_of_lost
-    from rmqctl.pipeline.local_sql import Session
-    from rmqctl.pipeline.source.schema import MESSAGES, says
+    from rmqctl.sql.schema import MESSAGES, says
+    from rmqctl.sql.session import Session
     from rmqctl.store import Store
 
     names, text = stores_and_query(arguments, file)

@@ -16,10 +16,10 @@ from rmqctl.errors import ExitCode, require
 from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
+    from rmqctl.export.plan import StorePlan
+    from rmqctl.export.result import Result
+    from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
-    from rmqctl.pipeline.export.plan import StorePlan
-    from rmqctl.pipeline.export.result import Result
-    from rmqctl.pipeline.export.spec import Export
 
 
 
@@ -61,8 +61,8 @@ def command(
         rmqctl pipeline export '/backup/*/store' --out orders --topic orders --since -7d
     """
     require("pyarrow", *(["fastavro"] if format == "avro" else []))
-    from rmqctl.pipeline.export.plan import check_place, estimate, plan, plan_document
-    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.export.plan import check_place, estimate, plan, plan_document
+    from rmqctl.export.spec import Export
 
     names = named_stores(stores)
     wanted = select.selection(tz)
@@ -88,7 +88,7 @@ def command(
 
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
               spark: SparkOptions) -> Result:
-    from rmqctl.pipeline.export.export import export
+    from rmqctl.export.export import export
     from rmqctl.store.log.ranges import Threads
 
     total = sum(piece.length for plan in plans for piece in plan.pieces)

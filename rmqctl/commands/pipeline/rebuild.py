@@ -72,8 +72,8 @@ def command(
 
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
-    from rmqctl.pipeline.rebuild.rebuild import log_bytes
-    from rmqctl.pipeline.verify import total_size
+    from rmqctl.ext.spark.rebuild.rebuild import log_bytes
+    from rmqctl.ext.spark.verify import total_size
     from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, topic, queue, apply=apply.apply, scratch=scratch)
@@ -149,7 +149,7 @@ class _Run:
 
     def _propose(self, root: str, scratch: Scratch) -> Proposal:
         from rmqctl.commands.shared import applying
-        from rmqctl.pipeline.rebuild.rebuild import plan_rebuild
+        from rmqctl.ext.spark.rebuild.rebuild import plan_rebuild
 
         plan = plan_rebuild(root, scratch, self._wishes, self._watch, self._pool,
                             partitions=self._partitions)

@@ -53,9 +53,9 @@ def command(
     """
     require("pyspark", "pyarrow")
     from rmqctl.commands.shared.exporting import warn_of_lost
-    from rmqctl.pipeline.source.losses import SWITCH
-    from rmqctl.pipeline.source.schema import FRAMES, MESSAGES, named_tables
-    from rmqctl.pipeline.versions import require_source
+    from rmqctl.ext.spark.source.losses import SWITCH
+    from rmqctl.ext.spark.versions import require_source
+    from rmqctl.sql.schema import FRAMES, MESSAGES, named_tables
     from rmqctl.store import Store
 
     require_source()
@@ -65,7 +65,7 @@ def command(
         if not _only_tiers(text, store):
             Store.open(os.path.abspath(store)).close()
     if out_path is not None:
-        from rmqctl.pipeline.staging import checked_target
+        from rmqctl.export.staging import checked_target
 
         checked_target(out_path)
     # What a store has lost is warned of below; the rest is answered.
@@ -76,8 +76,8 @@ def command(
         return
     with ExitStack() as held:
         session = held.enter_context(spark.session(out))
-        from rmqctl.pipeline import sql
-        from rmqctl.pipeline.pool import watched
+        from rmqctl.ext.spark import sql
+        from rmqctl.ext.spark.pool import watched
 
         progress = held.enter_context(out.progress("query", None, unit="tasks"))
         held.enter_context(watched(session, tasks_shown(progress)))
@@ -103,18 +103,18 @@ def command(
 
 def _only_tiers(text: str, store: str) -> bool:
     """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
-    from rmqctl.pipeline.source.schema import TIERED_MESSAGES, named_tables
-    from rmqctl.pipeline.source.tiered import has_tier
+    from rmqctl.ext.spark.source.tiered import has_tier
+    from rmqctl.sql.schema import TIERED_MESSAGES, named_tables
 
     return named_tables(text) == [TIERED_MESSAGES] and has_tier(store)
 
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
     """What a query would read at most: conditions and columns are only known to Spark."""
-    from rmqctl.pipeline.source.options import Options
-    from rmqctl.pipeline.source.planning import estimate
-    from rmqctl.pipeline.source.schema import named_tables
-    from rmqctl.pipeline.source.tiered import holding
+    from rmqctl.ext.spark.source.planning import estimate
+    from rmqctl.ext.spark.source.tiered import holding
+    from rmqctl.sql.options import Options
+    from rmqctl.sql.schema import named_tables
 
     rows = []
     for table in named_tables(text):

@@ -37,7 +37,7 @@ def command(
     """
     from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
     from rmqctl.commands.shared.verifying import end_with, show_stores, structures
-    from rmqctl.pipeline.verify import planned, store_size, total_size, verify_stores
+    from rmqctl.ext.spark.verify import planned, store_size, total_size, verify_stores
 
     options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
     roots = named_stores(stores)

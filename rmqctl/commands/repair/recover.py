@@ -235,14 +235,14 @@ def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
 def _parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
     """Reads records; only where a source is Parquet."""
     require("pyarrow")
-    from rmqctl.pipeline.export.read_back import records
+    from rmqctl.repair.sources.read_back import records
 
     return records(path, unused)
 
 
 def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
     """Reads records; only where a source is a tier."""
-    from rmqctl.tiered.read.records import records
+    from rmqctl.ext.tiered.read.records import records
 
     return records(path, unused)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app import typed
+from rmqctl.commands.shared.extensions import has
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
 from rmqctl.errors import NotAStoreError, RmqctlError, UsageError
 from rmqctl.output.units import size_text, time_text
@@ -224,11 +225,12 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
 def _check_root(root: str) -> None:
     """NotAStoreError where neither a store nor a tier is."""
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.tiered.tier import Tier
 
     try:
         OpenedStore.open(root).close()
     except NotAStoreError as problem:
+        from rmqctl.ext.tiered.tier import Tier
+
         try:
             Tier.open(root).close()
         except NotAStoreError:
@@ -237,8 +239,10 @@ def _check_root(root: str) -> None:
 
 def _around_tier(root: str) -> list[str]:
     """What may be written around a tier; nothing around a store."""
-    from rmqctl.tiered.files.metadata_file import writable_around
-    from rmqctl.tiered.recover.scope import open_tier
+    if not has("tiered"):
+        return []
+    from rmqctl.ext.tiered.files.metadata_file import writable_around
+    from rmqctl.ext.tiered.recover.scope import open_tier
 
     with contextlib.suppress(RmqctlError), open_tier(root, None):
         return writable_around(root, None)

@@ -11,9 +11,9 @@ from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.missing import Missing
+    from rmqctl.export.result import Result, StoreResult
+    from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
-    from rmqctl.pipeline.export.result import Result, StoreResult
-    from rmqctl.pipeline.export.spec import Export
 
 _NAMED = 5
 
@@ -59,7 +59,7 @@ def named_parts(text: str) -> list[str]:
 
 def warn_of(out: Output, result: Result) -> None:
     """Names what is missing or damaged, the first places of each kind."""
-    from rmqctl.pipeline.export.manifest import NAME as MANIFEST
+    from rmqctl.export.manifest import NAME as MANIFEST
 
     for store_result in result.stores:
         _warn(out, store_result)
@@ -73,7 +73,7 @@ def warn_of(out: Output, result: Result) -> None:
 
 def report(out: Output, result: Result, spec: Export) -> None:
     """Says what was exported."""
-    from rmqctl.pipeline.export.manifest import summary
+    from rmqctl.export.manifest import summary
 
     warn_of(out, result)
     document = {"out": result.out, **summary(result, spec)}

@@ -24,7 +24,7 @@ from rmqctl.parse_values import (
 )
 
 if TYPE_CHECKING:
-    from rmqctl.store.payloads.decoding import Decoding
+    from rmqctl.store.decoded import Decoding
     from rmqctl.store.projection import Projection
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection
@@ -171,7 +171,7 @@ class MessageOptions(OptionGroup):
 
 def decoding_of(name: str | None) -> Decoding:
     """What ``--decode`` names, ``auto`` without it. UsageError, StoreIOError, MissingExtraError."""
-    from rmqctl.store.payloads.decoding import AUTO, Decoding
+    from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
     return Decoding(name or AUTO)
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app.exit_codes import silence_stdout
 from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve import figures
 from rmqctl.output import Human, Output
 from rmqctl.output.units import count_text, duration_text, rate_text, size_text
 from rmqctl.parse_values import Address
-from rmqctl.serve import figures
 
 if TYPE_CHECKING:
     import socket
 
+    from rmqctl.ext.serve.server import Server
     from rmqctl.output.screen import Screen
-    from rmqctl.serve.server import Server
 
 _LONGEST = 255
 """UTF-16 units of a name in an event, of which each is six bytes of JSON at most: a pipe takes a
@@ -80,7 +80,7 @@ class Shown:
         if server.proxy is not None:
             self._ends["grpc"] = str(server.proxy.address)
         if self._metrics is not None:
-            from rmqctl.serve.server import bind
+            from rmqctl.ext.serve.server import bind
 
             ((address, bound),) = bind(self._metrics, 1)
             self._http = asyncio.create_task(_Metrics(server).serve(bound))

@@ -18,7 +18,7 @@ from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.output.units import size_text
-from rmqctl.tiered.files.reader import is_url
+from rmqctl.parse_values import is_url
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -92,7 +92,7 @@ class SparkOptions(OptionGroup):
 
             yield Threads(self.workers if jobs is None else jobs)
             return
-        from rmqctl.pipeline.pool import SparkPool
+        from rmqctl.ext.spark.pool import SparkPool
 
         with self.session(out) as spark, out.progress(
                 f"Spark ({self.master})", None, unit="tasks") as progress:
@@ -188,7 +188,7 @@ def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
 def spark_session(out: Output, master: str, conf: list[str] | None, log: str | None) -> Iterator[
         Any]:
     """A Spark session for a command; that it starts is said to people who wait."""
-    from rmqctl.pipeline.session import session
+    from rmqctl.ext.spark.session import session
     from rmqctl.store.inside_store import refuse_in_store
 
     if log is not None:

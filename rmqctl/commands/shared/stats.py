@@ -449,7 +449,7 @@ def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
     jobs, partitions = spark.workers, spark.partitions
     name, why = chosen_engine(spark.engine, spark.master, sum(source.size for source in sources))
     if name == "spark":
-        from rmqctl.pipeline.session import workers_of
+        from rmqctl.ext.spark.session import workers_of
 
         jobs = workers_of(spark.master) or jobs
     local = name == "local" and partitions is None

@@ -16,10 +16,10 @@ from rmqctl.errors import UsageError
 from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.as_broker.router import Router
+    from rmqctl.ext.tiered.tier import Tier
     from rmqctl.output import Output
     from rmqctl.store.broker_conf import BrokerConf
-    from rmqctl.tiered.as_broker.router import Router
-    from rmqctl.tiered.tier import Tier
 else:
     BrokerConf = object
 
@@ -100,7 +100,7 @@ class TierOptions(OptionGroup):
 
         UsageError where the broker that is named has nothing in it.
         """
-        from rmqctl.tiered.tier import Tier
+        from rmqctl.ext.tiered.tier import Tier
 
         tier = Tier.open(self.root, self.metadata)
         if self.broker is not None:
@@ -149,8 +149,8 @@ class LocalOptions(OptionGroup):
         """The local store (there must be one) and the tier as one. NotAStoreError, UsageError."""
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of
+        from rmqctl.ext.tiered.as_broker.router import LocalSide, Router, Strategy
         from rmqctl.store import Store
-        from rmqctl.tiered.as_broker.router import LocalSide, Router, Strategy
 
         assert self.root is not None
         strategy = Strategy.of(self.strategy or "not-in-disk")

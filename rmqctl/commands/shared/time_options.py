@@ -16,7 +16,7 @@ from rmqctl.parse_values import parse_time
 
 if TYPE_CHECKING:
     from rmqctl.broker.offset_by_time import TimeAnswer
-    from rmqctl.tiered.as_broker.router import RoutedTime
+    from rmqctl.ext.tiered.as_broker.router import RoutedTime
 
 
 @dataclass(frozen=True, kw_only=True)

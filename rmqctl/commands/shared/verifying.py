@@ -13,6 +13,7 @@ import typer
 
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.advising import LOOK, complete
+from rmqctl.commands.shared.extensions import has
 from rmqctl.commands.shared.summed import show_findings
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
 from rmqctl.output.units import count_text, size_text
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from rmqctl.checks.verify.judged import Judged
     from rmqctl.checks.verify.verdict import Covering, Known, Verdict
     from rmqctl.checks.verify.verify import Coverage
+    from rmqctl.ext.tiered.tier import Tier
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store
-    from rmqctl.tiered.tier import Tier
 
     C = TypeVar("C", bound=Covering)
 
@@ -280,13 +281,20 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
     ``asked``: the tier was named; then it is said where none is there. ``known``: whether a finding
     is no news.
     """
-    tier = _tier_in(store.root)
+    try:
+        tier = _tier_in(store.root)
+    except ModuleNotFoundError:
+        if asked or has("tiered"):
+            raise
+        out.note(Phrase("the tier in the store is not checked: rmqctl.ext.tiered, an extension, "
+                        "is not installed"))
+        return own
     if tier is None:
         if asked:
             out.note(Phrase("no tier lies in the store: `rmqctl tiered verify DIR --local {store}` "
                             "checks one that lies elsewhere", store=store.root))
         return own
-    from rmqctl.tiered.verify.verify import Verification, verdict
+    from rmqctl.ext.tiered.verify.verify import Verification, verdict
 
     with tier, out.progress("verify the tier", None) as progress:
         theirs = verdict(Verification(tier, progress=progress.advance), most, known)
@@ -304,7 +312,7 @@ def _tier_in(root: str) -> Tier | None:
     with suppress(OSError):
         if not any(name == TIER_FOLDER or parse_cluster(name) for name in os.listdir(root)):
             return None
-    from rmqctl.tiered.tier import Tier
+    from rmqctl.ext.tiered.tier import Tier
 
     try:
         return Tier.open(root)

@@ -37,7 +37,7 @@ def command(
 
         rmqctl tiered commit /mnt/tier --metadata STORE/config/tieredStoreMetadata.json --dry-run
     """
-    from rmqctl.tiered.dispatch.resume import Committed, commit_tier
+    from rmqctl.ext.tiered.dispatch.resume import Committed, commit_tier
 
     if _is_empty(tier.root):
         out.rows([], _COLUMNS, empty="nothing was half done: the tier is empty")

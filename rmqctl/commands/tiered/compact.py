@@ -23,9 +23,9 @@ from rmqctl.output.units import count_text, size_text, time_text
 from rmqctl.parse_values import now_ms, show_times_in
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.index.compacted_form import Compacted
+    from rmqctl.ext.tiered.index.compaction import CompactRequest, Uploaded
     from rmqctl.output import Output
-    from rmqctl.tiered.index.compacted_form import Compacted
-    from rmqctl.tiered.index.compaction import CompactRequest, Uploaded
 
 _COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "segment",
             "chains_sound", "kept")
@@ -88,7 +88,7 @@ def command(
         return
     if root is None:
         raise UsageError("name the tier root DIR, or --file and --out")
-    from rmqctl.tiered.index.compaction import CompactRequest
+    from rmqctl.ext.tiered.index.compaction import CompactRequest
 
     request = CompactRequest(root, tier.metadata, tier.cluster, tier.broker, everything,
                              tier.index_slots, tier.index_max, tuple(write_outside or ()))
@@ -100,7 +100,7 @@ def command(
 
 
 def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[dict[str, Any]]:
-    from rmqctl.tiered.index.compaction import plan_local, upload_local
+    from rmqctl.ext.tiered.index.compaction import plan_local, upload_local
 
     with out.progress("rearranging", unit="files") as progress:
         for done in (plan_local if dry_run else upload_local)(request, now_ms, out.note):
@@ -120,7 +120,7 @@ def _row(done: Uploaded) -> dict[str, Any]:
 
 def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
          dry_run: bool) -> None:
-    from rmqctl.tiered.index.compacted_form import compact, opened, write
+    from rmqctl.ext.tiered.index.compacted_form import compact, opened, write
 
     with opened(file, slots, max_items) as index_file:
         done = compact(index_file)

@@ -18,9 +18,9 @@ from rmqctl.parse_values import now_ms, parse_duration, parse_size, parse_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rmqctl.ext.tiered.dispatch.plan import Start
+    from rmqctl.ext.tiered.dispatch.request import Request, Result
     from rmqctl.output import Human, Output
-    from rmqctl.tiered.dispatch.plan import Start
-    from rmqctl.tiered.dispatch.request import Request, Result
 
 _BROKER = "The broker's configuration"
 _COLUMNS = ("topic", "queue_id", "from", "to", "messages", "bytes", "completed", "status", "reason")
@@ -120,7 +120,7 @@ def command(
 
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
     """
-    from rmqctl.tiered.dispatch.request import Request
+    from rmqctl.ext.tiered.dispatch.request import Request
 
     fixed = None if now is None else parse_time(now)
 
@@ -148,7 +148,7 @@ def command(
 
 
 def _start(text: str, clock: Callable[[], int]) -> Start:
-    from rmqctl.tiered.dispatch.plan import BROKERS_START, Start
+    from rmqctl.ext.tiered.dispatch.plan import BROKERS_START, Start
 
     if text == "earliest":
         return Start()
@@ -156,14 +156,14 @@ def _start(text: str, clock: Callable[[], int]) -> Start:
 
 
 def _rehearsed(request: Request, clock: Callable[[], int]) -> Result:
-    from rmqctl.tiered.dispatch import session
+    from rmqctl.ext.tiered.dispatch import session
 
     return session.dry_run(request, clock)
 
 
 def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
-    from rmqctl.tiered.dispatch.request import Watch
-    from rmqctl.tiered.dispatch.session import dispatch
+    from rmqctl.ext.tiered.dispatch.request import Watch
+    from rmqctl.ext.tiered.dispatch.session import dispatch
 
     with DeferredSignals() as signals, out.progress("uploading", None) as progress:
         result = dispatch(request, clock, Watch(progress.total, progress.advance, progress.label,

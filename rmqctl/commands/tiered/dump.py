@@ -51,7 +51,7 @@ def command(
         rmqctl tiered dump STORE/config/tieredStoreMetadata.json
     """
     from rmqctl.commands.inspect.dump import command as dump
-    from rmqctl.tiered.read.ls import TYPES, kind_of
+    from rmqctl.ext.tiered.read.ls import TYPES, kind_of
 
     if index_slots is None and broker_conf is not None:
         index_slots = broker_conf.tier.get("index_slots")

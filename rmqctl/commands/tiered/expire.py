@@ -48,10 +48,10 @@ def command(
     """
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.tiered.expire import expire
-    from rmqctl.tiered.files.locking import refuse_noted
-    from rmqctl.tiered.files.metadata_file import writable_around
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
+    from rmqctl.ext.tiered.expire import expire
+    from rmqctl.ext.tiered.files.locking import refuse_noted
+    from rmqctl.ext.tiered.files.metadata_file import writable_around
+    from rmqctl.ext.tiered.recover.scope import check_root, open_tier, scope_of
 
     show_times_in(tz)
     time = now_ms() if now is None else parse_time(now, tz=tz)

@@ -12,9 +12,9 @@ from rmqctl.commands.shared.tiered_options import TierIndex
 from rmqctl.output.units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.tier import Tier
     from rmqctl.output.cells import Render
     from rmqctl.output.human import Human
-    from rmqctl.tiered.tier import Tier
 
 _QUEUES = ("broker", "topic", "queue_id", "min_offset", "commit_offset", "commit_log", "segments",
            "bytes", "state")
@@ -46,7 +46,7 @@ def command(
         rmqctl tiered ls /data/tieredstore
         rmqctl tiered ls /data/tieredstore --segments --topic orders
     """
-    from rmqctl.tiered.read import ls
+    from rmqctl.ext.tiered.read import ls
 
     with tier.open() as opened:
         _warn_of(out, opened)

@@ -12,8 +12,8 @@ from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierIn
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.read.by_key import IndexFiles, KeyAnswer
     from rmqctl.output import Output
-    from rmqctl.tiered.read.by_key import IndexFiles, KeyAnswer
 
 
 def command(
@@ -34,8 +34,8 @@ def command(
 
         rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --since -30d
     """
-    from rmqctl.tiered.as_broker.routed import routed_key
-    from rmqctl.tiered.read import by_key
+    from rmqctl.ext.tiered.as_broker.routed import routed_key
+    from rmqctl.ext.tiered.read import by_key
 
     local.check()
     if as_broker and (query.raw or query.kind):

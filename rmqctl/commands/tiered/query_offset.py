@@ -14,7 +14,7 @@ from rmqctl.errors import UsageError
 from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.as_broker.router import RoutedGet
+    from rmqctl.ext.tiered.as_broker.router import RoutedGet
 
 
 def command(
@@ -51,9 +51,9 @@ def command(
 
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
     """
-    from rmqctl.tiered.as_broker import router
-    from rmqctl.tiered.as_broker.get_message import Matching
-    from rmqctl.tiered.read import messages
+    from rmqctl.ext.tiered.as_broker import router
+    from rmqctl.ext.tiered.as_broker.get_message import Matching
+    from rmqctl.ext.tiered.read import messages
 
     if (offset is None) == (phy is None):
         raise UsageError("name either --offset (of the queue) or --phy (of its tiered commit log)")

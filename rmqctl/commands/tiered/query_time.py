@@ -12,8 +12,8 @@ from rmqctl.commands.shared.time_options import TierTimeQuery, time_document, ti
 from rmqctl.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.as_broker.router import RoutedTime
-    from rmqctl.tiered.tier import Tier
+    from rmqctl.ext.tiered.as_broker.router import RoutedTime
+    from rmqctl.ext.tiered.tier import Tier
 
 
 def command(
@@ -34,9 +34,9 @@ def command(
 
         rmqctl tiered query time /mnt/tier --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """
+    from rmqctl.ext.tiered.as_broker.routed import routed_pages
+    from rmqctl.ext.tiered.read.select import pages
     from rmqctl.store.query.select import Selection
-    from rmqctl.tiered.as_broker.routed import routed_pages
-    from rmqctl.tiered.read.select import pages
 
     local.check()
     if query.like == "5.2.0" and (as_broker or local.root is not None):
@@ -83,8 +83,8 @@ def command(
 
 def _tier_time(tier: Tier, broker: str | None, query: TierTimeQuery, when: int,
                as_broker: bool) -> RoutedTime | None:
-    from rmqctl.tiered.as_broker.router import RoutedTime
-    from rmqctl.tiered.read import by_time
+    from rmqctl.ext.tiered.as_broker.router import RoutedTime
+    from rmqctl.ext.tiered.read import by_time
 
     queue = tier.queue(query.topic, query.queue, broker)
     if queue is None:

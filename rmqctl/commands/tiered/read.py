@@ -12,8 +12,8 @@ from rmqctl.commands.shared.tiered_options import LocalOptions, TierBroker
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.tier import Tier
     from rmqctl.output import Output
-    from rmqctl.tiered.tier import Tier
 
 
 def command(
@@ -36,8 +36,8 @@ def command(
 
         rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
     """
-    from rmqctl.tiered.as_broker.routed import routed_pages, routed_queues
-    from rmqctl.tiered.read.select import pages, unreadable
+    from rmqctl.ext.tiered.as_broker.routed import routed_pages, routed_queues
+    from rmqctl.ext.tiered.read.select import pages, unreadable
 
     topic, queue, from_offset, broker = (select.topic, select.queue, select.from_offset,
                                          tier.broker)
@@ -96,7 +96,7 @@ def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, 
                 broker: str | None) -> None:
     """What a broker's tier says of a queue offset where it has no message."""
     from rmqctl.broker.get_message import Answer, meaning
-    from rmqctl.tiered.as_broker import get_message
+    from rmqctl.ext.tiered.as_broker import get_message
 
     if offset is None or topic is None or queue is None:
         return

@@ -55,10 +55,10 @@ def command(
         rmqctl tiered recover DIR --metadata CONFIG/tieredStoreMetadata.json --only metadata
     """
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.tiered.files.locking import refuse_noted
-    from rmqctl.tiered.files.metadata_file import writable_around
-    from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
-    from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
+    from rmqctl.ext.tiered.files.locking import refuse_noted
+    from rmqctl.ext.tiered.files.metadata_file import writable_around
+    from rmqctl.ext.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
+    from rmqctl.ext.tiered.recover.scope import check_root, open_tier, scope_of
 
     show_times_in(tz)
     parts = check_parts(only) if only is not None else frozenset(PARTS)

@@ -12,8 +12,8 @@ from rmqctl.commands.shared.tiered_options import TierBroker
 from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
+    from rmqctl.ext.tiered.read.stats import Figures
     from rmqctl.output import Output
-    from rmqctl.tiered.read.stats import Figures
 
 By = Literal["topic", "queue", "broker", "tag", "key", "hour", "day", "minute", "store-host",
              "size", "flag", "transaction", "compression", "none"]
@@ -37,7 +37,7 @@ def command(
 
         rmqctl tiered stats /mnt/tier --topic orders --by hour --plot
     """
-    from rmqctl.tiered.read.stats import Query, collect
+    from rmqctl.ext.tiered.read.stats import Query, collect
 
     apart = by == "broker"
     query = Query("none" if apart else by, tier.broker, options.topic, *options.times())
@@ -66,7 +66,7 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
     names = sorted(counted.brokers)
     sums = [counted.brokers[name] for name in names]
     if not sums:
-        from rmqctl.tiered.read.stats import Query
+        from rmqctl.ext.tiered.read.stats import Query
 
         names, sums = [""], [Query("none" if by == "broker" else by).start(None)]
     figures = stats.Figures("none" if by == "broker" else by, sums,

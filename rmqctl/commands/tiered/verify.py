@@ -24,7 +24,7 @@ from rmqctl.parse_values import show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
-    from rmqctl.tiered.verify.context import Coverage
+    from rmqctl.ext.tiered.verify.context import Coverage
 
 
 def command(
@@ -58,10 +58,10 @@ def command(
     from contextlib import ExitStack
 
     from rmqctl.commands.shared.verifying import show, structures
+    from rmqctl.ext.tiered.verify.context import LOCAL, STRUCTURES
+    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
     from rmqctl.files.lock_probe import probe
     from rmqctl.store import Store
-    from rmqctl.tiered.verify.context import LOCAL, STRUCTURES
-    from rmqctl.tiered.verify.verify import Options, Verification, verdict
 
     show_times_in(tz)
     wanted = structures(only, STRUCTURES)

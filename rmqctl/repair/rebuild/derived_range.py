@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +12,13 @@ from rmqctl.engine.dispatch.derive import Derived, deriver_for
 from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.passed_over import Damage
 from rmqctl.scan.tolerant import Unread
 from rmqctl.store.log.ranges import Range
 from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
 """Bytes of log whose rows are made at a time. A quarter of it takes an eighth more CPU or so."""
-MOST_SPANS = 100
-"""Damaged spans that are kept one by one; of the others only number and length."""
 _BAD_BODY = "the body does not match its CRC"
 
 
@@ -29,34 +27,6 @@ def log_as_it_is(store: Store) -> list[LogPart]:
     return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit,
                     head=file.head)
             for file in store.log.files if file.size]
-
-
-@dataclass(slots=True)
-class Damage:
-    """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
-
-    A whole record with a wrong body CRC is a span too. ``undecided``: whole records in them that
-    may be messages.
-    """
-
-    most: ClassVar[int] = MOST_SPANS
-    count: int = 0
-    length: int = 0
-    undecided: int = 0
-    spans: list[Span] = field(default_factory=list)
-
-    def add(self, span: Span) -> None:
-        self.count += 1
-        self.length += span.length
-        self.undecided += len(span.doubtful)
-        if len(self.spans) < self.most:
-            self.spans.append(span)
-
-    def merge(self, other: Damage) -> None:
-        self.count += other.count
-        self.length += other.length
-        self.undecided += other.undecided
-        self.spans += other.spans[:max(self.most - len(self.spans), 0)]
 
 
 @dataclass(slots=True)

@@ -35,13 +35,7 @@ from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.repair.rebuild import derived_range, index, seed
-from rmqctl.repair.rebuild.derived_range import (
-    MOST_SPANS,
-    Damage,
-    DerivedRange,
-    LogSummary,
-    derive,
-)
+from rmqctl.repair.rebuild.derived_range import DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.repair.rebuild.seed import OldUnits
@@ -50,6 +44,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Span
 from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.passed_over import MOST_SPANS, Damage
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges

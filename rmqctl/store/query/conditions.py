@@ -24,7 +24,7 @@ from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
 from rmqctl.store.pages import INTEGERS, Page
 
 if TYPE_CHECKING:
-    from rmqctl.store.payloads.decoding import Decoding
+    from rmqctl.store.decoded import Decoding
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")

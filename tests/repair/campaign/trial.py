@@ -12,14 +12,14 @@ from pathlib import Path
 from rmqctl.checks.findings import ERROR, Finding
 from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import RmqctlError
-from rmqctl.pipeline.export.read_back import records as parquet
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import Readers
+from rmqctl.repair.sources.read_back import records as parquet
+from rmqctl.repair.sources.records import Unused
 from rmqctl.store.store import Store
-from rmqctl.tiered.read.records import records as tier
 from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.campaign import damages, stores
 from tests.repair.campaign.judging import After, Verdict, judge, says_gap
@@ -101,6 +101,12 @@ def base_of(case: Case, folder: Path, unpacked: Callable[[str], Path]) -> Base:
 
 
 # -- recovering -----------------------------------------------------------------------------------
+
+
+def tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+    from rmqctl.ext.tiered.read.records import records
+
+    return records(path, unused)
 
 
 def options_of(base: Base, case: Case, source: Path | None) -> RecoverOptions:

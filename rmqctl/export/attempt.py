@@ -1,0 +1,136 @@
+"""The files of one attempt at a task, in a folder of its own, forced to disk when they are done."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from rmqctl.errors import StoreIOError
+from rmqctl.export.files import File, opened
+from rmqctl.export.spec import Export
+from rmqctl.files.durable import sync
+from rmqctl.files.sync_many import MANY, sync_many
+
+_FOLDER_NAME = 32
+
+
+class WriteError(StoreIOError):
+    """The export could not be written: not the store's fault, and nothing is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file: its name in the attempt's folder, its partition's number, what is in it.
+
+    ``at`` and ``flush``: the range of the store with the first of its messages, and which of the
+    buffers of that range had them. The files of a partition in this order are in the log's.
+    """
+
+    name: str
+    partition: int
+    at: int
+    flush: int
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """A file that is being written."""
+
+    name: str
+    partition: int
+    at: int
+    flush: int
+    target: IO[bytes]
+    file: File
+    rows: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self.target.tell()
+
+
+class Attempt:
+    """A folder of one attempt below ``folder``, which the driver made. WriteError."""
+
+    def __init__(self, spec: Export, folder: str) -> None:
+        self.name = uuid.uuid4().hex[:_FOLDER_NAME]
+        self._spec, self.folder = spec, os.path.join(folder, self.name)
+        self._count = 0
+        self._made = False
+        self._closed: list[str] = []
+
+    def open(self, partition: int, at: int, flush: int) -> OpenFile:
+        """A new file of the export's format."""
+        name = f"{self._count:06d}{self._spec.ending}"
+        self._count += 1
+        with self.writing(name):
+            target = self.binary(name)
+            try:
+                return OpenFile(name, partition, at, flush, target, opened(self._spec, target))
+            except BaseException:
+                drop(target)
+                raise
+
+    def binary(self, name: str) -> IO[bytes]:
+        """A new binary file. OSError."""
+        if not self._made:
+            os.mkdir(self.folder)  # the folder above is the driver's, or gone
+            self._made = True
+        return open(os.path.join(self.folder, name), "xb")
+
+    def close(self, one: OpenFile) -> Written:
+        """Ends a file: durably, or where there are many once `finish` was called."""
+        with self.writing(one.name):
+            try:
+                one.file.close()
+                one.target.flush()
+                size = one.target.tell()
+                if len(self._closed) < MANY:
+                    sync(one.target.fileno(), one.target.name, whole=True)
+                one.target.close()
+            except BaseException:
+                drop(one.target, one.file)
+                raise
+        self._closed.append(os.path.join(self.folder, one.name))
+        return Written(one.name, one.partition, one.at, one.flush, one.rows, size)
+
+    def finish(self) -> None:
+        """Makes all closed files durable. WriteError."""
+        late, self._closed = self._closed[MANY:], []
+        with self.writing(""):
+            sync_many(late, self.folder)
+
+    def remove(self) -> None:
+        """Removes what was written, after a failure."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Makes a WriteError of what the system says within."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:  # Arrow's own, which has the number in its words only
+                error.errno = errno.EIO
+                raise WriteError(f"cannot write the export: {error}") from None
+            path = os.path.join(self.folder, name)
+            raise WriteError(str(StoreIOError.from_oserror(error, path, "write"))) from None
+        except StoreIOError as error:
+            raise WriteError(str(error)) from None
+
+
+def drop(target: IO[bytes], file: File | None = None) -> None:
+    """Closes a file of no use any more, whatever state it is in."""
+    if file is not None:
+        file.abandon()
+    with contextlib.suppress(OSError):  # what could not be written yet cannot be now either
+        target.close()

@@ -1,0 +1,88 @@
+"""The messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
+
+The ranges of all logs are tasks for a `Pool`; each writes files of its own and returns their
+names. Partitions of which a range has few messages are set aside, and more tasks make their files.
+Here the seams between ranges are checked, what counts is collected, and the whole is published by
+one rename: complete, or with a manifest that says what is missing, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from rmqctl.errors import StoreIOError
+from rmqctl.export.gather import Collected, Gathered, gather
+from rmqctl.export.layout import path
+from rmqctl.export.manifest import Manifest
+from rmqctl.export.plan import StorePlan
+from rmqctl.export.result import Result, StoreResult
+from rmqctl.export.spec import Export
+from rmqctl.export.staging import Staging
+from rmqctl.export.task import Part, export_range
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.ranges import Pool, Range, in_order
+
+Progress = Callable[[int], None]
+
+
+def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
+           progress: Progress | None = None) -> Result:
+    """Exports what was planned into a new folder ``out``.
+
+    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. What
+    is damaged, missing or unreadable is named in the result and in the manifest.
+    RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
+    """
+    stores = [StoreResult(plan=plan) for plan in plans]
+    for store_result in stores:
+        for span in store_result.plan.missing:
+            store_result.missing.add(span)
+    result = Result(out, stores)
+    with Staging(out) as staging, Manifest(staging, spec) as manifest:
+        folders: set[str] = set()
+        collected = [Collected(number, each.buckets) for number, each in enumerate(plans)]
+
+        # The ranges, in order, and the files of partitions of which one has enough.
+        work = cast(Callable[[Range[StoreFile]], Part],
+                    partial(export_range, spec, staging.attempts))
+        pieces = (piece for plan in plans for piece in plan.pieces)
+        for _, part in in_order(work, pieces, progress=progress, pool=pool):
+            stores[part.store].add(part)
+            collected[part.store].add(part)
+            folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
+
+        # The files of all other partitions.
+        tasks = [task for each in collected for task in each.tasks(spec)]
+        for _, gathered in pool.run(partial(gather, spec, staging.attempts), tasks):
+            stores[gathered.store].take(gathered.files)
+            folders |= _keep(staging, manifest, spec, gathered, plans[gathered.store].name)
+
+        for store_result in stores:
+            store_result.finish()
+        unread = next((store_result for store_result in stores if store_result.nothing_read), None)
+        if unread is not None and all(store_result.nothing_read or not store_result.plan.bytes
+                                      for store_result in stores):
+            raise StoreIOError(f"nothing of it can be read: {unread.missing.spans[0].reason}")
+        result.partitions = len(folders)
+        manifest.write(result)
+        staging.publish()
+    return result
+
+
+def _keep(staging: Staging, manifest: Manifest, spec: Export, made: Part | Gathered,
+          store: str) -> set[str]:
+    """Moves a task's files to where they belong; the folders that got some."""
+    folders = set()
+    for file in made.files:
+        values = made.values[file.partition]
+        folder = path(spec.partition_by, values)
+        more = f"_{file.flush:04d}" if file.flush else ""
+        name = f"part-{made.store:03d}-{file.at:06d}{more}{spec.ending}"
+        relative = f"{folder}/{name}" if folder else name
+        staging.keep(made.attempt, file.name, relative)
+        manifest.file({"path": relative, "store": store, "rows": file.rows, "bytes": file.bytes})
+        manifest.folder(folder, values)
+        folders.add(folder)
+    return folders

@@ -1,0 +1,160 @@
+"""The files of partitions of which the ranges of a log have few messages each.
+
+Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task
+makes the files of one bucket: one for each partition and at most `MOST` bytes, in the order of the
+log. Where a range has a file of a partition of its own, the messages before and behind it go into
+two, so that the names of files are in the order of the log, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
+from rmqctl.export.buffers import FLUSH
+from rmqctl.export.layout import Values, bucket
+from rmqctl.export.spec import Export
+from rmqctl.export.spill import Aside, Reader
+from rmqctl.export.staging import refuse_unseen
+from rmqctl.export.task import Part
+
+MOST = 512 << 20
+"""Bytes of a file after which the next one is begun."""
+Place = tuple[int, int]
+"""A range's number, and that of a buffer of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A bucket of store number ``store``, of about ``weight`` bytes.
+
+    ``spilled``: the ranges that set something aside, and their attempts. ``breaks``: where ranges
+    have files of their own, by partition.
+    """
+
+    store: int
+    bucket: int
+    weight: int
+    spilled: tuple[tuple[int, str], ...]
+    breaks: dict[Values, list[Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Its files, in the folder ``attempt``; ``values`` are what their partitions stand for."""
+
+    store: int
+    attempt: str
+    files: list[Written]
+    values: dict[int, Values]
+
+
+@dataclass(slots=True)
+class Collected:
+    """What the ranges of one store gave, at the driver."""
+
+    store: int
+    buckets: int
+    spilled: list[tuple[int, str]] = field(default_factory=list)
+    _weights: list[int] = field(default_factory=list)
+    _breaks: dict[Values, list[Place]] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        """Takes the next range's result, in the order of the log."""
+        for one in part.files:
+            self._breaks.setdefault(part.values[one.partition], []).append((one.at, one.flush))
+        if part.spilled is not None:
+            self.spilled.append((part.spilled.at, part.spilled.attempt))
+            self._weights = [known + more for known, more in zip(
+                self._weights or [0] * self.buckets, part.spilled.weights, strict=True)]
+
+    def tasks(self, spec: Export) -> Iterator[Gather]:
+        """A task for each bucket in which there is something."""
+        breaks: dict[int, dict[Values, list[Place]]] = {}
+        for values, places in self._breaks.items() if self.spilled else ():
+            own = breaks.setdefault(bucket(spec.partition_by, values, self.buckets), {})
+            own[values] = sorted(places)
+        for number, weight in enumerate(self._weights):
+            if weight:
+                yield Gather(self.store, number, weight, tuple(self.spilled),
+                             breaks.get(number, {}))
+
+
+def gather(spec: Export, folder: str, task: Gather) -> Gathered:
+    """Makes the files of a bucket in a new folder of this attempt below ``folder``. WriteError."""
+    refuse_unseen(folder)
+    files = _Files(spec, Attempt(spec, folder))
+    values: dict[int, Values] = {}
+    try:
+        with Reader(folder, task.spilled) as reader:
+            for number, (partition, places) in enumerate(groupby(
+                    reader.places(task.bucket), key=attrgetter("values"))):
+                values[number] = partition
+                breaks, last = task.breaks.get(partition, []), None
+                for one in places:
+                    here = bisect(breaks, (one.at, one.flush))
+                    files.add(number, one, reader.rows(one), anew=here != last)
+                    last = here
+                files.close()
+        files.attempt.finish()
+    except BaseException:
+        files.abandon()
+        raise
+    pa.default_memory_pool().release_unused()
+    return Gathered(task.store, files.attempt.name, files.written, values)
+
+
+class _Files:
+    """One file after the other, in pieces of bounded size."""
+
+    def __init__(self, spec: Export, attempt: Attempt) -> None:
+        self._spec, self.attempt = spec, attempt
+        self.written: list[Written] = []
+        self._open: OpenFile | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._size = 0
+
+    def add(self, partition: int, one: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
+        """Takes messages of the partition; ``anew``: they begin another file."""
+        if anew or (self._open is not None and self._open.size >= MOST):
+            self.close()
+        if self._open is None:
+            self._open = self.attempt.open(partition, one.at, one.flush)
+        self._open.rows += one.rows
+        self._pending.append(rows)
+        self._size += rows.nbytes
+        if self._size >= FLUSH:
+            self._flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        if self._open is not None:
+            self._flush()
+            one, self._open = self._open, None
+            self.written.append(self.attempt.close(one))
+
+    def abandon(self) -> None:
+        """Removes everything."""
+        if self._open is not None:
+            drop(self._open.target, self._open.file)
+        self.attempt.remove()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        chunk: Any
+        if self._spec.is_text:
+            chunk = b"".join(text for rows in self._pending for text in rows.column(0).to_pylist())
+        else:
+            chunk = pa.Table.from_batches(self._pending, self._spec.schema).combine_chunks()
+        self._pending, self._size = [], 0
+        assert self._open is not None
+        with self.attempt.writing(self._open.name):
+            self._open.file.write(chunk)

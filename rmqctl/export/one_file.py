@@ -1,0 +1,184 @@
+"""The messages of stores in one file, in the order of the stores and of their logs.
+
+The file appears at the end, complete, by one rename, or not at all; standard output gets what
+there is as it comes. What is counted, and what is missing, is the same as for a folder
+(`rmqctl.export.export`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from rmqctl import __version__
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.export.attempt import WriteError
+from rmqctl.export.buffers import FLUSH, buffer
+from rmqctl.export.files import File, opened
+from rmqctl.export.layout import Partitions
+from rmqctl.export.manifest import summary
+from rmqctl.export.plan import StorePlan
+from rmqctl.export.result import Result, StoreResult
+from rmqctl.export.spec import Export
+from rmqctl.export.staging import MARK, checked_target
+from rmqctl.export.tally import Tally
+from rmqctl.export.task import Piece, Reading, chosen, portions
+from rmqctl.files.durable import sync, sync_folder
+
+_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
+            ".csv": "csv", ".avro": "avro", ".arrow": "arrow", ".feather": "arrow",
+            ".xlsx": "xlsx"}
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
+
+
+class Form(NamedTuple):
+    """A format of `Export`, and how it is compressed (None: as is usual for it)."""
+
+    format: str
+    compression: str | None = None
+
+
+def form_of(out: str) -> Form | None:
+    """What the name of a file says of its format; None for a folder. UsageError."""
+    stem, ending = os.path.splitext(out)
+    packed = _PACKED.get(ending.lower())
+    name = _FORMATS.get(os.path.splitext(stem)[1].lower() if packed else ending.lower())
+    if packed and name is None:
+        raise UsageError(f"--out {out}: {ending} of what? Name the format before it, as in "
+                         f"messages.jsonl{ending}")
+    if packed and name not in ("json", "csv"):
+        raise UsageError(f"--out {out}: {name} is compressed inside; leave {ending} out")
+    return None if name is None else Form(name, packed)
+
+
+def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: int | None = None,
+                manifest: bool = False, progress: Callable[[int], None] | None = None) -> Result:
+    """Exports what was planned into the new file ``out``: at most ``count`` messages.
+
+    ``manifest``: what the file holds, what is missing and its digest go to ``OUT.manifest.json``.
+    RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
+    """
+    targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]
+    for target in targets:
+        if os.path.isdir(target):
+            raise RefusedError(f"{target}: is a folder; name a new file")
+    staged = [f"{target}{MARK}{uuid.uuid4().hex[:12]}" for target in targets]
+    try:
+        with _writing(staged[0]), open(staged[0], "xb") as target_file:
+            result = write(plans, spec, target_file, out, count=count, progress=progress)
+            target_file.flush()
+            sync(target_file.fileno(), staged[0], whole=True)
+            size = target_file.tell()
+        if manifest:
+            document = {"made_by": f"rmqctl {__version__}", **summary(result, spec),
+                        "file": os.path.basename(out), "bytes": size, "sha256": _digest(staged[0]),
+                        "fields": list(spec.fields), "time_zone": str(spec.zone),
+                        "conditions": [f"{one.field} {one.operator} {one.value}"
+                                       for one in spec.conditions]}
+            with _writing(staged[1]), open(staged[1], "xb") as target_file:
+                target_file.write(json.dumps(document, ensure_ascii=False, indent=2).encode(
+                    "utf-8", "backslashreplace") + b"\n")
+                target_file.flush()
+                sync(target_file.fileno(), staged[1], whole=True)
+        for name, target in zip(staged, targets, strict=True):
+            _publish(name, target)
+    finally:
+        for name in staged:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    return result
+
+
+def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
+          count: int | None = None, progress: Callable[[int], None] | None = None) -> Result:
+    """Exports what was planned into an open binary file. StoreIOError."""
+    stores = [StoreResult(plan=plan) for plan in plans]
+    file = opened(spec, target)
+    left = count
+    try:
+        for planned, counted in zip(plans, stores, strict=True):
+            for span in planned.missing:
+                counted.missing.add(span)
+            counted.files = 1
+            for piece in planned.pieces:
+                if left == 0:
+                    break
+                tally = _piece(spec, piece, file, left, progress)
+                counted.append(tally)
+                left = None if left is None else left - tally.rows
+            counted.finish()
+        unread = next((one for one in stores if one.nothing_read), None)
+        if unread is not None and all(one.nothing_read or not one.plan.bytes for one in stores):
+            raise StoreIOError(f"nothing of it can be read: {unread.missing.spans[0].reason}")
+        file.close()
+        if len(stores) == 1:
+            stores[0].bytes = target.tell()
+    except BaseException:
+        file.abandon()
+        raise
+    return Result(out, stores, 1)
+
+
+def _piece(spec: Export, piece: Piece, file: File, most: int | None,
+           progress: Callable[[int], None] | None) -> Tally:
+    """Writes the messages of a range, at most so many, in row groups of bounded size."""
+    tally = Tally()
+    reading, rows = Reading(piece, tally), buffer(spec, piece.origin)
+    partitions, done = Partitions((), piece.name, spec.zone), piece.start
+    for batch in reading:
+        tally.passed(batch)
+        wanted = chosen(spec, batch) if len(batch) else batch
+        if most is not None and len(wanted) > most - tally.rows:
+            wanted = wanted.select(np.arange(most - tally.rows))
+        if len(wanted):
+            tally.exported(wanted)
+            for some in portions(spec, wanted):
+                rows.add(some, partitions.codes(some))
+                if rows.size >= FLUSH:
+                    _flush(rows, file)
+        if progress is not None:
+            progress(reading.position - done)
+            done = reading.position
+        if tally.rows == most:
+            break
+    _flush(rows, file)
+    return tally
+
+
+def _flush(rows: Any, file: File) -> None:
+    for chunk in rows.take().all():
+        file.write(chunk)
+
+
+def _publish(staged: str, target: str) -> None:
+    """Gives a file its name, for good; never that of another file."""
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        raise RefusedError(f"{target}: somebody else put something there meanwhile; nothing was "
+                           "exported") from None
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise RefusedError(f"{target}: is there already; nothing is ever replaced") from None
+        os.rename(staged, target)
+    sync_folder(os.path.dirname(target))
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(str(StoreIOError.from_oserror(error, path, "write"))) from None
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()

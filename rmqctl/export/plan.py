@@ -1,0 +1,193 @@
+"""What an export will read: the ranges of each store's log, and about how much it will write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from rmqctl.checks.preflight.missing import Missing, missing
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.export.buffers import buffer
+from rmqctl.export.files import opened
+from rmqctl.export.layout import Partitions
+from rmqctl.export.spec import Export
+from rmqctl.export.staging import checked_target
+from rmqctl.export.tally import GAP, UNREADABLE, Tally
+from rmqctl.export.task import Piece, Reading, chosen
+from rmqctl.scan.frames import Span
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.end import used_size
+from rmqctl.store.log.pages import chosen_files
+from rmqctl.store.log.ranges import cuts
+from rmqctl.store.query.select import Selection
+from rmqctl.store.store import Sizes, Store
+
+LEAST, MOST = 64 << 20, 512 << 20
+"""Bytes of a range, unless their number was asked for."""
+BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
+"""Bytes of a log for which there is a bucket of what ranges set aside, more for idle workers."""
+_SAMPLES, _SAMPLE = 8, 4 << 20
+
+
+@dataclass(slots=True)
+class StorePlan:
+    """One store: ``pieces`` of its log, and what is known to be missing before it is read."""
+
+    name: str
+    files: list[StoreFile] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    missing: list[Span] = field(default_factory=list)
+    held: bool = False
+    buckets: int = 1
+    opened: Callable[[], Store] | None = None
+    """Opens the store again, to look for what its log has lost."""
+
+    def missing_from(self, *, damaged: bool) -> Missing:
+        """What the store is known to have lost."""
+        if self.opened is None:
+            return Missing()
+        with self.opened() as store:
+            return missing(store, damaged=damaged)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the ranges: without the zeros at the ends of files."""
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+
+def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
+         folders: Sequence[str] = (), sizes: Sizes | None = None) -> list[StorePlan]:
+    """The plan of each store. ``count``: ranges to cut each log into, else by its size and jobs.
+
+    NotAStoreError, StoreIOError for a store that cannot be opened at all.
+    """
+    plans = []
+    for number, name in enumerate(names):
+        # Workers may have another current folder.
+        opened = partial(Store.open, os.path.abspath(name), folders, sizes)
+        with opened() as store:
+            plans.append(_planned(store, number, name, wanted, jobs, count))
+        plans[-1].opened = opened
+    return plans
+
+
+def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
+             count: int | None) -> StorePlan:
+    planned = StorePlan(name, held=store.lock.held)
+    for trouble in store.log_troubles:
+        if trouble.unreadable:
+            planned.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))
+    before: int | None = None
+    for place in chosen_files(store.log, wanted):
+        file = store.log.files[place]
+        last = None if before is None else store.log.files[before]
+        if last is not None and before == place - 1 and last.end < file.base:
+            planned.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
+        before = place
+        planned.files.append(file)
+    ends = _ends(planned.files)
+    if count is not None:
+        size = max(1, -(-sum(ends) // count))
+    else:
+        size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    total = sum(ends)
+    planned.buckets = max(1, min(max(total // BUCKET, min(jobs, total // LEAST_BUCKET)),
+                                 MOST_BUCKETS))
+    parts = [part for file, used in zip(planned.files, ends, strict=True)
+             for part in cuts(file, 0, used, file.size, size)]
+    for at, part in enumerate(parts):
+        relative = os.path.relpath(part.file.path, store.root)
+        planned.pieces.append(Piece(part.file, part.start, part.end, part.until, part.resync,
+                                    number, at, text, relative, len(parts) == 1, planned.buckets))
+    return planned
+
+
+def _ends(files: Sequence[StoreFile]) -> list[int]:
+    """Where to stop reading each file: zeros behind the last data of all are not read.
+
+    Zeros at the end of an earlier file are: they are damage. A file which cannot be opened is
+    left to the work, which says so.
+    """
+    ends = [file.size for file in files]
+    for number in reversed(range(len(files))):
+        with contextlib.suppress(StoreIOError), files[number].open() as source:
+            ends[number] = used_size(source)
+        if ends[number]:
+            break
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """About how many bytes an export will write, from ``sampled`` bytes of the logs."""
+
+    bytes: int
+    sampled: int
+
+
+def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
+    """Exports a few MiB of each of a few ranges into memory. Nothing is written."""
+    pieces = [piece for each in plans for piece in each.pieces]
+    total = sum(piece.end - piece.start for piece in pieces)
+    step = max(1, len(pieces) // _SAMPLES)
+    read = sample_size = 0
+    for piece in pieces[::step][:_SAMPLES]:
+        end = min(piece.end, piece.start + _SAMPLE)
+        covered, size = _sampled(spec, replace(piece, end=end))
+        read, sample_size = read + covered, sample_size + size
+    return Estimate(sample_size * total // read if read else 0, read)
+
+
+def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
+    """(bytes of the log, bytes of a file with its messages)"""
+    reading = Reading(part, Tally())
+    target, rows = io.BytesIO(), buffer(spec, part.origin)
+    partitions = Partitions((), part.name, spec.zone)
+    file = opened(spec, target)
+    for batch in reading:
+        wanted = chosen(spec, batch) if len(batch) else batch
+        if len(wanted):
+            rows.add(wanted, partitions.codes(wanted))
+    for chunk in rows.take().all():
+        file.write(chunk)
+    file.close()
+    return max(reading.position - reading.first, 0), len(target.getvalue())
+
+
+def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
+    """Refuses now rather than at the end what an export cannot be written to: see
+    `checked_target`; UsageError too where ``out`` lies in a store to be exported.
+    """
+    target = checked_target(out)
+    for name in names:
+        for path in (name, *(os.path.join(name, folder) for folder in folders)):
+            store = os.path.realpath(path).rstrip(os.sep)
+            if target == store or target.startswith(store + os.sep):
+                raise UsageError(f"--out {out} lies in {path}, a store to be exported")
+
+
+def plan_document(plans: Sequence[StorePlan], out: str, expected: Estimate) -> dict[str, Any]:
+    """What ``pipeline export --dry-run`` shows."""
+    return {
+        "out": out,
+        "partitions": sum(len(store.pieces) for store in plans),
+        "bytes": sum(store.bytes for store in plans),
+        "used_bytes": sum(store.used for store in plans),
+        "expected_bytes": expected.bytes,
+        "sampled_bytes": expected.sampled,
+        "free_bytes": shutil.disk_usage(os.path.dirname(os.path.realpath(out))).free,
+        "stores": [{"store": store.name, "files": len(store.files), "bytes": store.bytes,
+                    "used_bytes": store.used, "partitions": len(store.pieces),
+                    "missing": len(store.missing)} for store in plans],
+    }

@@ -1,0 +1,81 @@
+"""What came of an export, added up by store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmqctl.checks.preflight.missing import Missing
+from rmqctl.export.attempt import Written
+from rmqctl.export.plan import StorePlan
+from rmqctl.export.tally import GAP, Tally
+from rmqctl.export.task import Part
+from rmqctl.scan.frames import DAMAGED, Span
+
+
+@dataclass(slots=True)
+class StoreResult(Tally):
+    """What came of one store."""
+
+    plan: StorePlan = field(kw_only=True)
+    files: int = 0
+    bytes: int = 0
+    in_progress: Span | None = None
+    lost: Missing = field(default_factory=Missing)
+    """Messages that the store is known to have lost."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no message is known to be missing, and every body is intact."""
+        return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
+                    or self.lost.total)
+
+    @property
+    def undecided(self) -> int:
+        """Records that may be messages: in the log, or left out by a repair."""
+        return self.damage.undecided + self.lost.discarded
+
+    @property
+    def nothing_read(self) -> bool:
+        """Whether the system gave nothing of a log that has files, or of its folder."""
+        return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
+            span.kind != GAP for span in self.missing.spans)
+
+    def add(self, part: Part) -> None:
+        """Takes the next range's result, in the order of the log."""
+        self.append(part.tally)
+        self.take(part.files)
+
+    def take(self, files: Sequence[Written]) -> None:
+        """Counts files."""
+        self.files += len(files)
+        self.bytes += sum(file.bytes for file in files)
+
+    def finish(self) -> None:
+        """The log has ended: zeros behind its last message are no damage, nor is a record that
+        the process which holds the store is just writing.
+        """
+        damaged = [span for span in self.tail if span.kind == DAMAGED]
+        if damaged and self.plan.held:
+            self.in_progress = damaged.pop()
+        self.tail = damaged
+        self._settle()
+        self.lost = self.plan.missing_from(
+            damaged=bool(self.bad_crc or self.damage.count or self.missing.count))
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of an export. ``out`` is where it lies; ``partitions`` counts the folders."""
+
+    out: str
+    stores: list[StoreResult]
+    partitions: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return all(store.complete for store in self.stores)
+
+    def total(self, name: str) -> int:
+        """The sum of a count over all stores."""
+        return sum(getattr(store, name) for store in self.stores)

@@ -1,0 +1,141 @@
+"""Takes the messages of one range and writes them by partition, in bounded memory.
+
+A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one
+row group each. A partition gets a file where this range has enough of it (`ENOUGH`), or where the
+range is the only one of its store and few files are open. What is left is set aside in one file of
+the range, from which `gather` makes the files of all ranges. So the number of files is bounded by
+partitions and by bytes, not by ranges and buffers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
+from rmqctl.export.buffers import FLUSH, LINES, Chunks, Origin, buffer
+from rmqctl.export.layout import Partitions, Values, bucket
+from rmqctl.export.spec import Export
+from rmqctl.export.spill import Spill, Spilled
+from rmqctl.scan.frames import Array, Batch
+
+ENOUGH = 1 << 20
+"""Bytes of columns in a buffer for which a partition gets a file of its own."""
+MOST_OPEN = 64
+
+
+class Sink:
+    """The files of one attempt at a range. `close` gives them; `abandon` removes them.
+
+    ``at``, ``alone``, ``buckets``: those of the `Piece`.
+    """
+
+    def __init__(self, spec: Export, origin: Origin, folder: str, *, at: int,
+                 alone: bool, buckets: int) -> None:
+        self._spec, self._at, self._buckets, self._alone = spec, at, buckets, alone
+        self._attempt = Attempt(spec, folder)
+        self.partitions = Partitions(spec.partition_by, origin.store, spec.zone)
+        self._buffer = buffer(spec, origin)
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._written: list[Written] = []
+        self._bucket_of: list[int] = []
+        self._spill: Spill | None = None
+        self._flushed = 0
+
+    @property
+    def attempt(self) -> str:
+        """The name of its folder."""
+        return self._attempt.name
+
+    @property
+    def values(self) -> dict[int, Values]:
+        """What the numbers of the partitions that have files stand for."""
+        return {one.partition: self.partitions.found[one.partition] for one in self._written}
+
+    def add(self, batch: Batch) -> None:
+        """Takes messages of the walk, which may go on after that. WriteError."""
+        self._buffer.add(batch, self.partitions.codes(batch))
+        if self._buffer.size >= FLUSH:
+            self._flush()
+
+    def close(self) -> tuple[list[Written], Spilled | None]:
+        """All files, durably written, and what was set aside. WriteError."""
+        self._flush()
+        while self._open:
+            self._close_oldest()
+        self._attempt.finish()
+        spilled = None
+        if self._spill is not None:
+            spilled = self._spill.finish(self._at, self._bucket_of, self._buckets,
+                                         self.partitions)
+            self._spill = None
+        return self._written, spilled
+
+    def abandon(self) -> None:
+        """Removes what was written, after a failure."""
+        for one in self._open.values():
+            drop(one.target, one.file)
+        self._open.clear()
+        if self._spill is not None:
+            self._spill.abandon()
+        self._attempt.remove()
+
+    def _flush(self) -> None:
+        size = self._buffer.size
+        chunks = self._buffer.take(self._rank())
+        share = size / max(sum(chunks.counts), 1)
+        aside = [number for number, code in enumerate(chunks.codes)
+                 if not self._kept(code, chunks, number, share)]
+        if aside:
+            self._set_aside(chunks, aside)
+        self._flushed += 1
+        # Arrow would keep what each thread had at most, for nobody else.
+        del chunks
+        pa.default_memory_pool().release_unused()
+
+    def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
+        """Writes a chunk into its partition's file, if it has or gets one."""
+        count = chunks.counts[number]
+        if not (code in self._open or count * share >= ENOUGH
+                or (self._alone and len(self._open) < MOST_OPEN)):
+            return False
+        one = self._file(code)
+        with self._attempt.writing(one.name):
+            one.file.write(chunks.chunk(number))
+        one.rows += count
+        return True
+
+    def _set_aside(self, chunks: Chunks, numbers: list[int]) -> None:
+        if self._spill is None:
+            self._spill = Spill(self._attempt, LINES if self._spec.is_text else self._spec.schema)
+        table, lengths = chunks.table(numbers)
+        self._spill.add(self._flushed, table, [chunks.codes[number] for number in numbers],
+                        lengths, [chunks.counts[number] for number in numbers])
+
+    def _rank(self) -> Array | None:
+        """The place of each partition in a buffer: by bucket, so that each of them is together."""
+        names = self._spec.partition_by
+        self._bucket_of += [bucket(names, values, self._buckets)
+                            for values in self.partitions.found[len(self._bucket_of):]]
+        if self._buckets == 1:
+            return None
+        order = np.argsort(np.array(self._bucket_of, np.int64), kind="stable")
+        rank: Array = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return rank
+
+    def _file(self, code: int) -> OpenFile:
+        known = self._open.get(code)
+        if known is not None:
+            self._open.move_to_end(code)
+            return known
+        if len(self._open) >= MOST_OPEN:
+            self._close_oldest()
+        made = self._open[code] = self._attempt.open(code, self._at, self._flushed)
+        return made
+
+    def _close_oldest(self) -> None:
+        _, one = self._open.popitem(last=False)
+        self._written.append(self._attempt.close(one))

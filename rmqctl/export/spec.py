@@ -1,0 +1,165 @@
+"""What is to be exported and how: formats, fields, bodies, compression. Checked once, picklable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pyarrow as pa
+
+from rmqctl.errors import UsageError
+from rmqctl.export.layout import PARTS
+from rmqctl.scan.columns import MESSAGE_TYPES
+from rmqctl.store.decoded import Decoding
+from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
+from rmqctl.store.page_columns import MOMENT
+from rmqctl.store.projection import DECODED, checked_fields, is_decoded
+from rmqctl.store.query.conditions import PROPERTY, Condition
+
+COMPRESSIONS: dict[str, tuple[str, ...]] = {
+    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
+    "json": ("none", "gzip", "zstd"),
+    "csv": ("none", "gzip", "zstd"),
+    "avro": ("deflate", "none"),
+    "arrow": ("zstd", "lz4", "none"),
+    "xlsx": ("deflate",),
+}
+"""For each format the ways to compress it, the default first."""
+TEXTS = ("json", "csv")
+"""Formats of text: their rows are what ``read`` gives. The others have Arrow's columns."""
+ORIGIN = ("store", "file")
+"""Fields which say where a message was found: the store as named, the file relative to it."""
+PROVENANCE = {"position": pa.int64(), "sha256": pa.string()}
+"""Fields which let anybody find a record's bytes again: where it begins in its file, its digest."""
+_ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One export. Make it with `of`, which checks it; ``fields`` are those of the files."""
+
+    format: str = "parquet"
+    fields: tuple[str, ...] = ()
+    body: str = "auto"
+    partition_by: tuple[str, ...] = ("topic", "day")
+    compression: str = "zstd"
+    zone: tzinfo = UTC
+    conditions: tuple[Condition, ...] = ()
+    typed_times: bool = False
+    csv_text: Callable[[str], str] | None = None
+    decoding: Decoding | None = None
+
+    @classmethod
+    def of(cls, format: str = "parquet", *, fields: Sequence[str] | None = None,  # noqa: A002
+           body: str = "auto", partition_by: Sequence[str] = ("topic", "day"),
+           compression: str | None = None, zone: tzinfo = UTC,
+           conditions: Sequence[Condition] = (), stores: int = 1, provenance: bool = False,
+           typed_times: bool = False,
+           csv_text: Callable[[str], str] | None = None,
+           decoding: Decoding | None = None, decoded: bool = False) -> Export:
+        """UsageError for what does not go together. ``stores``: how many will be exported;
+        ``provenance``: with the fields of `PROVENANCE`; ``typed_times``: columns of times have
+        Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV;
+        ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
+        """
+        if format not in COMPRESSIONS:
+            raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
+        for part in partition_by:
+            if part not in PARTS:
+                raise UsageError(f"nothing is partitioned by {part!r}; there are {', '.join(PARTS)}"
+                                 " and none")
+        ways = COMPRESSIONS[format]
+        if compression is not None and compression not in ways:
+            raise UsageError(f"{format} is not compressed with {compression}; there are "
+                             f"{', '.join(ways)}")
+        parts = tuple(dict.fromkeys(partition_by))
+        more = () if decoding is None else DECODED
+        names = (_text_fields if format in TEXTS else _column_fields)(
+            fields, body, stores, parts, more)
+        if decoded and fields is None:
+            names += DECODED
+        if format != "json":  # its lines are whole objects; elsewhere the folder has the value
+            names = [name for name in names if name not in parts]
+        if provenance:
+            names = [*names, *(name for name in (*ORIGIN, *PROVENANCE)
+                               if name not in (*names, *parts))]
+        if not names:
+            raise UsageError(f"no field is left besides those in the folders' names "
+                             f"({', '.join(parts)}); name others, or --partition-by none")
+        return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
+                   tuple(conditions), typed_times, csv_text,
+                   decoding if any(map(is_decoded, names)) else None)
+
+    @property
+    def is_text(self) -> bool:
+        return self.format in TEXTS
+
+    @property
+    def ending(self) -> str:
+        """How names of files end."""
+        more = _ENDINGS.get(self.compression, "") if self.is_text else ""
+        return f".{self.format}{more}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the files: for texts what a value stands for."""
+        return pa.schema([pa.field(name, self._type(name)) for name in self.fields])
+
+    def _type(self, name: str) -> pa.DataType:
+        if self.is_text and name == "body":
+            return pa.string()
+        if self.typed_times and name in TIMES:
+            return MOMENT
+        return {**MESSAGE_TYPES, **PROVENANCE}.get(name, pa.string())
+
+
+def portable(zone: tzinfo) -> tzinfo:
+    """A zone that can be sent to workers: one read from this machine's files goes by its name."""
+    try:
+        pickle.dumps(zone)
+    except pickle.PicklingError:
+        name = os.path.realpath("/etc/localtime").rpartition("/zoneinfo/")[2]
+        with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
+            return ZoneInfo(name)
+        raise UsageError("--tz local: this machine's zone has no name that workers would know; "
+                         "write one, such as Asia/Shanghai") from None
+    return zone
+
+
+def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
+                 parts: Sequence[str], more: Sequence[str]) -> list[str]:
+    if fields is None:
+        names = list(FIELDS)
+        if stores > 1 and "store" not in parts:
+            names.insert(0, "store")
+    else:
+        named = [field.strip() for field in fields]
+        own = (*ORIGIN, *PROVENANCE)
+        others = [name for name in named if name not in own]
+        known = set(checked_fields(others, more)) if others else set()
+        names = [name for name in dict.fromkeys(named) if name in known or name in own]
+    return [name for name in names if body != "none" or name not in ("body", "body_encoding")]
+
+
+def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
+                   _parts: Sequence[str], more: Sequence[str]) -> list[str]:
+    if body not in ("auto", "none"):
+        raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
+    if fields is None:
+        names = [*ORIGIN, *(name for name in MESSAGE_TYPES if name != "record")]
+    else:
+        known = (*ORIGIN, *MESSAGE_TYPES, *PROVENANCE, *more)
+        prefixes = (PROPERTY, OF_BODY) if more else (PROPERTY,)
+        names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
+        for name in names:
+            if name not in known and (name in prefixes or not name.startswith(prefixes)):
+                raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
+                                 f"{PROPERTY}NAME for one property")
+        if not names:
+            raise UsageError(f"no field named; there are {', '.join(MESSAGE_TYPES)}")
+    return [name for name in names if body != "none" or name != "body"]

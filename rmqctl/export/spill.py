@@ -1,0 +1,202 @@
+"""What ranges of a log set aside: messages of partitions of which a range has few.
+
+A range has at most one such file: Arrow record batches, one for each buffer, whose rows are sorted
+by bucket and partition. A second file says where the messages of each partition are in it; it has
+one record batch for each bucket. Both live for one run, in the folder of the attempt that made
+them. They are mapped to be read: of each buffer, a bucket's rows are together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.export.attempt import Attempt, WriteError, drop
+from rmqctl.export.layout import Partitions, Values
+from rmqctl.scan.frames import Array
+
+_ROWS, _INDEX = "aside.rows", "aside.index"
+_MOST_OPEN = 64
+_PLACES = ("flush", "batch", "start", "length", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """What range ``at`` set aside, in the folder ``attempt``; bytes of each bucket."""
+
+    at: int
+    attempt: str
+    weights: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Messages of one partition that one buffer of a range held: ``rows`` of them, in ``length``
+    rows of record batch ``batch`` from ``start`` on.
+    """
+
+    values: Values
+    at: int
+    flush: int
+    batch: int
+    start: int
+    length: int
+    rows: int
+
+
+class Spill:
+    """The file of what is set aside, while it is written. WriteError."""
+
+    def __init__(self, attempt: Attempt, schema: pa.Schema) -> None:
+        self._attempt, self._schema = attempt, schema
+        self._places: list[Array] = []
+        self._codes: list[Array] = []
+        self._batches = self._bytes = 0
+        with attempt.writing(_ROWS):
+            self._target = attempt.binary(_ROWS)
+            self._writer = pa.ipc.new_file(self._target, schema)
+
+    def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
+            rows: Sequence[int]) -> None:
+        """Takes chunks that lie one behind the other in a table: their partitions, how many rows
+        of the table and how many messages each has.
+        """
+        with self._attempt.writing(_ROWS):
+            batches = table.combine_chunks().to_batches()
+            for batch in batches:
+                self._writer.write_batch(batch)
+                self._bytes += batch.nbytes
+        chunk, places = _placed(lengths, rows, [len(batch) for batch in batches])
+        places[:, 0] = flush
+        places[:, 1] += self._batches
+        self._codes.append(np.array(codes, np.int64)[chunk])
+        self._places.append(places)
+        self._batches += len(batches)
+
+    def finish(self, at: int, bucket_of: Sequence[int], buckets: int,
+               partitions: Partitions) -> Spilled:
+        """Ends the file and writes where everything is in it."""
+        with self._attempt.writing(_ROWS):
+            self._writer.close()
+            self._target.close()
+        codes, places = np.concatenate(self._codes), np.concatenate(self._places)
+        own = np.array(bucket_of, np.int64)[codes]
+        order = np.lexsort((places[:, 2], places[:, 1], codes, own))
+        codes, places, own = codes[order], places[order], own[order]
+        borders = np.searchsorted(own, np.arange(buckets + 1)).tolist()
+        some = [slice(start, end) for start, end in pairwise(borders)]
+        with self._attempt.writing(_INDEX):
+            self._target = self._attempt.binary(_INDEX)
+            schema = _index_schema(partitions.names)
+            writer = pa.ipc.new_file(self._target, schema)
+            for own_part in some:
+                values = [partitions.found[code] for code in codes[own_part].tolist()]
+                writer.write_batch(pa.record_batch(
+                    [*(pa.array([value[place] for value in values], pa.string())
+                       for place in range(len(partitions.names))),
+                     *(pa.array(places[own_part, place]) for place in range(len(_PLACES)))],
+                    schema=schema))
+            writer.close()
+            self._target.close()
+        counts = [int(places[own_part, 4].sum()) for own_part in some]
+        total = max(sum(counts), 1)
+        return Spilled(at, self._attempt.name, [self._bytes * count // total for count in counts])
+
+    def abandon(self) -> None:
+        """Closes the file, which is of no use any more."""
+        drop(self._target)
+
+
+def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
+        Array, Array]:
+    """(the number of the chunk, its place) of each piece of chunks that lie in batches.
+
+    Arrow divides a table of which a column is too large: a chunk may be in two batches then.
+    """
+    ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
+    edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))
+    starts, sizes = edges[:-1], np.diff(edges)
+    chunk = np.searchsorted(ends, starts, "right")
+    batch = np.searchsorted(batch_ends, starts, "right")
+    places: Array = np.zeros((len(starts), len(_PLACES)), np.int64)
+    places[:, 1], places[:, 3] = batch, sizes
+    places[:, 2] = starts - np.append(0, batch_ends)[batch]
+    # A chunk that is divided has a row for each message.
+    whole = sizes == np.array(lengths, np.int64)[chunk]
+    places[:, 4] = np.where(whole, np.array(rows, np.int64)[chunk], sizes)
+    return chunk, places
+
+
+def _index_schema(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([*(pa.field(f"by_{name}", pa.string()) for name in names),
+                      *(pa.field(name, pa.int64()) for name in _PLACES)])
+
+
+class Reader:
+    """Reads what ranges of one store set aside; ``spilled`` are their numbers and attempts.
+
+    A context manager. StoreIOError.
+    """
+
+    def __init__(self, folder: str, spilled: Sequence[tuple[int, str]]) -> None:
+        self._paths = {at: os.path.join(folder, attempt) for at, attempt in spilled}
+        self._open: OrderedDict[int, tuple[pa.MemoryMappedFile, Any]] = OrderedDict()
+        self._batch: tuple[tuple[int, int], pa.RecordBatch] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._batch = None
+        while self._open:
+            self._open.popitem()[1][0].close()
+
+    def places(self, number: int) -> list[Aside]:
+        """All of a bucket, by partition, in each in the order of the log."""
+        found = []
+        for at, folder in self._paths.items():
+            with _reading(os.path.join(folder, _INDEX)) as path, pa.memory_map(path) as source:
+                columns = pa.ipc.open_file(source).get_batch(number).to_pydict()
+            places = [columns.pop(name) for name in _PLACES]
+            values = (zip(*columns.values(), strict=True) if columns
+                      else repeat((), len(places[0])))
+            found += [Aside(value, at, *place) for value, place in zip(
+                values, zip(*places, strict=True), strict=True)]
+        found.sort(key=lambda one: ([(value is not None, value or "") for value in one.values],
+                                    one.at, one.batch, one.start))
+        return found
+
+    def rows(self, one: Aside) -> pa.RecordBatch:
+        """The rows of a place."""
+        batch = self._batch
+        if batch is None or batch[0] != (one.at, one.batch):
+            with _reading(os.path.join(self._paths[one.at], _ROWS)) as path:
+                batch = self._batch = ((one.at, one.batch),
+                                       self._file(one.at, path).get_batch(one.batch))
+        return batch[1].slice(one.start, one.length)
+
+    def _file(self, at: int, path: str) -> Any:
+        known = self._open.get(at)
+        if known is None:
+            while len(self._open) >= _MOST_OPEN:
+                self._open.popitem(last=False)[1][0].close()
+            source = pa.memory_map(path)
+            known = self._open[at] = source, pa.ipc.open_file(source)
+        self._open.move_to_end(at)
+        return known[1]
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[str]:
+    try:
+        yield path
+    except (OSError, pa.ArrowException) as error:
+        raise WriteError(f"cannot read {path}, where the export was set aside: {error}") from None

@@ -1,0 +1,105 @@
+"""What is counted of the log while it is exported, range by range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rmqctl.scan.fillers import replaced
+from rmqctl.scan.frames import BLANK, Batch, Span
+from rmqctl.scan.passed_over import Damage
+
+MOST_NAMED = 200
+"""Damaged places and messages with a bad CRC which are named; all of them are counted."""
+UNREADABLE, GAP = "unreadable", "gap"
+"""Kinds of spans that are missing: the system does not give them, or no file holds them."""
+
+
+@dataclass(slots=True)
+class Faults(Damage):
+    """Places of the log that gave no message, in order: the first ones named, all counted."""
+
+    most: ClassVar[int] = MOST_NAMED
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some of a log held and what was exported of it. Times in ms (store time), offsets
+    physical.
+
+    ``tail`` are the spans behind the last message: whether they are damage or just the unused rest
+    of the log is known when it is known whether messages follow.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    replaced: int = 0
+    """Of the messages, those that a repair put in place of lost ones, or kept damaged."""
+    bad_crc: int = 0
+    bad_crc_at: list[int] = field(default_factory=list)
+    damage: Faults = field(default_factory=Faults)
+    missing: Faults = field(default_factory=Faults)
+    tail: list[Span] = field(default_factory=list)
+    first_time: int | None = None
+    last_time: int | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+    def passed(self, batch: Batch) -> None:
+        """Takes what a batch of the walk holds: spans lie behind its messages."""
+        if len(batch):
+            self.messages += len(batch)
+            self.replaced += int(replaced(batch).sum())
+            self._settle()
+        self._behind([span for span in batch.spans if span.kind != BLANK])
+
+    def exported(self, batch: Batch) -> None:
+        """Takes messages that are exported, in physical order."""
+        self.rows += len(batch)
+        ok = batch.crc_ok()
+        if not ok.all():
+            bad = batch.offset[~ok]
+            self._bad_crc(len(bad), bad[:MOST_NAMED].tolist())
+        times, offsets = batch.column("store_timestamp"), batch.offset
+        self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
+
+    def append(self, later: Tally) -> None:
+        """Takes in what the range of the log behind held."""
+        if later.messages:
+            self._settle()
+        self.damage.merge(later.damage)
+        self.missing.merge(later.missing)
+        self._behind(later.tail)
+        self.messages += later.messages
+        self.rows += later.rows
+        self.replaced += later.replaced
+        self._bad_crc(later.bad_crc, later.bad_crc_at)
+        self._within(later.first_time, later.last_time, later.first_offset, later.last_offset)
+
+    def _behind(self, spans: list[Span]) -> None:
+        self.tail += spans
+        if len(self.tail) > MOST_NAMED:  # hopeless damage is not collected for ever
+            self._settle()
+
+    def _settle(self) -> None:
+        for span in self.tail:
+            self.damage.add(span)
+        self.tail.clear()
+
+    def _bad_crc(self, count: int, offsets: list[int]) -> None:
+        self.bad_crc += count
+        self.bad_crc_at += offsets[:max(MOST_NAMED - len(self.bad_crc_at), 0)]
+
+    def _within(self, first_time: int | None, last_time: int | None, first_offset: int | None,
+                last_offset: int | None) -> None:
+        self.first_time = _pick(min, self.first_time, first_time)
+        self.last_time = _pick(max, self.last_time, last_time)
+        self.first_offset = _pick(min, self.first_offset, first_offset)
+        self.last_offset = _pick(max, self.last_offset, last_offset)
+
+
+def _pick(pick: Callable[[int, int], int], known: int | None, new: int | None) -> int | None:
+    if known is None or new is None:
+        return new if known is None else known
+    return pick(known, new)

@@ -1,0 +1,140 @@
+"""One range of a log exported: what a worker does, and the small value it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmqctl.export.attempt import Written
+from rmqctl.export.buffers import Origin
+from rmqctl.export.layout import Values
+from rmqctl.export.sink import Sink
+from rmqctl.export.spec import Export
+from rmqctl.export.spill import Spilled
+from rmqctl.export.tally import UNREADABLE, Tally
+from rmqctl.scan import malloc_tuning
+from rmqctl.scan.frames import Batch, Span
+from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.ranges import Range
+from rmqctl.store.pages import BatchPage
+from rmqctl.store.query.conditions import filtered
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Range[StoreFile]):
+    """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
+
+    ``name`` is the store as the user named it, ``relative`` the file's name in the store.
+    ``alone``: the store has no other range. ``buckets``: into how many what ranges set aside is
+    divided.
+    """
+
+    store: int
+    at: int
+    name: str
+    relative: str
+    alone: bool
+    buckets: int
+
+    @property
+    def origin(self) -> Origin:
+        """Where its messages are found."""
+        return Origin(self.name, self.relative, self.file.base)
+
+
+@dataclass(slots=True)
+class Part:
+    """The result of a range: it covered the frames of positions ``[first, position)``.
+
+    ``files`` are in the folder ``attempt``; ``values`` are what their partitions stand for.
+    ``spilled`` is what is not in a file yet. ``store`` and ``at`` are those of the `Piece`.
+    """
+
+    store: int
+    at: int
+    first: int
+    position: int
+    attempt: str
+    files: list[Written]
+    values: dict[int, Values]
+    spilled: Spilled | None
+    tally: Tally
+
+
+class Reading:
+    """The batches of a range; what the system does not give is counted, the rest is read."""
+
+    def __init__(self, part: Range[StoreFile], tally: Tally) -> None:
+        self._part, self._tally = part, tally
+        self.first = self.position = part.start
+
+    def __iter__(self) -> Iterator[Batch]:
+        part, file = self._part, self._part.file
+        with ExitStack() as opened:
+            walk = TolerantWalk(lambda: opened.enter_context(file.open()),
+                                part.start, part.end, resync=part.resync, no_stale=True)
+            for item in walk:
+                self.first, self.position = walk.first, walk.position
+                if isinstance(item, Unread):
+                    self._lost(item)
+                else:
+                    yield item
+            self.first, self.position = walk.first, walk.position
+        if self.position < part.end and walk.shrunk:
+            self._lost(Unread(self.position, part.end,
+                              f"{file.path}: became shorter while it was read"))
+            self.position = part.end
+
+    def _lost(self, lost: Unread) -> None:
+        self._tally.missing.add(Span(UNREADABLE, self._part.file.base + lost.start,
+                                     lost.end - lost.start, lost.reason))
+
+
+def chosen(spec: Export, batch: Batch) -> Batch:
+    """The messages of a batch which are to be exported."""
+    if not spec.conditions:
+        return batch
+    page = filtered(BatchPage(batch), spec.conditions)
+    assert isinstance(page, BatchPage)
+    return page.batch
+
+
+_AT_ONCE = 32
+"""Messages whose bodies are decoded before what came of them is written: values may be large."""
+
+
+def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
+    """A batch in parts of bounded size, where bodies are decoded."""
+    if spec.decoding is None or len(batch) <= _AT_ONCE:
+        yield batch
+        return
+    for start in range(0, len(batch), _AT_ONCE):
+        yield batch.select(np.arange(start, min(start + _AT_ONCE, len(batch))))
+
+
+def export_range(spec: Export, folder: str, part: Any) -> Part:
+    """Exports a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
+    assert isinstance(part, Piece)
+    malloc_tuning.keep_freed_memory()
+    tally = Tally()
+    reading = Reading(part, tally)
+    sink = Sink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
+    try:
+        for batch in reading:
+            tally.passed(batch)
+            wanted = chosen(spec, batch) if len(batch) else batch
+            if len(wanted):
+                tally.exported(wanted)
+                for some in portions(spec, wanted):
+                    sink.add(some)
+        files, spilled = sink.close()
+    except BaseException:
+        sink.abandon()
+        raise
+    return Part(part.store, part.at, reading.first, reading.position, sink.attempt, files,
+                sink.values, spilled, tally)

@@ -1,0 +1,122 @@
+"""Messages as an Excel workbook, for people: one sheet, times as times, cells that fit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+
+import pyarrow as pa
+import xlsxwriter
+
+from rmqctl.errors import RefusedError
+from rmqctl.export.spec import Export
+from rmqctl.scan.columns import dict_column
+
+MOST_ROWS = (1 << 20) - 1
+"""Rows a sheet has room for, besides its header."""
+LONGEST = 32_767
+"""Characters a cell has room for."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
+"""Epoch ms that Excel has a date for: 1900 to 9999."""
+_EXACT = 1 << 53
+"""Numbers in a sheet are floating point."""
+_CUT = "… (cut)"
+
+
+class XlsxFile:
+    """Rows go to the disk as they come. ``cut``: cells that were too long. RefusedError for more
+    rows than a sheet has.
+    """
+
+    def __init__(self, spec: Export, target: IO[bytes]) -> None:
+        # Nothing that a sender wrote becomes a formula or a link.
+        self._book = xlsxwriter.Workbook(target, {
+            "constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False,
+            "strings_to_numbers": False})
+        self._sheet = self._book.add_worksheet("messages")
+        self._moment = self._book.add_format({"num_format": "yyyy-mm-dd hh:mm:ss.000"})
+        bold = self._book.add_format({"bold": True})
+        for number, name in enumerate(spec.fields):
+            self._sheet.write_string(0, number, name, bold)
+        self._sheet.freeze_panes(1, 0)
+        self._zone = spec.zone
+        self._rows = self.cut = 0
+
+    def write(self, chunk: pa.Table) -> None:
+        if self._rows + len(chunk) > MOST_ROWS:
+            raise RefusedError(f"a sheet has room for {MOST_ROWS:,} messages: choose fewer, or "
+                               "another format")
+        columns = [_values(column) for column in chunk.columns]
+        for values in zip(*columns, strict=True):
+            self._rows += 1
+            for number, value in enumerate(values):
+                self._cell(self._rows, number, value)
+
+    def _cell(self, row: int, column: int, value: Any) -> None:
+        sheet = self._sheet
+        if value is None:
+            return
+        if isinstance(value, bool):
+            sheet.write_boolean(row, column, value)
+        elif isinstance(value, _Moment):
+            moment = self._local(value)
+            if moment is None:
+                sheet.write_string(row, column, str(int(value)))
+            else:
+                sheet.write_datetime(row, column, moment, self._moment)
+        elif isinstance(value, int):
+            if abs(value) < _EXACT:
+                sheet.write_number(row, column, value)
+            else:
+                sheet.write_string(row, column, str(value))
+        else:
+            text = str(value)
+            if len(text) > LONGEST:
+                self.cut += 1
+                text = text[:LONGEST - len(_CUT)] + _CUT
+            sheet.write_string(row, column, text)
+
+    def _local(self, value: int) -> datetime | None:
+        """The time in the zone, which a cell does not say; None for what Excel has no date for."""
+        if not _FIRST <= value <= _LAST - 86_400_000:
+            return None
+        moment = (_EPOCH + timedelta(milliseconds=int(value))).astimezone(self._zone)
+        return moment.replace(tzinfo=None)
+
+    def close(self) -> None:
+        self._book.close()
+
+    def abandon(self) -> None:
+        self._book.fileclosed = 1  # or it would close itself, with words on stderr
+
+
+class _Moment(int):
+    """Epoch ms that stand for a time."""
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column as what a cell can show."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return [None if value is None else _Moment(value)
+                for value in column.cast(pa.int64()).to_pylist()]
+    if pa.types.is_map(kind):
+        return [None if pairs is None else "\n".join(f"{key}={value}" for key, value
+                                                     in pairs.items())
+                for pairs in dict_column(column)]
+    if pa.types.is_list(kind):
+        return [None if items is None else " ".join(map(str, items)) for items in
+                column.to_pylist()]
+    if pa.types.is_binary(kind):
+        return [None if value is None else _shown(value) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _shown(body: bytes) -> str:
+    """Text as it is, anything else as hexadecimal digits."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body.hex()

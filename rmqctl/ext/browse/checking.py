@@ -1,0 +1,105 @@
+"""Verify here: what `verify` says of the message, file, queue or topic that is looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.preflight.losses import losses
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
+from rmqctl.errors import UnsupportedError
+from rmqctl.ext.browse.listing import Row
+from rmqctl.ext.browse.opened import Place, Reader
+from rmqctl.store.log.end import used_size
+
+_MOST = 500
+_BY_FOLDER = {"consumequeue": "consumequeue", "consumequeue_ext": "consumequeue",
+              "batchconsumequeue": "consumequeue", "index": "index", "config": "config",
+              "timerlog": "timer", "timerwheel": "timer", "compaction": "compaction",
+              "checkpoint": "checkpoint"}
+"""By the first folder of a file: which structure's checks concern it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``subject``: in words. ``only``: the structures to check (None: all); ``part``: physical
+    offsets of the log to look at (None: all of it); ``concerns``: which findings are shown.
+    """
+
+    subject: str
+    only: frozenset[str] | None
+    part: tuple[int, int] | None = None
+    concerns: Callable[[Finding], bool] = field(default=lambda _finding: True)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The first findings, how many there are, and what else was learnt, in sentences."""
+
+    findings: list[Finding] = field(default_factory=list)
+    total: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def of_row(row: Row) -> Task | None:
+    """For the message or damage on a row; None where it lies in no log."""
+    if row.physical is None:
+        return None
+    what = "message" if row.kind == "message" else "bytes"
+    return Task(f"the {what} at physical offset {row.physical}", frozenset({"commitlog"}),
+                (row.physical, row.physical + max(row.size or 1, 1)))
+
+
+def of_place(place: Place, reader: Reader) -> Task:
+    """For what is chosen in the tree."""
+    if place.kind in ("topic", "queue"):
+        what = "queue" if place.kind == "queue" else "topic"
+        return Task(f"{what} {place.name}, against all of the log", frozenset({"consumequeue"}),
+                    concerns=lambda finding: finding.topic == place.topic and (
+                        place.queue_id in (None, finding.queue_id)))
+    if place.kind != "file":
+        return Task("all of the store", None)
+    file = reader.log_file(place.path)
+    if file is not None:
+        # Zeros at the end of a file are damage only where the log goes on.
+        log = reader.store.log
+        is_last = not any(used_size(log.source(number)) for number, later in enumerate(log.files)
+                          if later.base >= file.end)
+        return Task(f"log file {file.name}", frozenset({"commitlog"}),
+                    (file.base, log.end if is_last else file.end))
+    folder = os.path.relpath(place.path, reader.store.root).split(os.sep)[0]
+    return Task(f"file {place.name}", frozenset({_BY_FOLDER.get(folder, "store")}),
+                concerns=lambda finding: finding.file == place.path)
+
+
+def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
+    """Carries a task out. ``progress`` hears of the bytes of the log and may raise."""
+    answer = Answer()
+    if not reader.store.layout.reads("commitlog") and task.part is not None:
+        raise UnsupportedError(reader.store.layout.unread["commitlog"])
+    checks = Verification(reader.store, VerifyOptions(task.only, part=task.part), progress)
+    for finding in checks.findings():
+        progress(0)
+        if task.concerns(finding):
+            answer.total += 1
+            if len(answer.findings) < _MOST:
+                answer.findings.append(finding)
+    if task.only is None and task.part is None and reader.store.layout.reads("commitlog"):
+        answer.notes += map(str, losses(reader.store, progress=progress).in_words())
+    answer.notes += [f"{name} was not judged: {reason}"
+                     for name, reason in checks.not_judged.items()]
+    return answer
+
+
+def row_of(reader: Reader, physical: int) -> str | None:
+    """A sentence on the consumequeue's row of a message; None where no message is there."""
+    record = reader.record(physical)
+    if record is None:
+        return None
+    leads = reader.store.new_witness().confirms(record)
+    if leads is None:
+        return "the consumequeue has no row for its queue offset"
+    return ("the row of its queue offset leads to it" if leads
+            else "the row of its queue offset leads elsewhere")

@@ -1,0 +1,112 @@
+"""The records of a file that is no log: rows of a consumequeue, index entries, configuration."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.ext.browse.listing import Column, Position, Row, Step, Watch
+from rmqctl.formats import kinds
+from rmqctl.output.cells import cell_text
+from rmqctl.output.escape import visible
+from rmqctl.output.units import time_text
+from rmqctl.store.dump.dump import Dump, DumpOptions
+from rmqctl.store.dump.fields import fault_text
+from rmqctl.store.dump.units import ARRAYS
+
+_PLACE = ("number", "offset", "byte_offset", "type", "error")
+_HEADER = -1
+"""The position of what has no number: the header of an index."""
+_CHUNK = 256
+
+
+class DumpListing:
+    """A file as `rmqctl dump` shows it. NotAStoreError for one of unknown kind, StoreIOError for
+    one that cannot be read.
+    """
+
+    of_messages = False
+    columns: tuple[Column, ...] = (
+        Column("number", "number", 8, right=True), Column("type", "type", 9),
+        Column("body", "fields", 0))
+
+    def __init__(self, path: str, title: str) -> None:
+        self.path, self.title = path, title
+        with Dump(path, DumpOptions()) as dump:
+            self.kind = dump.kind
+            self._shown = [name for name in dump.brief or dump.columns if name not in _PLACE]
+            self._times = dump.times
+
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+        if start is None and self.kind == kinds.INDEX:
+            header = self._header()
+            yield Step(header, 0)
+            count -= len(header)
+        taken: list[Row] = []
+        for row in self._rows(start, count):
+            watch(1)
+            taken.append(row)
+        if taken:
+            yield Step(taken, taken[-1].after)
+
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+        stop = self._upper() if end is None else end
+        span = _CHUNK
+        while True:
+            begin = None if stop is None else max(0, stop - span)
+            kept: deque[Row] = deque(maxlen=count)
+            for row in self._rows(begin, None):
+                watch(1)
+                if stop is not None and row.position >= stop:
+                    break
+                kept.append(row)
+            if len(kept) == count or not begin:
+                header = self._header() if self.kind == kinds.INDEX and (
+                    stop is None or stop >= 0) else []
+                return [*header, *kept][-count:]
+            span *= 8
+
+    def share(self, reached: Position) -> float:
+        return 1.0
+
+    def detail(self, row: Row) -> dict[str, Any] | None:
+        """The row of `rmqctl dump --hex` at a position; None where it is gone."""
+        options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,
+                              hex=True)
+        with Dump(self.path, options) as dump:
+            return next(dump.rows(), None)
+
+    def _header(self) -> list[Row]:
+        with Dump(self.path, DumpOptions(count=1)) as dump:
+            return [self._row(row, _HEADER) for row in dump.rows() if row.get("type") == "header"]
+
+    def _rows(self, start: int | None, count: int | None) -> Iterator[Row]:
+        with Dump(self.path, DumpOptions(start=max(start or 0, 0), count=count)) as dump:
+            position = start or 0
+            for row in dump.rows():
+                position = row.get("number", position)
+                yield self._row(row, position)
+
+    def _row(self, row: dict[str, Any], position: int) -> Row:
+        shown = [f"{name}={self._value(name, row[name])}" for name in self._shown
+                 if row.get(name) is not None]
+        error = row.get("error")
+        if error:
+            shown.insert(0, visible(fault_text(error)))
+        cells = {"number": str(row.get("number", "")), "type": visible(str(row["type"])),
+                 "body": " ".join(shown)}
+        return Row(position, position + 1, "record", cells, wrong=bool(error))
+
+    def _value(self, name: str, value: Any) -> str:
+        return time_text(value) if name in self._times else cell_text(value)[:400]
+
+    def _upper(self) -> int | None:
+        """Behind the number of the last record, where that follows from the file's size."""
+        if self.kind in ARRAYS:
+            with Dump(self.path, DumpOptions()) as dump:
+                return dump.size // ARRAYS[self.kind].unit.size
+        if self.kind == kinds.INDEX:
+            with Dump(self.path, DumpOptions(count=1)) as dump:
+                return max((int(row.get("index_count") or 0) for row in dump.rows()), default=0)
+        return None

@@ -1,0 +1,89 @@
+"""The findings of a check, over the screen."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from rmqctl.checks.explanations import explanations
+from rmqctl.checks.findings import Finding
+from rmqctl.ext.browse.checking import Answer, Task
+from rmqctl.ext.browse.panes import Line, folded
+from rmqctl.ext.browse.widgets import Lines
+from rmqctl.output.escape import visible
+from rmqctl.output.units import counted
+
+
+class Findings(ModalScreen[Finding | None]):
+    """What a check found, with the meaning of what the cursor is on; Enter goes there."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Close")]
+
+    def __init__(self, task: Task, answer: Answer, root: str) -> None:
+        super().__init__()
+        self._told, self._answer, self._root = task, answer, root
+
+    def compose(self) -> ComposeResult:
+        answer = self._answer
+        found = counted(answer.total, "finding") if answer.total else "no damage found"
+        if answer.total > len(answer.findings):
+            found += f", the first {len(answer.findings)}"
+        with Vertical(classes="box"):
+            yield Static(Text(f"{self._told.subject}: {found}"), id="verdict")
+            if answer.findings:
+                yield OptionList(*(Option(Text(self._line(finding)))
+                                   for finding in answer.findings), id="findings")
+            yield Lines(id="meaning")
+
+    def on_mount(self) -> None:
+        if self._answer.findings:
+            self.query_one(OptionList).focus()
+        else:
+            self.query_one(Lines).focus()
+        self.call_after_refresh(self._explain, 0)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        self._explain(event.option_index)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._answer.findings[event.option_index])
+
+    def _line(self, finding: Finding) -> str:
+        where = "" if finding.file is None else os.path.relpath(finding.file, self._root)
+        place = "" if finding.offset is None else f" @{finding.offset}"
+        queue = "" if finding.topic is None else f" {finding.topic}/{finding.queue_id}"
+        return visible(f"{finding.severity} {finding.category} {where}{place}{queue}")
+
+    def _explain(self, number: int) -> None:
+        pane = self.query_one(Lines)
+        lines: list[Line] = []
+        width = max(pane.size.width - 2, 20)
+
+        def say(words: str, style: str = "") -> None:
+            lines.extend(((part, style),) for part in _wrapped(visible(words), width))
+
+        for note in self._answer.notes:
+            say(note)
+        if number < len(self._answer.findings):
+            finding = self._answer.findings[number]
+            say(finding.detail, "bad" if finding.is_trouble else "")
+            meaning = explanations().get(finding.category)
+            for words in () if meaning is None else (meaning.cause, meaning.advice):
+                say(" ".join(words.split()), "dim")
+            if finding.next:
+                say(finding.next, "name")
+        pane.put(lines)
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """A sentence on lines of at most ``width`` columns, broken at spaces where there are any."""
+    return [part for line in textwrap.wrap(words, width) or [""] for part in folded(line, width)]

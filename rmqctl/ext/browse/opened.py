@@ -1,0 +1,217 @@
+"""The store that is browsed: what lies in it, asked folder by folder, and what was met in it.
+
+One thread at a time reads through a `Reader`; a scan that takes long has one of its own, which sees
+the store as it was when the first one was opened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.ext.browse.listing import Listing, LogListing, QueueListing, RecordListing
+from rmqctl.files.lock_probe import LockState
+from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.output.escape import visible
+from rmqctl.output.units import counted
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem
+from rmqctl.store.query.conditions import Condition
+from rmqctl.store.query.lookup import by_key, known_topics, message_at, where_is
+from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.store import Store
+
+_MOST_PROBLEMS = 10_000
+_ID_DIGITS = (32, 56)
+"""Hexadecimal digits of an offset message id: with an IPv4 or an IPv6 address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is chosen in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``, or
+    ``queue`` (of ``topic``).
+    """
+
+    kind: str = "log"
+    topic: str = ""
+    queue_id: int | None = None
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people, safe for a terminal."""
+        if self.kind in ("topic", "queue"):
+            return visible(self.topic + ("" if self.queue_id is None else f"/{self.queue_id}"))
+        return visible(os.path.basename(self.path)) if self.kind == "file" else "log"
+
+
+class Reader:
+    """A view of the store, for one thread at a time: hold `guard`."""
+
+    def __init__(self, store: Store, note: Callable[[Problem], None]) -> None:
+        self.store, self.view, self.guard = store, View(store), threading.RLock()
+        self._note = note
+
+    def listing(self, place: Place, conditions: Sequence[Condition] = ()) -> Listing:
+        """What the list shows of a place. RmqctlError where it cannot be read."""
+        store = self.store
+        if place.kind == "log":
+            files = store.log.files
+            title = f"log: {counted(len(files), 'file')}" if files else "the log has no files"
+            return LogListing(self.view, title, None, conditions, self._note)
+        if place.kind == "file":
+            file = self.log_file(place.path)
+            if file is not None:
+                return LogListing(self.view, f"log file {file.name}", (file.base, file.end),
+                                  conditions, self._note)
+            from rmqctl.ext.browse.dump_listing import DumpListing  # seldom, and not at the start
+
+            return DumpListing(place.path, visible(os.path.relpath(place.path, store.root)))
+        queues = topic_rows(store, place.topic, place.queue_id, self.view, self._note)
+        bounds = ""
+        if len(queues) == 1:
+            bounds = f": offsets {queues[0].first} to {queues[0].end - 1}" if (
+                queues[0].end > queues[0].first) else ": empty"
+        elif place.kind == "topic":
+            bounds = f": {counted(len(queues), 'queue')}, one after the other"
+        return QueueListing(self.view, f"{place.name}{bounds}", queues, conditions, self._note)
+
+    def log_file(self, path: str) -> StoreFile | None:
+        """The file of the log at a path; None for another."""
+        if not self.store.layout.reads("commitlog"):
+            return None
+        return next((file for file in self.store.log.files if file.path == path), None)
+
+    def record(self, physical: int) -> Record | None:
+        """The message at a physical offset. StoreIOError."""
+        return self.store.log.record_at(physical)
+
+    def with_key(self, key: str, topics: Sequence[str]) -> RecordListing:
+        """The messages with a key, a unique key or an offset message id. UsageError where there is
+        none, with why.
+        """
+        if len(key) in _ID_DIGITS:
+            try:
+                physical = parse_message_id(key)[2]
+            except (FormatError, ValueError):
+                physical = -1
+            record = message_at(self.store, physical) if physical >= 0 else None
+            if record is not None and record.message_id == key.upper():
+                return RecordListing(f"message id {visible(key)}", [record])
+        found: list[Record] = []
+        for topic in topics:
+            found += by_key(self.view, topic, key, report=self._note).records
+        if not found:
+            where = visible(topics[0]) if len(topics) == 1 else counted(len(topics), "topic")
+            raise UsageError(f"the index has no message with the key {key!r} in {where}")
+        return RecordListing(f"key {visible(key)}: {counted(len(found), 'message')}", found)
+
+    def check_offset(self, physical: int) -> None:
+        """UsageError, with why, where a physical offset is outside of the log."""
+        if self.store.log.file_of(physical) is None:
+            raise UsageError(f"physical offset {physical}: {where_is(self.store, physical)}")
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a folder."""
+
+    name: str
+    path: str
+    is_folder: bool
+
+
+class Opened:
+    """A store while it is browsed. `refresh` looks at it anew."""
+
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open = open_store
+        self.problems: dict[tuple[str, int | None], Problem] = {}
+        self.lock = LockState(False)
+        self._start()
+
+    def _start(self) -> None:
+        store = self._open()
+        try:
+            self.lock = store.lock
+            self.reader, self._scans = Reader(store, self.note), list[Reader]()
+        except BaseException:
+            store.close()
+            raise
+
+    @property
+    def root(self) -> str:
+        return self.reader.store.root
+
+    def note(self, problem: Problem) -> None:
+        """Remembers what was met, once."""
+        if problem.is_fault and len(self.problems) < _MOST_PROBLEMS:
+            self.problems.setdefault((problem.kind, problem.offset), problem)
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """How many damaged places were met, and how many rows that lead to no message."""
+        rows = sum(kind == "row" for kind, _ in list(self.problems))
+        return len(self.problems) - rows, rows
+
+    def refresh(self) -> None:
+        """Opens the store again: what a broker wrote meanwhile is seen from then on. RmqctlError,
+        and then nothing has changed.
+        """
+        before, scans = self.reader, self._scans
+        self._start()
+        for reader in (before, *scans):
+            with reader.guard:
+                reader.close()
+
+    def another(self) -> Reader:
+        """A reader for a scan that takes long, of the same moment. To be closed."""
+        store = self.reader.store
+        return Reader(Store(store.root, store.log_folders, store.sizes, store.snapshot), self.note)
+
+    def scanning(self) -> Reader:
+        """The one for filters, so that nothing else need wait for them."""
+        if not self._scans:
+            self._scans = [self.another()]
+        return self._scans[0]
+
+    def close(self) -> None:
+        for reader in (self.reader, *self._scans):
+            with reader.guard:
+                reader.close()
+
+    # -- the tree -----------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        return topics_on_disk(self.reader.store)
+
+    def known_topics(self) -> list[str]:
+        """Those which queues or the configuration name."""
+        return known_topics(self.reader.store)
+
+    def queues(self, topic: str) -> list[int]:
+        store = self.reader.store
+        return sorted({*queue_ids(store, "consumequeue", topic),
+                       *queue_ids(store, "batchconsumequeue", topic)})
+
+    def log_files(self) -> list[StoreFile]:
+        """UnsupportedError where the log cannot be read."""
+        return self.reader.store.log.files
+
+    def unread(self) -> dict[str, str]:
+        """Structures that are not read, and why."""
+        return dict(self.reader.store.layout.unread)
+
+    def folder(self, path: str) -> list[Entry]:
+        """What lies in a folder below the root; OSError."""
+        with closing(os.scandir(path)) as entries:
+            return sorted((Entry(entry.name, entry.path, entry.is_dir()) for entry in entries),
+                          key=lambda entry: (not entry.is_folder, entry.name))

@@ -1,0 +1,221 @@
+"""The three panes of what the cursor is on: fields, bytes by field, JSON. Lines of styled text.
+
+All text is safe for a terminal, and bounded: of a long body the beginning is shown, and it is said
+that there is more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.browse.listing import Listing, Row
+from rmqctl.ext.browse.opened import Reader
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Message, Record
+from rmqctl.formats.local.trace import trace
+from rmqctl.output.cells import cell_text, display_width
+from rmqctl.output.escape import json_visible, visible, visible_lines
+from rmqctl.output.units import size_text, time_text
+from rmqctl.store.dump.fields import shown_value
+from rmqctl.store.objects import TIMES, message_object, plain_body, text
+
+PANES = ("fields", "hex", "json")
+Line = tuple[tuple[str, str], ...]
+"""(text, style) pieces; styles are ``name``, ``dim``, ``bad`` or "" ."""
+
+_MOST_TEXT, _MOST_HEX = 32 << 10, 8 << 10
+"""Bytes of a body, and of a record in hex, that are shown."""
+_LATER = ("properties", "properties_raw", "body", "body_encoding", "tags", "keys")
+_WIDE = 76
+"""Columns from which on 16 bytes stand on a line."""
+
+
+def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> list[Line]:
+    """The lines of one of `PANES` for a row, ``width`` columns wide."""
+    try:
+        if not listing.of_messages:
+            return _of_dump(name, listing, row, width)
+        if row.kind == "damage":
+            return _of_damage(name, reader, row, width)
+        record = None if row.physical is None else reader.record(row.physical)
+        if record is None:
+            return [_plain("the message is not there any more; r looks at the store anew", "bad")]
+        if name == "hex":
+            return list(_hex_record(reader, record, width))
+        return _json(_bounded(record)) if name == "json" else list(_fields(record, row, width))
+    except RmqctlError as error:
+        return [_plain(visible(str(error)), "bad")]
+
+
+def _plain(words: str, style: str = "") -> Line:
+    return ((words, style),)
+
+
+def _pair(name: str, value: str, width: int, style: str = "") -> Iterator[Line]:
+    """A name and its value, folded; further lines are indented."""
+    head = f"{visible(name)}  "
+    first = True
+    for part in folded(value, max(width - len(head), 8)):
+        yield ((head if first else " " * len(head), "name"), (part, style))
+        first = False
+
+
+def folded(words: str, width: int) -> Iterator[str]:
+    """Text in pieces of at most ``width`` terminal columns; an empty one as itself."""
+    if display_width(words) <= width:
+        yield words
+        return
+    piece: list[str] = []
+    taken = 0
+    for char in words:
+        wide = display_width(char)
+        if taken + wide > width:
+            yield "".join(piece)
+            piece, taken = [], 0
+        piece.append(char)
+        taken += wide
+    yield "".join(piece)
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
+    """What people look for first, then all properties and fields, then the body."""
+    fields = message_object(record, body="none")
+    if not fields["crc_ok"]:
+        yield _plain("the body does not match its CRC", "bad")
+    for name in ("topic", "tags", "keys"):
+        yield from _pair(name, cell_text(fields[name]), width)
+    yield from _pair("body", row.cells["body"], width)
+    for name, value in fields["properties"].items():
+        if name not in ("TAGS", "KEYS"):
+            yield from _pair(f"property {name}", cell_text(value), width)
+    for name, value in fields.items():
+        if name in _LATER or name == "topic":
+            continue
+        shown = cell_text(value)
+        if name in TIMES:
+            shown = f"{time_text(value)} ({value})"
+        elif name == "sys_flag":
+            words = [sysflag.compression(value), sysflag.transaction_type(value)]
+            named = ", ".join(word for word in words if word not in (None, "none"))
+            shown = f"{value} ({named})" if named else shown
+        yield from _pair(name, shown, width, "bad" if name == "crc_ok" and not value else "")
+    yield from _body(record, width)
+
+
+def _body(record: Record, width: int) -> Iterator[Line]:
+    content, problem = plain_body(record.sys_flag, bytes(record.body))
+    size = size_text(len(record.body))
+    packed = "" if len(content) == len(record.body) else f", {size_text(len(content))} unpacked"
+    yield _plain("")
+    yield _plain(f"body ({size}{packed})", "name")
+    if problem:
+        yield _plain(visible(problem), "bad")
+    head = content[:_MOST_TEXT]
+    if b"\0" in head or "�" in head.decode("utf-8", "replace")[:-3]:
+        yield _plain("not text: 2 shows its bytes", "dim")
+        return
+    for line in visible_lines(text(head)).split("\n"):
+        yield from (_plain(part) for part in folded(line, width))
+    if len(content) > len(head):
+        yield _plain(f"{size_text(len(content) - len(head))} more are left out", "dim")
+
+
+def _bounded(record: Record) -> dict[str, Any]:
+    """The message object; a long body is cut, and said to be."""
+    if len(record.body) <= _MOST_TEXT:
+        return message_object(record)
+    fields = message_object(record, body="none")
+    return {**fields, "body": f"({len(record.body)} bytes: `rmqctl read --from-phy "
+                              f"{record.physical_offset} --limit 1` shows them)"}
+
+
+def _json(value: Any) -> list[Line]:
+    shown = json_visible(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    # A lone surrogate is a byte that is no UTF-8: JSON has an escape for it.
+    shown = shown.encode("utf-8", "backslashreplace").decode()
+    return [_plain(line) for line in shown.split("\n")]
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def _hex_record(reader: Reader, record: Record, width: int) -> Iterator[Line]:
+    """The record with a line above each field: its name and value."""
+    raw = reader.store.log.raw_at(record.physical_offset, record.total_size) or b""
+    for part in trace(Message, raw):
+        value = shown_value(part.name, part.value, full=False)
+        yield from _hex_field(part.name, value, part.raw, record.physical_offset + part.at, width)
+
+
+def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> Iterator[Line]:
+    """A short field on one line, a longer one below its name."""
+    shown = "" if value is None else f" = {cell_text(value)}"
+    if len(raw) <= 8:
+        yield ((f"{origin:>9x}  ", "dim"), (f"{raw.hex(' '):<24}", ""), (visible(name), "name"),
+               (shown[:max(width - len(name) - 35, 4)], ""))
+        return
+    yield ((visible(name), "name"), (shown[:max(width - len(name) - 15, 4)], ""),
+           (f"  {len(raw)} bytes", "dim"))
+    yield from _hex_lines(raw, origin, width)
+
+
+def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
+    """Lines of 8 or 16 bytes with their physical offset, and as ASCII."""
+    step = 16 if width >= _WIDE else 8
+    for at in range(0, min(len(raw), _MOST_HEX), step):
+        part = raw[at:at + step]
+        shown = "".join(chr(byte) if 0x20 <= byte < 0x7f else "." for byte in part)
+        yield ((f"{origin + at:>9x}  ", "dim"), (f"{part.hex(' '):<{step * 3}} ", ""),
+               (shown, "dim"))
+    if len(raw) > _MOST_HEX:
+        yield _plain(f"{len(raw) - _MOST_HEX} bytes more: `rmqctl dump --hex -v` shows them", "dim")
+
+
+# -- damage, and files that are no log -------------------------------------------------------------
+
+
+def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
+    what = {"physical_offset": row.physical, "length": row.size, "problem": row.cells["body"]}
+    if name == "json":
+        return _json(what)
+    if name == "fields":
+        lines = [line for key, value in what.items()
+                 for line in _pair(key, str(value), width, "bad" if key == "problem" else "")]
+        return [*lines, _plain(""), _plain("v: what verify says of it", "dim")]
+    place = None if row.physical is None else reader.store.log.locate(row.physical)
+    if place is None or row.physical is None:
+        return [_plain("no file holds these bytes", "dim")]
+    source, position = place
+    raw = source.read(position, min(row.size or _MOST_HEX, _MOST_HEX))
+    more = (row.size or 0) - len(raw)
+    return [*_hex_lines(raw, row.physical, width),
+            *([_plain(f"{more} bytes more", "dim")] if more > 0 else [])]
+
+
+def _of_dump(name: str, listing: Listing, row: Row, width: int) -> list[Line]:
+    from rmqctl.ext.browse.dump_listing import DumpListing
+
+    assert isinstance(listing, DumpListing)
+    found = listing.detail(row)
+    if found is None:
+        return [_plain("the record is not there any more; r looks at the store anew", "bad")]
+    parts = found.pop("fields", [])
+    if name == "json":
+        return _json(found)[:_MOST_HEX]
+    if name == "fields":
+        return [line for key, value in found.items() if value is not None
+                for line in _pair(key, cell_text(value)[:_MOST_TEXT], width,
+                                  "bad" if key == "error" else "")]
+    lines: list[Line] = []
+    for part in parts:
+        raw = bytes.fromhex(part["hex"].partition("…")[0])
+        lines += _hex_field(part["name"], part["value"], raw, part["offset"], width)
+        if "…" in part["hex"]:
+            lines.append(_plain(part["hex"].partition("…")[2], "dim"))
+    return lines or [_plain("no bytes of its own", "dim")]

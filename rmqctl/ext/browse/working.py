@@ -1,0 +1,120 @@
+"""Work in threads, one piece at a time, that says how far it is and can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rich.text import Text
+from textual.app import App
+from textual.screen import Screen
+from textual.widgets import Static
+from textual.worker import Worker, get_current_worker
+
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.browse.listing import Stopped, Watch, sentence
+from rmqctl.output.escape import visible
+
+T = TypeVar("T")
+_TOLD = 0.1
+"""Seconds between two words on how far something is."""
+
+
+class Working(App[None]):
+    """A screen with a line ``#status``. ``failure`` is what ended it, if it was a defect;
+    ``terminated``: SIGTERM came.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+        self.terminated = False
+        self._work: Worker[None] | None = None
+
+    def mind_signals(self) -> None:
+        """From now on SIGTERM ends the screen, which leaves the terminal as it was."""
+        if not self.is_headless:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
+
+    def _terminate(self) -> None:
+        self.terminated = True
+        self.exit()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """A defect ends the run with its exit code, not with a traceback on the screen. What was
+        still on its way when the screens were taken down finds none of them: no defect.
+        """
+        if not self.screen_stack:
+            return
+        self.failure = self.failure or error
+        if self.is_headless:
+            super()._handle_exception(error)
+        else:
+            self.exit()
+
+    @property
+    def main(self) -> Screen[Any]:
+        """The screen below all that may have come up over it."""
+        return self.screen_stack[0]
+
+    def say(self, words: str, *, bad: bool = False) -> None:
+        self.main.query_one("#status", Static).update(Text(visible(words)))
+        self.main.query_one("#status", Static).set_class(bad, "bad")
+
+    @property
+    def is_working(self) -> bool:
+        return self._work is not None
+
+    def run_task(self, what: str, total: int, work: Callable[[Watch], T],
+             then: Callable[[T], None]) -> None:
+        """Does something that takes long in a thread, says how far it is, and goes on with what
+        came of it. Only one at a time: a new one stops the one before.
+        """
+        self.stop_task()
+
+        def run() -> None:
+            worker, done, told = get_current_worker(), 0, 0.0
+
+            def watch(more: int) -> None:
+                nonlocal done, told
+                if worker.is_cancelled:
+                    raise Stopped
+                done += more
+                now = time.monotonic()
+                if now - told > _TOLD:
+                    told = now
+                    share = f" {min(done / total, 1):.0%}" if total else ""
+                    self.call_from_thread(self.say, f"{what}{share}, Esc stops")
+
+            try:
+                result = work(watch)
+            except Stopped:
+                return
+            except (RmqctlError, OSError) as error:
+                words = sentence(error)
+                self._end_task(worker, lambda: self.say(words, bad=True))
+            else:
+                self._end_task(worker, lambda: then(result))
+
+        self.say(f"{what} …")
+        self._work = self.run_worker(run, thread=True, group="task")
+
+    def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
+        """In the thread: the end of a task that nobody stopped."""
+        def end() -> None:
+            if not worker.is_cancelled:
+                self._work = None
+                self.say("")
+                then()
+
+        if not worker.is_cancelled:
+            self.call_from_thread(end)
+
+    def stop_task(self) -> bool:
+        task, self._work = self._work, None
+        if task is not None:
+            task.cancel()
+        return task is not None

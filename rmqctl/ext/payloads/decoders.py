@@ -1,0 +1,241 @@
+"""The decoders of ``--decode`` by name: a closed table, and what plug-ins add.
+
+A decoder takes a body, as the producer handed it in, and the `Message` it came with; it gives
+(value, what it was decoded as) or raises anything, which is told of that message alone. `limits`
+runs it, within bounds, and makes the value plain. A plug-in or a ``python:`` function takes the
+body, and the message where it has a parameter of that name, and gives the value. CONTRIBUTING.md
+says how to add one.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.ext.payloads.limits import MAX_BYTES, Decoder, Message, Plain
+from rmqctl.ext.payloads.values import plain
+from rmqctl.formats.bodies import members
+from rmqctl.formats.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
+
+PLUGINS = "rmqctl.decoders"
+"""The group of entry points in which packages name decoders of theirs."""
+_GZIP = b"\x1f\x8b\x08"
+_DEEPEST = 3
+"""Bodies packed more often than that are not unpacked further."""
+
+
+class Nothing(Exception):  # noqa: N818
+    """`auto` knows nothing of a body: no failure, it may just be text."""
+
+
+def decoder(spec: str) -> Decoder:
+    """The decoder that ``--decode`` names. UsageError, StoreIOError, MissingExtraError."""
+    if spec.startswith("gzip+"):
+        return _unpacking(decoder(spec.removeprefix("gzip+")))
+    name, sign, argument = spec.partition(":")
+    if name in _WITH_ARGUMENT:
+        return _WITH_ARGUMENT[name](argument)
+    if not sign and name in _PLAIN:
+        return _PLAIN[name]
+    return _plugin(spec)
+
+
+def names() -> list[str]:
+    """All there are, as one writes them: without those of plug-ins."""
+    return [*_PLAIN, "avro:SCHEMA", "protobuf:DESC#TYPE", "python:module.function"]
+
+
+# -- without a schema -----------------------------------------------------------------------------
+
+
+def json_value(body: bytes) -> Any:
+    """The JSON in UTF-8 that a body is, as a plain value. ValueError."""
+    containers = body.count(b"{") + body.count(b"[")
+    if body.count(b",") + containers > MAX_VALUES:
+        marks = _JSON_TEXT.sub(b"", body)  # those in texts are not counted
+        at_most(marks.count(b",") + marks.count(b"{") + marks.count(b"["))
+    try:
+        value = _fast_json()(body)
+        # It is plain, and not deep where there are few objects and lists at all.
+        return value if containers <= MAX_DEPTH else plain(value)
+    except ValueError:
+        if b"\\u" not in body:
+            raise
+    import json  # which takes lone surrogates, as Java writes them
+
+    return plain(json.loads(body.decode(), parse_constant=_no_number))
+
+
+_JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+@cache
+def _fast_json() -> Callable[[bytes], Any]:
+    """Imported where there is a body."""
+    from msgspec import json as fast
+
+    return fast.Decoder().decode
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _json(body: bytes, _message: Message) -> tuple[Any, str]:
+    return Plain(json_value(body)), "json"
+
+
+def _structure(body: bytes) -> Plain:
+    """A JSON object or list; `Nothing` for all else: a number or a word may be just text."""
+    if body[:64].lstrip()[:1] not in (b"{", b"["):
+        raise Nothing
+    try:
+        return Plain(json_value(body))
+    except BudgetError:
+        raise
+    except (ValueError, RecursionError):
+        raise Nothing from None
+
+
+def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
+    """By evidence alone: the magic of gzip, or valid JSON. `Nothing`."""
+    if body.startswith(_GZIP) and depth < _DEEPEST:
+        content = _gunzip(body)
+        try:
+            value, kind = _auto(content, message, depth + 1)
+        except Nothing:
+            try:
+                return content.decode(), "gzip"
+            except UnicodeDecodeError:
+                return base64.b64encode(content).decode("ascii"), "gzip+base64"
+        return value, f"gzip+{kind}"
+    return _structure(body), "json"
+
+
+def _gunzip(body: bytes) -> bytes:
+    """The content of gzip members, one after the other. ValueError."""
+    try:
+        return members(body, lambda: zlib.decompressobj(wbits=31), MAX_BYTES, "gzip member")
+    except zlib.error as error:
+        raise ValueError(f"gzip: {str(error).rpartition(': ')[2]}") from None
+
+
+def _gzip(body: bytes, message: Message) -> tuple[Any, str]:
+    if not body.startswith(_GZIP):
+        raise ValueError("does not begin as gzip does")
+    return _auto(body, message)
+
+
+def _unpacking(inner: Decoder) -> Decoder:
+    def decode(body: bytes, message: Message) -> tuple[Any, str]:
+        value, kind = inner(_gunzip(body), message)
+        return value, f"gzip+{kind}"
+
+    return decode
+
+
+def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
+    """Text in GBK; what it holds, where that is a JSON object or list."""
+    text = body.decode("gbk")
+    try:
+        return _structure(text.encode()), "gbk+json"
+    except Nothing:
+        return text, "gbk"
+
+
+def _msgpack(body: bytes, _message: Message) -> tuple[Any, str]:
+    from msgspec import msgpack
+
+    if len(body) > MAX_VALUES:  # a value takes a byte at least
+        from rmqctl.ext.payloads.msgpack import count
+
+        at_most(count(body, MAX_VALUES))
+    return msgpack.decode(body, ext_hook=lambda code, data: {
+        "@ext": code, "data": bytes(data)}), "msgpack"
+
+
+def _hessian(body: bytes, _message: Message) -> tuple[Any, str]:
+    from rmqctl.ext.payloads.hessian import loads
+
+    return loads(body), "hessian"
+
+
+_PLAIN: dict[str, Decoder] = {
+    "auto": _auto, "json": _json, "gbk": _gbk, "gzip": _gzip, "msgpack": _msgpack,
+    "hessian": _hessian}
+
+
+# -- with a schema, or a function -----------------------------------------------------------------
+
+
+def _avro(argument: str) -> Decoder:
+    from rmqctl.ext.payloads.schemas import avro
+
+    read = avro(argument)
+    return lambda body, _message: (read(body), "avro")
+
+
+def _protobuf(argument: str) -> Decoder:
+    from rmqctl.ext.payloads.schemas import protobuf
+
+    read = protobuf(argument)
+    return lambda body, _message: (read(body), "protobuf")
+
+
+def _python(argument: str) -> Decoder:
+    """A function of a module that Python finds. It runs as the user's own code."""
+    import importlib
+
+    module, dot, function = argument.rpartition(".")
+    if not dot or not module or not function:
+        raise UsageError("--decode python needs a module and a function of it: "
+                         "python:decoders.order")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # noqa: BLE001  # importing runs code that may raise anything
+        raise UsageError(f"--decode python:{argument}: {_words(error)} (modules are looked for as "
+                         "Python does: PYTHONPATH=. adds this folder)") from None
+    return _calling(found, f"python:{argument}")
+
+
+def _calling(function: Any, name: str) -> Decoder:
+    if not callable(function):
+        raise UsageError(f"--decode {name}: is no function but a {type(function).__name__}")
+    import inspect
+
+    try:
+        wants_message = "message" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C
+        wants_message = False
+    if wants_message:
+        return lambda body, message: (function(body, message=message), name)
+    return lambda body, _message: (function(body), name)
+
+
+_WITH_ARGUMENT: dict[str, Callable[[str], Decoder]] = {
+    "avro": _avro, "protobuf": _protobuf, "python": _python}
+
+
+def _plugin(name: str) -> Decoder:
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=PLUGINS)
+    for point in found:
+        if point.name == name:
+            try:
+                loaded = point.load()
+            except Exception as error:  # noqa: BLE001  # a package may raise anything
+                raise UsageError(f"--decode {name}: the plug-in {point.value} cannot be used: "
+                                 f"{_words(error)}") from None
+            return _calling(loaded, name)
+    more = sorted({point.name for point in found})
+    raise UsageError(f"no decoder {name!r}; there are {', '.join([*names(), *more])}")
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,82 @@
+"""Bodies of a page decoded one by one, and the account of those that were not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.ext.payloads.decoders import Nothing, decoder, json_value
+from rmqctl.ext.payloads.limits import Decoder, Message, bounded
+from rmqctl.formats import internal_topics
+from rmqctl.store.decoded import Decoded
+from rmqctl.store.objects import plain_body
+from rmqctl.store.pages import Page
+
+AUTO = "auto"
+_LONGEST_REASON = 200
+
+
+class Decoding:
+    """``spec`` as ``--decode`` takes it. Threads may share one; a copy for another process counts
+    for itself.
+    """
+
+    def __init__(self, spec: str = AUTO) -> None:
+        """UsageError, StoreIOError or MissingExtraError where there is no such decoder."""
+        self.spec = spec
+        self.problems = self.unknown = 0
+        self.first_problem = ""
+        self._decode: Decoder = decoder(spec)
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoding, (self.spec,)
+
+    def rows(self, page: Page) -> Iterator[Decoded]:
+        """For each message of a page what its body is, one at a time: values may be large."""
+        columns = zip(page.column("topic"), page.column("properties"), page.column("sys_flag"),
+                      page.column("physical_offset"), page.raw("body"), strict=True)
+        for topic, properties, sys_flag, offset, body in columns:
+            yield self.one(topic, properties, sys_flag, body, f"physical offset {offset}")
+
+    def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
+            place: str) -> Decoded:
+        """What one body is; ``place`` names it where it is the first that is not decoded."""
+        internal = internal_topics.meaning(topic, properties)
+        message = Message(internal_topics.real_topic(topic, properties), properties)
+        content, packed_badly = plain_body(sys_flag, body)
+        if not content:
+            return Decoded(None, None, None, internal)
+        try:
+            value, kind = self._value(content, message)
+            return Decoded(value, kind, None, internal)
+        except Nothing:
+            if packed_badly is None:
+                with self._lock:
+                    self.unknown += 1
+                return Decoded(None, None, None, internal)
+            problem = packed_badly
+        except Exception as error:  # noqa: BLE001  # each decoder has its own; plug-ins any
+            problem = packed_badly or _reason(error)
+        with self._lock:
+            self.problems += 1
+            self.first_problem = self.first_problem or f"{place}: {problem}"
+        return Decoded(None, None, problem, internal)
+
+    def _value(self, content: bytes, message: Message) -> tuple[Any, str]:
+        internal = internal_topics.reader_of(message.topic)
+        if internal is None:
+            return bounded(self._decode, content, message)
+        return bounded(lambda body, message: internal(body, message.properties, json_value),
+                       content, message)
+
+
+def _reason(error: Exception) -> str:
+    """An error of a decoder in one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    text = " ".join(str(error).split())[:_LONGEST_REASON]
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,167 @@
+"""Decoders that need a schema: Avro (a file of JSON) and Protobuf (a set of descriptors)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rmqctl.errors import StoreIOError, UsageError, require
+from rmqctl.formats.budget import Budget, at_most
+
+Reader = Callable[[bytes], Any]
+_MOST_SCHEMA = 16 << 20
+
+
+def _content(path: str, what: str) -> bytes:
+    """A schema's file. UsageError without a name, StoreIOError."""
+    if not path:
+        raise UsageError(f"--decode {what}")
+    try:
+        with open(os.path.expanduser(path), "rb") as source:
+            content = source.read(_MOST_SCHEMA + 1)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    if len(content) > _MOST_SCHEMA:
+        raise UsageError(f"{path}: larger than {_MOST_SCHEMA >> 20} MiB, which no schema is")
+    return content
+
+
+# -- Avro -----------------------------------------------------------------------------------------
+
+
+def avro(path: str) -> Reader:
+    """Bodies that are one Avro datum, without the header of a file, of the schema in ``path``.
+
+    UsageError for what is no schema, StoreIOError, MissingExtraError.
+    """
+    content = _content(path, "avro needs the file of a schema: avro:order.avsc")
+    require("fastavro")
+    import json
+
+    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+    named: dict[str, Any] = {}
+    try:
+        schema: Any = parse_schema(json.loads(content), named)
+    except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, AttributeError,
+            RecursionError) as error:
+        raise UsageError(f"{path} is no Avro schema: {type(error).__name__}: {error}") from None
+    if any(_takes_no_bytes(items, named) for items in _items(schema)):
+        raise UsageError(f"{path}: has a list of values that take no bytes, of which a body of a "
+                         "few bytes can claim any number")
+
+    from rmqctl.ext.payloads.avro_reader import reader
+
+    return reader(schema, named)
+
+
+def _items(schema: Any) -> Iterator[Any]:
+    """The schemas of all arrays' items within a schema."""
+    for part in schema if isinstance(schema, list) else [schema]:
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "array":
+            yield part["items"]
+        for inner in (part.get("items"), part.get("values"), *(
+                field["type"] for field in part.get("fields", ()))):
+            if inner is not None:
+                yield from _items(inner)
+        if isinstance(part.get("type"), dict | list):
+            yield from _items(part["type"])
+
+
+def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
+    """Whether a datum of a parsed schema is of no bytes at all."""
+    if isinstance(schema, str):
+        if schema in within or schema not in named:
+            return schema == "null"
+        return _takes_no_bytes(named[schema], named, (*within, schema))
+    if not isinstance(schema, dict):  # a union says which of them it is
+        return False
+    kind = schema.get("type")
+    if kind in ("record", "error"):
+        return all(_takes_no_bytes(field["type"], named, (*within, schema["name"]))
+                   for field in schema["fields"])
+    if kind == "fixed":
+        return schema.get("size") == 0
+    return kind == "null" or (isinstance(kind, dict) and _takes_no_bytes(kind, named, within))
+
+
+# -- Protobuf -------------------------------------------------------------------------------------
+
+
+def protobuf(argument: str) -> Reader:
+    """``DESC#TYPE``: bodies are messages of TYPE, whose descriptors ``protoc
+    --descriptor_set_out=DESC --include_imports`` wrote. UsageError, StoreIOError,
+    MissingExtraError.
+    """
+    path, sign, name = argument.rpartition("#")
+    if not sign or not name:
+        raise UsageError("--decode protobuf needs descriptors and a type: "
+                         "protobuf:orders.desc#shop.Order")
+    content = _content(path, "protobuf needs the file of descriptors before the #")
+    require("google.protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(content).file
+        for file in files:
+            pool.AddSerializedFile(file.SerializeToString())
+        kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except message.DecodeError:
+        raise UsageError(f"{path} is no set of descriptors, as protoc --descriptor_set_out "
+                         "--include_imports writes it") from None
+    except KeyError:
+        known = ", ".join(sorted(f"{file.package}.{entry.name}".lstrip(".") for file in files
+                                 for entry in file.message_type)[:20])
+        raise UsageError(f"{path} has no type {name}; there are {known or 'none'}") from None
+    except TypeError as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())} (protoc --include_imports "
+                         "brings what is imported)") from None
+
+    def read(body: bytes) -> Any:
+        found = kind.FromString(body)
+        # Nearly any bytes are a message of any type: their fields are unknown then.
+        if body and not found.ListFields() and len(UnknownFieldSet(found)):
+            raise ValueError(f"has no field of {name}, but others")
+        return _Values().message(found)
+
+    return read
+
+
+class _Values:
+    """The values of one message; their number is bounded while they are made."""
+
+    def __init__(self) -> None:
+        self._budget = Budget()
+
+    def message(self, found: Any) -> dict[str, Any]:
+        """The fields that a message holds, under the names of its .proto file; enums by name."""
+        return {field.full_name if field.is_extension else field.name: self._field(field, value)
+                for field, value in found.ListFields()}
+
+    def _field(self, field: Any, value: Any) -> Any:
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            of_value = kind.fields_by_name["value"]
+            return {key: self._single(of_value, value[key]) for key in value}
+        if field.is_repeated:
+            at_most(len(value))
+            return [self._single(field, item) for item in value]
+        return self._single(field, value)
+
+    def _single(self, field: Any, value: Any) -> Any:
+        self._budget.take()
+        if field.message_type is not None:
+            if field.message_type.file.package == "google.protobuf":  # times, structs, wrappers
+                from google.protobuf.json_format import MessageToDict
+
+                return MessageToDict(value, preserving_proto_field_name=True)
+            return self.message(value)
+        if field.enum_type is not None:
+            named = field.enum_type.values_by_number.get(value)
+            return value if named is None else named.name
+        return value

@@ -1,0 +1,285 @@
+"""The charts of a report: messages and bytes over time with damage marked, and the map of the log.
+
+Drawn by matplotlib without a display, of numbers and times alone: no text of a store gets in here.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, Literal
+
+from rmqctl.ext.report.svg import PALETTE, embedded
+from rmqctl.output.units import count_text, size_text, time_text
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO
+from rmqctl.scan.profile import KINDS, MESSAGES, STEPS, LogProfile, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Mark = tuple[int | None, int | None]
+"""Store times (ms) between which damage lies; None where an end is open."""
+Say = Callable[..., str]
+"""A sentence in the language of the report, with its values."""
+_BARS = 150
+_COLUMNS = 128
+_MOST_TITLES = 300
+_CROWD = 0.995
+"""A share of the messages that is drawn alone where the rest lies far away from it."""
+_FAR = 12
+_TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
+"""How ticks at years, months, days, hours, minutes and seconds are labelled."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WIDTH = 9.6
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "font.size": 8.5,
+          "axes.edgecolor": PALETTE["line"], "axes.labelcolor": PALETTE["text"],
+          "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+          "axes.spines.left": False, "axes.grid": True, "axes.grid.axis": "y",
+          "axes.axisbelow": True, "grid.color": PALETTE["line"], "grid.linewidth": 0.5,
+          "xtick.color": PALETTE["line"], "xtick.labelcolor": PALETTE["text"],
+          "ytick.color": PALETTE["line"], "ytick.labelcolor": PALETTE["text"],
+          "ytick.left": False, "text.color": PALETTE["text"], "text.parse_math": False,
+          "timezone": "UTC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Messages and bytes in steps of ``step`` ms from ``start`` on, as drawn. ``outside``: messages
+    that lie far before or behind.
+    """
+
+    start: int
+    step: int
+    messages: tuple[int, ...]
+    size: tuple[int, ...]
+    outside: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.messages) * self.step
+
+
+def bars(times: Timeline) -> Bars | None:
+    """The steps of a timeline joined to at most about a hundred; None without any message."""
+    steps = sorted(times.steps.items())
+    if not steps:
+        return None
+    first, last = steps[0][0], steps[-1][0]
+    total = sum(count for _, (count, _) in steps)
+    low, high = _crowd([(number, count) for number, (count, _) in steps], total)
+    if (high - low + 1) * _FAR < last - first + 1:
+        steps = [step for step in steps if low <= step[0] <= high]
+        first, last = low, high
+    length = (last - first + 1) * times.step
+    step = next((step for step in STEPS if step >= times.step and length // step <= _BARS),
+                STEPS[-1] * (1 + length // (STEPS[-1] * _BARS)))
+    scale = step // times.step
+    start = first // scale
+    messages, size = ([0] * (last // scale - start + 1) for _ in range(2))
+    for number, (count, many) in steps:
+        messages[number // scale - start] += count
+        size[number // scale - start] += many
+    return Bars(start * step, step, tuple(messages), tuple(size), total - sum(messages))
+
+
+def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
+    """The first and the last step of those that are left when both ends lose a few messages."""
+    spare = int(total * (1 - _CROWD) / 2)
+
+    def end(some: Iterable[tuple[int, int]]) -> int:
+        passed = 0
+        for number, count in some:
+            passed += count
+            if passed > spare:
+                return number
+        raise AssertionError
+
+    return end(steps), end(reversed(steps))
+
+
+def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
+    """Two rows of bars over one axis of time; damage is a band over both, with a sign above."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    def moment(millis: int) -> float:
+        return float(date2num(_EPOCH + timedelta(milliseconds=millis)))
+
+    titles: dict[str, str] = {}
+    with _figure(3.3) as figure:
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        step = drawn.step / 86_400_000
+        lefts = [moment(drawn.start + number * drawn.step) for number in range(len(drawn.messages))]
+        for axes, values, kind in ((upper, drawn.messages, "messages"), (lower, drawn.size,
+                                                                        "bytes")):
+            container = axes.bar(lefts, values, width=step * 0.86, align="edge",
+                                 color=PALETTE[kind], linewidth=0)
+            for number, bar in enumerate(container):
+                begin = drawn.start + number * drawn.step
+                name = f"{kind}-{number}"
+                bar.set_gid(name)
+                titles[name] = say(
+                    "{start} to {end}: {messages} messages, {size}", start=time_text(begin, tz),
+                    end=time_text(begin + drawn.step, tz),
+                    messages=count_text(drawn.messages[number]), size=size_text(drawn.size[number]))
+            axes.tick_params(length=0, pad=4)
+            axes.yaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 2.5, 5, 10]))
+            axes.margins(x=0)
+        upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
+        lower.yaxis.set_major_formatter(FuncFormatter(
+            lambda value, _: size_text(int(value)).replace(".0 ", " ")))
+        _binary_ticks(lower, max(drawn.size))
+        first, last = moment(drawn.start), moment(drawn.end)
+        room = (last - first) * 0.01
+        lower.set_xlim(first - room, last + room)
+        locator = AutoDateLocator(tz=tz, minticks=4, maxticks=9)
+        lower.xaxis.set_major_locator(locator)
+        lower.xaxis.set_major_formatter(ConciseDateFormatter(
+            locator, tz=tz, formats=_TIMES, zero_formats=["", *_TIMES[:5]], show_offset=False))
+        titles |= _draw_marks((upper, lower), drawn, marks, moment, tz, say)
+        return embedded(_svg(figure), titles, "timeline")
+
+
+def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark],
+                moment: Callable[[int], float], tz: tzinfo, say: Say) -> dict[str, str]:
+    titles = {}
+    least = (drawn.end - drawn.start) * 0.004
+    for number, (before, after) in enumerate(marks):
+        if before is None and after is None:
+            continue
+        begin = min(max(drawn.start if before is None else before, drawn.start), drawn.end)
+        end = min(max(drawn.end if after is None else after, begin), drawn.end)
+        middle = (begin + end) / 2
+        if end - begin < least:
+            begin, end = int(middle - least / 2), int(middle + least / 2)
+        name = f"damage-{number}"
+        titles[name] = say("damage between {start} and {end}",
+                           start="…" if before is None else time_text(before, tz),
+                           end="…" if after is None else time_text(after, tz))
+        for axes in rows:
+            axes.axvspan(moment(begin), moment(end), color=PALETTE["damaged"], alpha=0.32,
+                         linewidth=0)
+        sign = rows[0].plot([moment(int(middle))], [1.06], marker="v", markersize=6,
+                            color=PALETTE["damaged"], markeredgewidth=0, clip_on=False,
+                            transform=rows[0].get_xaxis_transform())
+        sign[0].set_gid(name)
+    return titles
+
+
+def _binary_ticks(axes: Axes, most: int) -> None:
+    """Two or three ticks at round binary sizes."""
+    step = 1
+    while step * 3 < most:
+        step *= 2
+    axes.set_yticks(range(0, most + step, step) if most > step * 2 else (0, step, 2 * step))
+    axes.set_ylim(0, max(most * 1.08, 1))
+
+
+def _short_count(value: float) -> str:
+    for least, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):
+        if value >= least:
+            scale = 1000 if unit == "k" else least
+            return f"{value / scale:g}{unit}"
+    return f"{value:,g}"
+
+
+# -- the map ---------------------------------------------------------------------------------------
+
+
+def cells(profile: LogProfile) -> list[str | None]:
+    """What each cell of the log holds, in a word of `KINDS`: damage wherever there is any, else
+    what fills most of it; None where no file is.
+    """
+    sums = profile.cells
+    kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]
+    damage = sums[KINDS.index(DAMAGED)] > 0
+    nothing = sums.sum(axis=0) == 0
+    for number in damage.nonzero()[0].tolist():
+        kinds[number] = DAMAGED
+    for number in nothing.nonzero()[0].tolist():
+        kinds[number] = None
+    while kinds and kinds[-1] is None:  # the place behind the end
+        kinds.pop()
+    return kinds
+
+
+def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
+    """The log as rows of cells, from its first byte on. ``borders``: where files begin."""
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path
+
+    kinds = cells(profile)
+    columns = min(_COLUMNS, max(len(kinds), 1))
+    rows = -(-len(kinds) // columns)
+    titles: dict[str, str] = {}
+    with _figure(0.1 + rows * _WIDTH / _COLUMNS, layout=None) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        for kind in (MESSAGES, BLANK, ZERO, None):
+            places = [number for number, each in enumerate(kinds) if each == kind]
+            if places:
+                axes.add_patch(PathPatch(
+                    Path.make_compound_path(*(_square(Path, *divmod(number, columns))
+                                              for number in places)),
+                    facecolor=PALETTE[_colour(kind)], linewidth=0, snap=False))
+        damaged = [number for number, each in enumerate(kinds) if each == DAMAGED]
+        for number in damaged:
+            row, column = divmod(number, columns)
+            patch = Rectangle((column - 0.08, row - 0.08), 1.06, 1.06,
+                              facecolor=PALETTE["damaged"], linewidth=0, snap=False)
+            if len(titles) < _MOST_TITLES:
+                name = f"cell-{number}"
+                patch.set_gid(name)
+                offset = profile.start + number * profile.cell
+                titles[name] = say(
+                    "{size} damaged from physical offset {start} to {end}", start=offset,
+                    end=offset + profile.cell,
+                    size=size_text(int(profile.cells[KINDS.index(DAMAGED), number])))
+            axes.add_patch(patch)
+        starts = {(base - profile.start) // profile.cell for base in borders}
+        for number in sorted(starts & set(range(1, len(kinds)))) if len(starts) < 200 else ():
+            row, column = divmod(number, columns)
+            axes.plot([column - 0.06] * 2, [row - 0.05, row + 0.95], color=PALETTE["text"],
+                      linewidth=1.1, solid_capstyle="butt")
+        axes.set_xlim(-0.1, _COLUMNS if columns == _COLUMNS else max(columns, 8))
+        axes.set_ylim(rows, -0.1)
+        axes.axis("off")
+        return embedded(_svg(figure), titles, "map")
+
+
+def _colour(kind: str | None) -> str:
+    return "missing" if kind is None else kind
+
+
+def _square(path: Any, row: int, column: int) -> Any:
+    side = 0.88
+    corners = [(column, row), (column + side, row), (column + side, row + side),
+               (column, row + side), (column, row)]
+    return path(corners, [path.MOVETO, *[path.LINETO] * 3, path.CLOSEPOLY])
+
+
+# -- matplotlib ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _figure(height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[
+        Figure]:
+    """A figure of ``height`` inches that belongs to nobody and is seen nowhere."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache, its fonts
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        yield Figure(figsize=(_WIDTH, height), layout=layout)
+
+
+def _svg(figure: Figure) -> str:
+    target = io.StringIO()
+    figure.savefig(target, format="svg", transparent=True, metadata={"Date": None})
+    return target.getvalue()

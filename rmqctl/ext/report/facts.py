@@ -1,0 +1,317 @@
+"""What a report tells, gathered as plain values: nothing is judged here, and little is read again.
+
+The diagnosis (`rmqctl.checks.doctor`) brings findings, prediction and the profile of the log, from
+one pass over it and the walk of the prediction. Besides, queues and groups are looked up
+(`rmqctl.store.config.offsets`), a few messages around damage, and the bytes of all files for their
+digests. All lists are bounded: what is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmqctl.broker.view import view_of
+from rmqctl.checks.doctor import Diagnosis, diagnose
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.verdict import DAMAGE, around
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.ext.report.digests import FileDigest, digests
+from rmqctl.scan.aggregate import Aggregate
+from rmqctl.scan.groupings import OTHER
+from rmqctl.store.config.config import load
+from rmqctl.store.config.offsets import Lag
+from rmqctl.store.info import Item, inventory
+from rmqctl.store.objects import message_object, text
+from rmqctl.store.queue.rows import topics_on_disk
+from rmqctl.store.stats import Query, collect
+
+if TYPE_CHECKING:
+    from rmqctl.scan.profile import LogProfile
+    from rmqctl.store.store import Store
+
+MOST_PLACES = 200
+"""Damaged places whose times are looked up."""
+MOST_SHOWN_PLACES = 10
+"""Damaged places whose neighbours are shown."""
+_EXCERPT = 160
+_BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
+                       "compactionCq"})
+"""Folders in which each folder is a topic's."""
+Progress = Callable[[int], None]
+Watch = Callable[[str, int], Any]
+
+
+class QueueRow(NamedTuple):
+    """``messages`` intact in the log, of which ``size`` bytes; stored from ``first`` to ``last``
+    (ms). ``least``, ``most``: queue offsets, None where no consumequeue tells. ``lost``: gone
+    already; ``cut``: a start would take them.
+    """
+
+    topic: str
+    queue_id: int
+    messages: int
+    size: int
+    first: int | None
+    last: int | None
+    least: int | None
+    most: int | None
+    lost: int
+    cut: int
+
+
+class TopicRow(NamedTuple):
+    """The sums of a topic; ``queues`` in the order of their ids."""
+
+    topic: str
+    messages: int
+    size: int
+    first: int | None
+    last: int | None
+    lost: int
+    cut: int
+    queues: tuple[QueueRow, ...]
+
+
+class GroupRow(NamedTuple):
+    """A group and a topic: ``lag`` is how many messages it has not consumed, as a broker counts;
+    ``since``: store time (ms) of the last message that it consumed in the queue that is furthest
+    behind. ``lost``: gone before it read them; ``at_risk``: intact, unread, and a start would take
+    them; ``beyond``: how far positions lie beyond their queues' ends; ``twice``: delivered again.
+    """
+
+    group: str
+    topic: str
+    queues: int
+    lag: int
+    since: int | None
+    lost: int
+    at_risk: int
+    beyond: int
+    twice: int
+
+
+class Neighbours(NamedTuple):
+    """The messages before and after a damaged place (message objects; None: there is none)."""
+
+    offset: int
+    length: int
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``marks``: store times (ms) between which damage lies, None where an end is open;
+    ``marks_left``: damaged places that were not looked up. ``files`` is None where nothing was
+    hashed. ``notes``: what could not be looked at. ``further``: topics and groups of which there
+    may be nothing but a path or an entry of a configuration file; for `Mask`.
+    """
+
+    root: str
+    diagnosis: Diagnosis
+    topics: list[TopicRow] = field(default_factory=list)
+    groups: list[GroupRow] = field(default_factory=list)
+    marks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    marks_left: int = 0
+    neighbours: list[Neighbours] = field(default_factory=list)
+    files: list[FileDigest] | None = None
+    total_size: int = 0
+    notes: list[str] = field(default_factory=list)
+    further: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+
+    @property
+    def profile(self) -> LogProfile | None:
+        return self.diagnosis.profile
+
+    @property
+    def group_sums(self) -> list[GroupRow]:
+        """A row for each group, without a topic."""
+        return _joined(self.groups, lambda row: (row.group, ""))
+
+    @property
+    def topic_names(self) -> Iterator[str]:
+        """All topics that anything here may name."""
+        lost = self.diagnosis.losses
+        for row in self.topics:
+            yield row.topic
+        for group in self.groups:
+            yield group.topic
+        for finding in self.diagnosis.findings.findings:
+            if finding.topic is not None:
+                yield finding.topic
+        for names in (lost.already_by_topic, lost.would_lose_by_topic):
+            yield from names
+        for neighbours in self.neighbours:
+            yield from (message["topic"] for message in neighbours[2:] if message)
+        yield from sorted(self.further[0])
+
+    @property
+    def group_names(self) -> Iterator[str]:
+        consumers = self.diagnosis.start.consumers
+        yield from (row.group for row in self.groups)
+        if consumers is not None:
+            yield from (queue.group for queue in consumers.queues)
+            yield from consumers.without_position
+        yield from sorted(self.further[1])
+
+
+def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
+           hashes: bool = True) -> Facts:
+    """Everything of a store that a report tells. ``watch``: (label, bytes) to a context manager
+    that gives a function to tell progress by. StoreIOError.
+    """
+    items, troubles = inventory(store)
+    notes = [f"{trouble.path}: {trouble.reason}" for trouble in troubles if trouble.unreadable]
+    size = 2 * store.log.size if store.layout.reads("commitlog") else 0
+    with watch("reading the log", size) as progress:
+        diagnosis = diagnose(store, broker_version, jobs, progress, profile=True)
+    lags: list[dict[str, Any]] = []
+    try:
+        lags = list(_lags(store))
+    except RmqctlError as error:
+        notes.append(str(error))
+    damage = _places(diagnosis.findings.findings)
+    neighbours = [_neighbours(store, *place) for place in damage[:MOST_PLACES]]
+    total = sum(item.size for item in items)
+    hashed = None
+    if hashes:
+        with watch("hashing", total) as progress:
+            hashed = digests(store.root, items, jobs, progress)
+    return Facts(
+        store.root, diagnosis, _topics(store, diagnosis, lags, jobs), _groups(diagnosis, lags),
+        [(_time(each.before), _time(each.after)) for each in neighbours],
+        len(damage) - len(neighbours), neighbours[:MOST_SHOWN_PLACES], hashed, total, notes,
+        _further(store, items))
+
+
+def _further(store: Store, items: Iterable[Item]) -> tuple[set[str], set[str]]:
+    """Topics and groups that paths and configuration files name."""
+    topics: set[str] = set(topics_on_disk(store))
+    groups: set[str] = set()
+    for item in items:
+        folders = item.path.split("/")[:-1]
+        topics.update(topic for folder, topic in pairwise(folders) if folder in _BY_TOPIC)
+    with suppress(StoreIOError):
+        for file in load(store)[0]:
+            for row in file.rows():
+                topics.update(filter(None, [row.get("topic")]))
+                groups.update(filter(None, [row.get("group")]))
+    return topics, groups
+
+
+def _lags(store: Store) -> Iterator[dict[str, Any]]:
+    yield from Lag(store, view_of(store, "auto")).rows()
+
+
+# -- topics, queues, groups ------------------------------------------------------------------------
+
+
+def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | None:
+    """By topic and queue; with more queues than fit the log is read again for the heavy ones."""
+    if profile is None:
+        return None
+    return collect(store, Query("queue"), jobs) if profile.queues.is_full else profile.queues
+
+
+def _topics(store: Store, diagnosis: Diagnosis, lags: Iterable[dict[str, Any]],
+            jobs: int) -> list[TopicRow]:
+    """The topic with the most messages first."""
+    lost, sums = diagnosis.losses, _sums(store, diagnosis.profile, jobs)
+    counted = {} if sums is None else {
+        _key(key): values for key, values in sums.groups().items()}
+    bounds = {(row["topic"], row["queue_id"]): (row["min_offset"], row["max_offset"])
+              for row in lags}
+    losses = lost.queues or {}
+    by_topic: dict[str, list[QueueRow]] = {}
+    for topic, queue_id in sorted({*counted, *bounds, *(
+            key for key, loss in losses.items() if loss.lost or loss.cut)}):
+        values, loss = counted.get((topic, queue_id)), losses.get((topic, queue_id))
+        by_topic.setdefault(topic, []).append(QueueRow(
+            topic, queue_id, 0 if values is None else values.messages,
+            0 if values is None else values.bytes, None if values is None else values.first,
+            None if values is None else values.last,
+            *bounds.get((topic, queue_id), (None, None)),
+            0 if loss is None else loss.lost, 0 if loss is None else loss.cut))
+    rows = [TopicRow(
+        topic, sum(queue.messages for queue in queues), sum(queue.size for queue in queues),
+        min((queue.first for queue in queues if queue.first is not None), default=None),
+        max((queue.last for queue in queues if queue.last is not None), default=None),
+        lost.already_by_topic.get(topic, 0), lost.cut_by_topic.get(topic, 0),
+        tuple(queues)) for topic, queues in by_topic.items()]
+    return sorted(rows, key=lambda row: (-row.messages, row.topic))
+
+
+def _key(key: Any) -> tuple[str, int]:
+    if key == OTHER:
+        return OTHER, -1
+    topic, queue_id = key
+    return text(topic), queue_id
+
+
+def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupRow]:
+    """A row for each group and topic: whoever misses something first, then by lag."""
+    rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
+                     row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
+            for row in lags if row["group"] is not None]
+    consumers = diagnosis.start.consumers
+    rows += [GroupRow(queue.group, queue.topic, 0, 0, None, queue.lost_after, queue.at_risk,
+                      queue.beyond_end or 0, queue.twice)
+             for queue in (() if consumers is None else consumers.affected)]
+    return _joined(rows, lambda row: (row.group, row.topic))
+
+
+def _joined(rows: Iterable[GroupRow],
+            key: Callable[[GroupRow], tuple[str, str]]) -> list[GroupRow]:
+    """The sums of the rows of one group and topic, as ``key`` tells them."""
+    sums: dict[tuple[str, str], GroupRow] = {}
+    for row in rows:
+        name = key(row)
+        known = sums.get(name, GroupRow("", "", 0, 0, None, 0, 0, 0, 0))
+        times = [since for since in (known.since, row.since) if since is not None]
+        sums[name] = GroupRow(*name, known.queues + row.queues, known.lag + row.lag,
+                              min(times, default=None),
+                              *(a + b for a, b in zip(known[5:], row[5:], strict=True)))
+    return sorted(sums.values(), key=lambda row: (
+        -(row.lost + row.at_risk + row.beyond), -row.lag, row.group, row.topic))
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def _places(findings: Iterable[Finding]) -> list[tuple[int, int]]:
+    """(physical offset, length) of damage in the log; what touches is one place."""
+    spans = sorted((finding.offset, finding.length or 0) for finding in findings
+                   if finding.is_trouble and finding.category in DAMAGE
+                   and finding.offset is not None)
+    places: list[tuple[int, int]] = []
+    for offset, length in spans:
+        if places and offset <= sum(places[-1]):
+            first, known = places[-1]
+            places[-1] = first, max(known, offset + length - first)
+        else:
+            places.append((offset, length))
+    return places
+
+
+def _neighbours(store: Store, offset: int, length: int) -> Neighbours:
+    before, after = around(store, offset, offset + length)
+    return Neighbours(offset, length, *(
+        None if record is None else _shortened(message_object(record))
+        for record in (before, after)))
+
+
+def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    """With the beginning of the body only: many of these are kept."""
+    body: str = message["body"]
+    message["body"] = body if len(body) <= _EXCERPT else body[:_EXCERPT] + "…"
+    for name in ("properties", "properties_raw"):
+        del message[name]
+    return message
+
+
+def _time(message: dict[str, Any] | None) -> int | None:
+    return None if message is None else message["store_timestamp"]

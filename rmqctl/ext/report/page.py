@@ -1,0 +1,270 @@
+"""The page: facts, words and charts laid out by a template in which everything is escaped.
+
+The template (``report.html``) has no script, and its style sheet (``report.css``) is the only one a
+browser applies to it: the policy in its head forbids all else, and every connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from importlib.resources import files
+from typing import Any
+
+from rmqctl import __version__
+from rmqctl.checks.explanations import Explanation, explanations
+from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
+from rmqctl.ext.report import words
+from rmqctl.ext.report.digests import of_all
+from rmqctl.ext.report.drawing import Bars, bars, cells, log_map, timeline
+from rmqctl.ext.report.facts import Facts
+from rmqctl.ext.report.masking import Mask
+from rmqctl.output.language import ENGLISH, Language, language
+from rmqctl.output.units import count_text, duration_text, size_text, time_text
+from rmqctl.phrases import Phrase
+from rmqctl.scan.frames import DAMAGED
+from rmqctl.store.log.commit_log import CommitLog
+
+MOST_ROWS = 200
+"""Rows of a table of topics or groups."""
+MOST_QUEUES = 2000
+_FIRST_ROWS = 25
+_PER_KIND = 12
+_ACTIONS = 30
+_OPEN_QUEUES, _PRINTED_QUEUES = 24, 100
+_OPEN_FILES = 40
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+_SEVERITIES = (ERROR, WARNING, INFO)
+
+
+class Said(str):
+    """A text that needs no mask any more; it is still to be escaped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How the page speaks: in a language, with a mask before every text that is not its own."""
+
+    language: Language
+    mask: Mask
+
+    def say(self, one: str, many: str = "", /, **values: Any) -> Said:
+        """A sentence of the report, by the rules of `rmqctl.phrases.Phrase`."""
+        masked = {name: self.shown(value) for name, value in values.items()}
+        english = many if many and values["count"] != 1 else one
+        template = self.language.catalog.get(many or one, english)
+        return Said(template.format(**masked) if masked else template)
+
+    def tell(self, text: str) -> Said:
+        """A sentence of somebody else, which may be a `Phrase`."""
+        said = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
+        return Said(self.mask.text(said))
+
+    def shown(self, value: Any) -> Any:
+        """What the template shows of a value that it was handed."""
+        if value is None:
+            return ""
+        if isinstance(value, Said) or hasattr(value, "__html__"):
+            return value
+        return self.mask.text(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The findings of one category: the first ones, and how many there are."""
+
+    category: str
+    severity: str
+    count: int
+    explanation: Explanation | None
+    rows: list[Finding] = field(default_factory=list)
+
+    @property
+    def columns(self) -> dict[str, bool]:
+        """Which of the optional columns any of the rows has a value for."""
+        return {name: any(getattr(row, name) is not None for row in self.rows)
+                for name in ("offset", "length", "topic", "queue_id", "queue_offset")}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the page is made with. ``made``: when (ms). ``commands``: command lines by what they
+    give, for a shell. ``log``: of which files the log is.
+    """
+
+    language: Language
+    tz: tzinfo
+    mask: Mask
+    made: int
+    commands: Mapping[str, str]
+    next: list[tuple[str, str]]
+    log: CommitLog | None = None
+
+
+def page(facts: Facts, request: Request) -> str:
+    """The whole file."""
+    speech = Speech(request.language, request.mask)
+    found = facts.diagnosis
+    css = _read("report.css")
+    drawn = None if facts.profile is None else bars(facts.profile.times)
+    sums = _checksums(facts, request.mask)
+    template = _environment(speech).from_string(_read("report.html"))
+    html: str = template.render(
+        css=_safe(css), style_hash=_style_hash(css), lang=request.language.name,
+        version=__version__, python=platform.python_version(), made=request.made,
+        facts=facts, found=found, start=found.start, coverage=found.findings.coverage,
+        head=words.headline(found, speech.say),
+        story=words.story(facts, speech.say, lambda millis: moment(millis, request.tz)),
+        commands=request.commands, next=request.next,
+        drawn=drawn, chart=_timeline(drawn, facts, request, speech),
+        map=_map(facts, request, speech), map_scale=_scale(facts),
+        kinds=_kinds(facts, request.language.name),
+        sums=sums, fingerprint=of_all(sums),
+        unread=[each for each in facts.files or () if each.sha256 is None],
+        changed=[each for each in facts.files or () if each.changed],
+        first_rows=_FIRST_ROWS, most=MOST_ROWS, most_queues=MOST_QUEUES, most_actions=_ACTIONS,
+        open_queues=_OPEN_QUEUES, printed_queues=_PRINTED_QUEUES, open_files=_OPEN_FILES,
+        masked=sorted(request.mask.kinds), mask=request.mask,
+        moment=lambda millis: "" if millis is None else moment(millis, request.tz),
+        gaps=any(kind is None for kind in cells(facts.profile)) if facts.profile else False,
+        detail=lambda row: Said(request.mask.detail(
+            request.language.say(row.detail), row.category)),
+        zone=str(request.tz), relative=lambda path: _relative(path, facts.root))
+    return html
+
+
+def of_report(name: str) -> Language:
+    """A language with the sentences of the report (``zh.toml``) besides its own."""
+    known = language(name)
+    if name == ENGLISH:
+        return known
+    return Language(name, {**known.catalog, **tomllib.loads(_read(f"{name}.toml"))})
+
+
+def moment(millis: int, tz: tzinfo) -> str:
+    """``2024-06-23 19:12:52``; as it is stored where no calendar has it."""
+    said = time_text(millis, tz)
+    return said[:19].replace("T", " ") if _TIME.match(said) else said
+
+
+def span_text(millis: int) -> str:
+    """``3 h``, ``5 min``, ``1 s``: a span of time that is a round one."""
+    return re.sub(r"(?<=\d)\.0(?= s)| 0 (h|min|s)$", "", duration_text(millis))
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _timeline(drawn: Bars | None, facts: Facts, request: Request, speech: Speech) -> Any:
+    if drawn is None:
+        return ""
+    return _safe(timeline(drawn, facts.marks, request.tz, speech.say))
+
+
+def _map(facts: Facts, request: Request, speech: Speech) -> Any:
+    profile = facts.profile
+    if profile is None or not any(cells(profile)):
+        return ""
+    borders = [] if request.log is None else [file.base for file in request.log.files]
+    return _safe(log_map(profile, borders, speech.say))
+
+
+def _scale(facts: Facts) -> str:
+    return "" if facts.profile is None else size_text(facts.profile.cell)
+
+
+def _kinds(facts: Facts, lang: str) -> list[Kind]:
+    """Findings by category, the worst first; mere information comes last."""
+    known = explanations(lang)
+    verdict = facts.diagnosis.findings
+    kinds = {(category, severity): Kind(category, severity, count, known.get(category))
+             for (category, severity), count in verdict.counts.items() if severity in _SEVERITIES}
+    for finding in verdict.findings:
+        rows = kinds[finding.category, finding.severity].rows
+        if len(rows) < _PER_KIND:
+            rows.append(finding)
+    return sorted(kinds.values(), key=lambda kind: (
+        _SEVERITIES.index(kind.severity), -kind.count, kind.category))
+
+
+def _checksums(facts: Facts, mask: Mask) -> list[Said]:
+    """The lines that `sha256sum --check` takes, in which names are masked as everywhere."""
+    return [Said(f"{line[:66]}{mask.text(line[66:])}" if not line.startswith("\\") else
+                 f"{line[:67]}{mask.text(line[67:])}")
+            for line in (each.line() for each in facts.files or ()) if line]
+
+
+def _relative(path: str | None, root: str) -> str:
+    """A path of the store without its root."""
+    if path is None:
+        return ""
+    return path[len(root):].lstrip("/") if path.startswith(root.rstrip("/") + "/") else path
+
+
+# -- the template ----------------------------------------------------------------------------------
+
+
+def _environment(speech: Speech) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                       undefined=StrictUndefined, finalize=speech.shown)
+    made.globals |= {"say": speech.say, "tell": speech.tell, "DAMAGED": DAMAGED}
+    made.filters |= {"count": _number, "size": size_text, "share": _share, "bar": _bar,
+                     "largest": _largest,
+                     "span": span_text, "said": Said, "prose": _prose}
+    return made
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else count_text(value)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _largest(rows: Iterable[Any], name: str) -> int:
+    return max((getattr(row, name) for row in rows), default=0)
+
+
+def _bar(part: float, whole: float, kind: str = "messages") -> Any:
+    """A bar as long as the share, for a cell of a table."""
+    width = 100 * max(0, part) / whole if whole > 0 else 0
+    return _safe(f'<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" '
+                 f'aria-hidden="true"><rect class="f-{kind}" width="{width:.2f}" height="6"/>'
+                 '</svg>')
+
+
+def _prose(text: str) -> Any:
+    """A sentence in which what stands between backticks is what one types."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one of them has no other
+        return escape(text)
+    return Markup("").join(  # all parts are escaped
+        Markup("<code>{}</code>").format(part) if number % 2 else part
+        for number, part in enumerate(parts))
+
+
+def _safe(html: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(html)  # noqa: S704 - our own files, and charts of numbers
+
+
+def _style_hash(css: str) -> str:
+    return base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+
+
+def _read(name: str) -> str:
+    return files("rmqctl.ext.report").joinpath(name).read_text(encoding="utf-8")

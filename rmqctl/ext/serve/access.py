@@ -1,0 +1,88 @@
+"""Who may ask, where not everybody may: clients that sign with one of the keys.
+
+As with a broker's ACL 1.0 and an ``admin`` account; permissions for single topics and groups are
+not known. What a name server answers is answered to everybody, as name servers do.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.remoting.signing import ACCESS_KEY, SECRET_KEY, SIGNATURE, signature
+from rmqctl.formats.config import properties_file
+from rmqctl.scan.source import FileSource
+
+_MAX_SIZE = 1 << 16
+_REFUSED = "org.apache.rocketmq.acl.common.AclException: "
+"""As brokers begin the remark: clients look for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """``secrets``: by access key. Without any, everybody may ask."""
+
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def check(self, command: Command) -> None:
+        """Answer where the request is not signed, or wrongly."""
+        if not self.secrets:
+            return
+        key = command.ext.get(ACCESS_KEY)
+        if key is None:
+            raise _refusal("No accessKey is configured")
+        secret = self.secrets.get(key)
+        if secret is None:
+            raise _refusal(f"No acl config for {key[:100]}")
+        given = command.ext.get(SIGNATURE, "").encode("utf-8", "replace")
+        wanted = signature(command.ext, command.body, secret, command.version)
+        if not hmac.compare_digest(wanted, given):
+            raise _refusal(f"Check signature failed for accessKey={key}")
+
+
+    def check_call(self, authorization: str, date_time: str) -> None:
+        """The same of a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``,
+        where the text of the time is signed. Answer.
+        """
+        if not self.secrets:
+            return
+        items = dict(each.strip().partition("=")[::2] for each in authorization.partition(" ")[
+            2].split(","))
+        key = items.get("Credential", "").partition("/")[0]
+        secret = self.secrets.get(key)
+        if secret is None:
+            raise _refusal(f"No acl config for {key[:100]}")
+        wanted = hmac.new(secret.encode("utf-8", "replace"), date_time.encode(), "sha1").hexdigest()
+        given = items.get("Signature", "").lower().encode("utf-8", "replace")
+        if not hmac.compare_digest(wanted.encode(), given):
+            raise _refusal(f"Check signature failed for accessKey={key}")
+
+
+def _refusal(text: str) -> Answer:
+    return Answer(Status.SYSTEM_ERROR, _REFUSED + text)
+
+
+def read_keys(paths: Iterable[str]) -> Access:
+    """The keys in files as clients have them (``rocketmq.client.keyFile``): Java properties with
+    AccessKey and SecretKey. UsageError, StoreIOError.
+    """
+    secrets: dict[str, str] = {}
+    for path in paths:
+        with FileSource(path) as source:
+            data = source.read(0, min(source.size, _MAX_SIZE + 1))
+        try:
+            values = {entry.key: entry.value.strip() for entry in properties_file.parse(data)}
+        except FormatError as error:
+            raise UsageError(f"{path}: {error.reason}") from None
+        key, secret = values.get(ACCESS_KEY), values.get(SECRET_KEY)
+        if not key or not secret or len(data) > _MAX_SIZE:
+            raise UsageError(f"{path}: no key file: it needs the lines {ACCESS_KEY}=… and "
+                             f"{SECRET_KEY}=…")
+        if secrets.get(key, secret) != secret:
+            raise UsageError(f"{path}: another file has the same {ACCESS_KEY}, and another secret")
+        secrets[key] = secret
+    return Access(secrets)

@@ -1,0 +1,417 @@
+"""One store as a broker: its topics and groups, its queues, who waits for messages.
+
+What several handlers need of it; the handlers themselves are in modules of their subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.access import Access
+from rmqctl.ext.serve.consuming.groups import Group, Groups, QueueLocks
+from rmqctl.ext.serve.consuming.memory import BASE, Memory
+from rmqctl.ext.serve.consuming.positions import Positions
+from rmqctl.ext.serve.limits import Quota
+from rmqctl.ext.serve.reading import EmptyQueue, Queue
+from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
+from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.source import READ, WRITE, Source, Topic
+from rmqctl.ext.serve.sums import Sums
+from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.parse_values import Address
+
+if TYPE_CHECKING:
+    from rmqctl.ext.serve.producing.delaying import Delays
+    from rmqctl.ext.serve.producing.timing import Timers
+    from rmqctl.ext.serve.producing.transactions import Transactions
+    from rmqctl.ext.serve.producing.writing import Writer
+
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
+Buffer = bytes | memoryview
+_TURN_S = 0.02
+"""So long those who wait look, before it is the others' turn."""
+Mode = tuple[str, int]
+"""``PULL`` or ``POP``, and how many clients' queues a client shares."""
+MOST_WAITING = 100_000
+"""Requests of a broker that wait at a time."""
+ANY_QUEUE = -1
+"""In place of a queue id: who waits for messages of any queue of a topic."""
+
+
+class Connection(Protocol):
+    """A client's connection, as handlers see it. ``peer`` is its address, ``host`` the part of it
+    that tells clients apart.
+    """
+
+    peer: str
+    host: str
+    local_host: str
+    """The address of this machine that the client came to."""
+    at_end: set[Callable[[], None]]
+    """Called when it is closed; each takes itself out when it has no more to do then."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client does not take what it was sent."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Sends what nobody asked for; not to a client that takes nothing."""
+        ...
+
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
+        """Sends a request to the client. ``then`` is called with its response, once, or with None
+        where none came in so many seconds or before the end.
+        """
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+class Response(msgspec.Struct):
+    """What a request is answered with. ``parts`` together are the body."""
+
+    ext: dict[str, str] | None = None
+    parts: Sequence[Buffer] = ()
+    code: int = 0
+    remark: str | None = None
+
+
+class Call(msgspec.Struct):
+    """One request: who asked, what, and the fields of its header by their kinds."""
+
+    connection: Connection
+    command: Command
+    fields: dict[str, Any]
+
+    def reply(self, response: Response) -> None:
+        """Answers later; a handler that does so returns None."""
+        if not self.command.is_one_way:
+            self.connection.reply(self.command, response)
+
+
+class Rounds(Protocol):
+    """What a broker does beside its requests, now and then."""
+
+    def begin(self) -> None:
+        """Begins with it, if it is time."""
+
+    def stop(self) -> None:
+        """Gives up what is under way."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """What all brokers of a server have in common."""
+
+    name: str
+    brokers: dict[str, Broker] = field(default_factory=dict)
+    kv: dict[str, dict[str, str]] = field(default_factory=dict)
+    access: Access = field(default_factory=Access)
+
+
+@dataclass(eq=False)
+class Broker:
+    """A served store. ``start``: where a group begins that has no position: ``stored`` as a broker
+    would say, ``earliest``, ``latest``, or a time in ms.
+    """
+
+    name: str
+    cluster: Cluster
+    source: Source
+    positions: Positions
+    memory: Memory
+    start: str | int = "stored"
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    groups: Groups = field(default_factory=Groups)
+    locks: QueueLocks = field(default_factory=QueueLocks)
+    delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Messages given out, by group and topic."""
+    delivered_bytes: int = 0
+    sums: Sums = field(default_factory=Sums)
+    requests: Counter[str] = field(default_factory=Counter)
+    skipped: int = 0
+    """Damaged messages that were passed over."""
+    started: float = field(default_factory=time.time)
+    waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
+        default_factory=lambda: defaultdict(set))
+    """Who waits for messages of a queue; called with whether new ones may be there."""
+    told: Callable[..., None] = lambda **_: None
+    """Takes events: what happened, as keywords."""
+    failed: Callable[[str, Exception], None] = lambda _name, _error: None
+    """Takes what a handler could not do for a reason that nobody foresaw."""
+    waits: Quota = field(default_factory=lambda: Quota(MOST_WAITING))
+    """Requests that wait, as `pulling` counts them."""
+    pops: Any = field(init=False)
+    """What groups have been given for a while: `popping.Pops`, whose module needs this one."""
+    modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
+    """How groups get messages, by topic and group, as far as it was said here."""
+    _retries: dict[str, Topic] = field(default_factory=dict)
+    _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
+    _waking: bool = False
+    _to_tell: dict[str, Group] = field(default_factory=dict)
+
+    is_wiped: bool = False
+    """Whether routes are to say that nothing can be sent."""
+    writer: Writer | None = None
+    new_groups: set[str] = field(default_factory=set)
+    """Groups that came since the configuration was last written."""
+    delays: Delays | None = None
+    timers: Timers | None = None
+    transactions: Transactions | None = None
+    pulls: Any = field(init=False)
+    """Answers ordinary pulls: `consuming.plain.PlainPulls`, whose module needs this one."""
+    sends: Any = None
+    """Takes ordinary messages: `producing.plain.PlainSends`, whose module needs this one."""
+    checks: Rounds | None = None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether messages are taken."""
+        return self.writer is not None
+
+    @property
+    def received(self) -> Counter[str]:
+        """Messages that were put, by topic."""
+        return Counter() if self.writer is None else self.writer.received
+
+    def address_for(self, connection: Connection) -> Address:
+        """Where a client finds the broker: where it listens on all addresses, at the one that the
+        client came to.
+        """
+        if self.address.host in _ANY and connection.local_host:
+            return replace(self.address, host=connection.local_host)
+        return self.address
+
+    # -- topics and queues --------------------------------------------------------------------
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """All topics by name, with what clients may do."""
+        known = {**self.source.topics, **self._retries}
+        for group in self.groups.consumers:
+            name = RETRY_PREFIX + group
+            if name not in known:
+                known[name] = Topic(name, 0, 0, READ)
+        return {name: self._served(topic) for name, topic in known.items()}
+
+    def topic(self, name: str) -> Topic | None:
+        found = self.source.topics.get(name) or self._retries.get(name)
+        if found is None and name.startswith(RETRY_PREFIX):
+            group = name.removeprefix(RETRY_PREFIX)
+            if group in self.source.groups or group in self.groups.consumers:
+                found = Topic(name, 0, 0, READ)
+        if self.writer is not None and self.writer.topics.get(name) is None:
+            own = self.writer.topics.own(name)
+            if own is not None:
+                found = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
+        return None if found is None else self._served(found)
+
+    def _served(self, topic: Topic) -> Topic:
+        """The topic with its queue in memory, behind those of the store: a retry topic always has
+        one, so that consumers ask for it before there is anything in it.
+        """
+        is_retry = topic.name.startswith(RETRY_PREFIX)
+        extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
+        perm = topic.perm
+        if not self.is_writable:
+            perm &= READ
+        elif is_retry:  # as it will be made
+            perm, extra = READ | WRITE, 0 if topic.read_queues else self.source.retry_queues(
+                topic.name.removeprefix(RETRY_PREFIX))
+        if self.is_wiped:
+            perm &= ~WRITE
+        return Topic(topic.name, topic.read_queues + extra, topic.write_queues + (
+            extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
+
+    def require_topic(self, name: str) -> Topic:
+        """Answer 17 where there is no such topic."""
+        found = self.topic(name)
+        if found is None:
+            raise Answer(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+        return found
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """A queue to read, an empty one where there is none. Answer where it cannot be read."""
+        found = self.memory.queues.get((topic, queue_id))
+        if found is not None:
+            return found
+        put = None if self.writer is None else self.writer.queue((topic, queue_id))
+        if put is not None:
+            return put
+        if queue_id < 0 or topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+            return EmptyQueue()
+        try:
+            return self.source.queue(topic, queue_id)
+        except RmqctlError as error:
+            raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+
+    def memory_queue(self, topic: str) -> int:
+        """The queue id in memory of a retry or dead-letter topic."""
+        known = self.source.topics.get(topic)
+        if known is None:
+            known = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
+        return known.read_queues
+
+    def raw_at(self, physical: int) -> Buffer | None:
+        """The whole record at a physical offset, in the log or in memory."""
+        if physical >= BASE:
+            return self.memory.raw_at(physical)
+        if physical < 0:
+            return None
+        limit = self.source.view.log_end
+        record = self.source.store.log.record_at(physical)
+        if record is None or not record.crc_ok or (
+                limit is not None and physical + record.total_size > limit):
+            return None
+        return self.source.store.log.raw_at(physical)
+
+    # -- who waits ----------------------------------------------------------------------------
+
+    def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+        """Tells one who waits of new messages of a queue."""
+        self.waiting[key].add(waiting)
+
+    def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+        known = self.waiting[key]
+        known.discard(waiting)
+        if not known:
+            del self.waiting[key]
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """New messages may be in a queue."""
+        for key in ((topic, queue_id), (topic, ANY_QUEUE)):
+            for each in self.waiting.get(key, ()):
+                self.wake(each)
+
+    def wake(self, waiting: Callable[[bool], None]) -> None:
+        """Has one who waits look soon."""
+        self._woken[waiting] = None
+        if not self._waking:
+            self._waking = True
+            self.later(0, self._wake)
+
+    def _wake(self) -> None:
+        """Some look; who is left does when others had their turn."""
+        late = time.monotonic() + _TURN_S
+        while self._woken and time.monotonic() < late:
+            waiting = next(iter(self._woken))
+            del self._woken[waiting]
+            try:
+                waiting(True)
+            except Exception as error:  # noqa: BLE001 - as for requests: the others are told all the same
+                self.failed("PULL_MESSAGE", error)
+        self._waking = bool(self._woken)
+        if self._waking:
+            self.later(0, self._wake)
+
+    def look_again(self) -> None:
+        """The store may have grown: everybody who waits looks."""
+        if self.writer is not None:
+            self.writer.settle_in_time()
+        elif self.source.refresh():
+            self.told(event="changed", broker=self.name)
+            for key in list(self.waiting):
+                self.arrived(*key)
+
+    def deliver(self) -> None:
+        """Delayed and timed messages that are due go where they belong; producers are asked what
+        became of their half messages.
+        """
+        if self.delays is not None:
+            self.delays.deliver()
+        if self.timers is not None:
+            self.timers.deliver()
+        if self.checks is not None:
+            self.checks.begin()
+
+    def keep(self) -> None:
+        """Writes new groups and delays into a store that is written to. StoreIOError,
+        RefusedError.
+        """
+        if self.writer is None or self.writer.failure is not None:
+            return
+        from rmqctl.ext.serve.producing.opening import keep_groups, keep_json
+
+        if self.new_groups:
+            keep_groups(self.writer, self.new_groups)
+            self.new_groups.clear()
+        if self.delays is not None and self.delays.changed:
+            keep_json(self.source, "delayOffset.json", {"offsetTable": {
+                str(level): offset for level, offset in sorted(self.delays.done.items())}})
+            self.delays.changed = False
+
+    def close(self) -> None:
+        """Gives the store back; one that was written to as a broker's shutdown leaves it."""
+        if self.checks is not None:
+            self.checks.stop()
+        if self.transactions is not None:
+            self.transactions.flush()
+        if self.timers is not None:
+            self.timers.finish()
+        if self.writer is not None:
+            self.writer.close()
+        if self.timers is not None:
+            self.timers.close()
+        self.source.close()
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def tell_members(self, group: Group, but: object = None) -> None:
+        """Members of a group are told that others came or went, so that they share queues anew;
+        where the group's settings do not forbid it.
+        """
+        if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
+                False):
+            return
+        for peer in {id(member.peer): member.peer for member in group.members.values()}.values():
+            if peer is not but:
+                peer.send(Command(NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group.name},
+                                  flag=2))
+
+    def tell_in_turns(self, groups: Iterable[Group]) -> None:
+        """The same for many groups, whose turn comes while others are answered."""
+        waiting = bool(self._to_tell)
+        self._to_tell.update((group.name, group) for group in groups)
+        if self._to_tell and not waiting:
+            self.later(0, self._tell)
+
+    def _tell(self) -> None:
+        late = time.monotonic() + _TURN_S
+        while self._to_tell and time.monotonic() < late:
+            self.tell_members(self._to_tell.popitem()[1])
+        if self._to_tell:
+            self.later(0, self._tell)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone, and its clients with it."""
+        self.tell_in_turns(self.groups.drop(peer=connection))
+        self.groups.drop_producers(peer=connection)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard for long are gone; figures are noted."""
+        self.sums.note(self.received, self.delivered)
+        self.tell_in_turns(self.groups.drop_silent())
+        self.locks.expire()
+
+    def takes_group(self, group: str) -> bool:
+        """Whether consumers of the group may come."""
+        return self.writer is None or self.writer.makes_groups or group in self.source.groups
+
+    def knows_group(self, group: str) -> bool:
+        return group in self.source.groups or group in self.groups.consumers
+
+    def later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, then)
+
+
+Handler = Callable[[Broker, Call], Response | None]
+Table = dict[str, Handler]
+"""Handlers by the names of the requests they answer."""

@@ -1,0 +1,345 @@
+"""One client's connection: frames in, answers out.
+
+A connection whose client does not read is not read from either, so no request is answered that
+nobody takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol, cast
+
+from msgspec.structs import replace
+
+from rmqctl.ext.serve.broker import Broker, Buffer, Response
+from rmqctl.ext.serve.dispatch import answer
+from rmqctl.ext.serve.limits import Limits, Places, Shared, network_of
+from rmqctl.ext.serve.remoting.codes import Status
+from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
+from rmqctl.ext.serve.remoting.frame import MAX_FRAME, FrameError, FrameReader
+from rmqctl.ext.serve.turns import Intake, Turns
+from rmqctl.parse_values import Address
+
+_LARGEST_BODY = MAX_FRAME - (1 << 20)
+_MOST_ASKED = 64
+"""Requests to one client that wait for its response."""
+_GATHERED = 320 << 10
+"""Bytes of answers to one client that wait for others of this turn, to be sent together."""
+_FIRST_READ = 64 << 10
+"""Bytes of the first read of a frame: many connections may begin one at the same time."""
+_MOST_BUFFERS = 512
+"""Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
+
+
+class Server(Protocol):
+    """What all connections of a server have in common; `server.Server` says more of each."""
+
+    limits: Limits
+    turns: Turns
+    intake: Intake
+    places: Places
+    unfinished: Shared
+    unsent: Shared
+    connections: set[ClientConnection]
+    accepted: int
+    turned_away: int
+    broken: int
+    last_used: float
+    received: memoryview
+
+    def send_soon(self, connection: ClientConnection) -> None: ...
+
+    def make_room(self) -> None: ...
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """One client."""
+
+    def __init__(self, server: Server, broker: Broker) -> None:
+        self._server, self._broker = server, broker
+        self._frames = FrameReader(server.limits.frame)
+        self._paused = False
+        self._busy = self._waits = self._reads_later = self._has_asked = False
+        self.turn: float | None = None
+        self.at_end: set[Callable[[], None]] = set()
+        self.peer = self.host = self.local_host = ""  # `host` as of `network_of`
+        self.last = self._since = time.monotonic()
+        self._held = self._unsent = 0
+        self._out: list[Buffer] = []
+        self._out_size = 0
+        self._transport: asyncio.Transport | None = None
+        self._asked: dict[int, tuple[Callable[[Command | None], None], asyncio.TimerHandle]] = {}
+        self._numbers = count(1)
+
+    def _forget_held(self) -> None:
+        self._server.unfinished.change(self.host, -self._held)
+        self._server.unsent.change(self.host, -self._unsent)
+        self._held = self._unsent = 0
+
+    # -- what the event loop says -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._server
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        self.peer, self.host = str(Address(*peer[:2])), network_of(peer[0])
+        if not server.places.take(self, self.last):
+            server.turned_away += 1
+            self._transport.abort()
+            return
+        server.connections.add(self)
+        server.accepted += 1
+        self.local_host = (transport.get_extra_info("sockname") or ("",))[0]
+        self._fd = transport.get_extra_info("socket").fileno()
+        self._transport.set_write_buffer_limits(high=server.limits.unsent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone()
+
+    def gone(self) -> None:
+        """Forgets the connection; the event loop may say later that it is lost."""
+        server = self._server
+        if self not in server.connections:
+            return
+        server.connections.discard(self)
+        server.places.leave(self)
+        server.last_used = time.monotonic()
+        self._forget_held()
+        for end in list(self.at_end):
+            end()
+        for number in list(self._asked):
+            self._heard(number, None)
+        self._broker.forget(self)
+        self._transport = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        received = self._server.received
+        return received if self._frames.held else received[:_FIRST_READ]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._frames.feed(self._server.received[:nbytes])
+        if not self._waits:
+            self._server.turns.come(self)
+        self._count()
+        if self._held and not self._waits:
+            self._server.intake.came(self, nbytes)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._since = time.monotonic()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.count_unsent()
+        if not self._waits:
+            self._server.turns.come(self)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self._paused or self._waits or self._reads_later or self._transport is None
+                or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the frame that is under way."""
+        return self._frames.missing
+
+    def read_later(self, *, waits: bool) -> None:
+        """Hears that others' frames are read first, or that its own is read on."""
+        self._reads_later = waits
+        if waits and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        elif not waits:
+            self._read_on()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def in_line(self, *, waits: bool) -> None:
+        """Hears that it waits for its turn, or has had it: nothing is read meanwhile."""
+        self._waits = waits
+        if waits and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        elif not waits:
+            self._read_on()
+
+    def work(self, late: float) -> bool:
+        """Answers what is there, as long as the client takes the answers, until ``late``
+        (monotonic seconds); whether there is more.
+        """
+        if self._busy:
+            return False
+        self._busy, more = True, False
+        pulls, sends, frames = self._broker.pulls, self._broker.sends, self._frames
+        clock = self._server.turns.clock
+        try:
+            while not (self._paused or self._transport is None or self._transport.is_closing()):
+                if not pulls.take_all(self, frames, late) and (
+                        sends is None or not sends.take_all(self, frames)):
+                    frame = frames.next()
+                    if frame is None:
+                        break
+                    command = read_command(frame)
+                    if command.is_response:
+                        self._heard(command.opaque, command)
+                    else:
+                        answer(self._broker, self, command)
+                self._has_asked = True
+                if not frames.held:
+                    break
+                if clock() > late:
+                    more = True
+                    break
+        except FrameError:
+            self._server.broken += 1
+            self.end()
+        finally:
+            self._busy = False
+            self.flush()
+        self._count()
+        return more and not self._paused
+
+    def _count(self) -> None:
+        """What is held of frames that are not whole, against what all may hold."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.last = time.monotonic()
+        held = self._frames.held
+        if not held or held < self._held:
+            self._since = self.last
+        if held == self._held:
+            return
+        unfinished = self._server.unfinished
+        is_too_much = unfinished.change(self.host, held - self._held)
+        self._held = held
+        if is_too_much:
+            unfinished.make_room(each for each in self._server.connections if each._held)
+
+    def count_unsent(self) -> bool:
+        """Counts what the client has not taken; whether all together have taken too little."""
+        unsent = 0 if self._transport is None or self._transport.is_closing() else (
+            self._transport.get_write_buffer_size())
+        if unsent < self._unsent:
+            self._since = time.monotonic()
+        more, self._unsent = unsent - self._unsent, unsent
+        return self._server.unsent.change(self.host, more)
+
+    @property
+    def held_since(self) -> float:
+        """Since when it has kept what it holds; monotonic seconds."""
+        return self._since
+
+    def spare_since(self) -> float | None:
+        """As `limits.Holder` has it."""
+        if not self._has_asked:
+            return 0.0
+        if self._paused:
+            return self._since
+        return None if self.at_end or self._asked or self._waits else self.last
+
+    def is_stale(self, now: float) -> bool:
+        """Whether nothing came for too long, or only a part of something, or nothing is taken."""
+        idle = self._server.limits.idle
+        return now - self.last > idle or (
+            (self._paused or self._held > 0) and now - self._since > idle)
+
+    @property
+    def is_full(self) -> bool:
+        return self._paused
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        if self._transport is not None and not (self._paused or self._transport.is_closing()):
+            data = write_command(command)
+            self._write([data], len(data))
+
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
+        if self._transport is None or len(self._asked) >= _MOST_ASKED:
+            then(None)
+            return
+        number = next(self._numbers)
+        timer = asyncio.get_running_loop().call_later(seconds, self._heard, number, None)
+        self._asked[number] = then, timer
+        self.send(replace(command, opaque=number))
+
+    def _heard(self, number: int, response: Command | None) -> None:
+        """The response to what the client was asked, if it still counts."""
+        then, timer = self._asked.pop(number, (None, None))
+        if then is not None and timer is not None:
+            timer.cancel()
+            then(response)
+
+    def reply(self, request: Command, response: Response) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        parts = response.parts
+        size = sum(map(len, parts)) if parts else 0
+        if size > _LARGEST_BODY:
+            size, parts, response = 0, (), Response(code=Status.SYSTEM_ERROR, remark=(
+                f"the answer has {size} bytes, and a frame takes {_LARGEST_BODY} of them"))
+        head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
+                             size)
+        self._write([head, *parts], len(head) + size)
+
+    def send_bytes(self, data: bytes) -> None:
+        self.send_parts([data], len(data))
+
+    def send_parts(self, parts: list[Buffer], size: int) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._write(parts, size)
+
+    def _write(self, parts: list[Buffer], size: int) -> None:
+        """Sends at the end of this turn, or when it is enough."""
+        if not (self._out or self._busy):
+            self._server.send_soon(self)
+        self._out += parts
+        self._out_size += size
+        if self._out_size >= _GATHERED or len(self._out) >= _MOST_BUFFERS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Gives answers to the system as they are, copied only if it does not take them all."""
+        parts, size, transport = self._out, self._out_size, self._transport
+        if not parts:
+            return
+        self._out, self._out_size = [], 0
+        if transport is None or transport.is_closing():
+            return
+        sent = 0
+        if not transport.get_write_buffer_size() and len(parts) < 2 * _MOST_BUFFERS:
+            try:
+                sent = os.writev(self._fd, parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                transport.abort()
+                return
+            if sent == size:
+                return
+        for number, part in enumerate(parts):
+            if sent < len(part):
+                transport.write(b"".join((part[sent:], *parts[number + 1:])))
+                if self.count_unsent():
+                    self._server.make_room()
+                return
+            sent -= len(part)
+
+    def end(self) -> None:
+        """Closes the connection at once; what was answered before is on its way."""
+        self.flush()
+        self._forget_held()
+        self._frames = FrameReader(self._server.limits.frame)
+        if self._transport is not None:
+            self._transport.abort()

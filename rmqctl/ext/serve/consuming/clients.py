@@ -1,0 +1,173 @@
+"""What clients say of themselves, and how the members of a group share queues
+(spec: remoting.md §3.3).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.consuming.groups import Group, Member, size_of
+from rmqctl.ext.serve.consuming.subscriptions import TAG, Subscription
+from rmqctl.ext.serve.naming import json_response
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.frame import FrameError
+
+_MOST_EVENTS = 50
+"""Groups that one heartbeat changes, of which others hear at once and one by one."""
+_MOST_SUBSCRIPTIONS = 10_000
+_MOST_TEXT = 64 << 20
+"""Bytes of all subscriptions of a broker."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGEST_BODY = 1 << 20
+_LONGEST_NAME = 1024
+"""Characters of a client's, a group's or a topic's name that are kept; brokers allow 255."""
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    """The JSON object in a request's body. Answer where it is none, or takes too long to read."""
+    if len(call.command.body) > _LARGEST_BODY:
+        raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body)} bytes, and "
+                     f"{_LARGEST_BODY} are read of such a request")
+    try:
+        value = call.command.json()
+    except FrameError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    if not isinstance(value, dict):
+        raise Answer(Status.SYSTEM_ERROR, "the body is no JSON object")
+    return value
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing where it is none."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _name(value: Any) -> str:
+    """A name; nothing where it is none that could be kept or written."""
+    text = value if isinstance(value, str) and len(value) <= _LONGEST_NAME else ""
+    return "" if _SURROGATE.search(text) else text
+
+
+def heartbeat(broker: Broker, call: Call) -> Response:
+    """A client is there, with its groups and what they subscribe to."""
+    value = body_of(call)
+    client_id = _name(value.get("clientID"))
+    if not client_id:
+        raise Answer(Status.SYSTEM_ERROR, "a heartbeat without a clientID")
+    member = Member(client_id, call.connection, call.command.language, call.command.version,
+                    time.monotonic())
+    groups = broker.groups
+    room = groups.most - groups.count
+    text = groups.size
+    joined: list[str] = []
+    touched: list[Group] = []
+    for each in objects(value.get("producerDataSet")):
+        name = _name(each.get("groupName"))
+        is_new = client_id not in groups.producers.get(name, {})
+        if name and (room > 0 or not is_new):
+            room -= is_new
+            groups.producers.setdefault(name, {})[client_id] = member
+    for each in objects(value.get("consumerDataSet")):
+        name = _name(each.get("groupName"))
+        group = groups.consumers.get(name) or Group(name)
+        is_new = (client_id, call.connection) not in group.members
+        if not name or (is_new and room <= 0) or not broker.takes_group(name):
+            continue
+        room -= is_new
+        groups.consumers[name] = group
+        group.members[client_id, call.connection] = member
+        group.describe(each)
+        wanted = [Subscription.of(one) for one in objects(each.get("subscriptionDataSet"))[
+            :_MOST_SUBSCRIPTIONS]]
+        wanted = [one for one in wanted if _name(one.topic)]
+        text += size_of(wanted) - group.size
+        if text > _MOST_TEXT:
+            raise Answer(Status.SYSTEM_ERROR, "too many subscriptions are kept already")
+        changed = group.subscribe(wanted)
+        if is_new and broker.is_writable and len(broker.new_groups) < groups.most:
+            broker.new_groups.add(name)
+        if is_new:
+            joined.append(name)
+        if is_new or changed:
+            touched.append(group)
+    for group in touched[:_MOST_EVENTS]:
+        broker.tell_members(group)
+    broker.tell_in_turns(touched[_MOST_EVENTS:])
+    _tell_of(broker, client_id, joined)
+    return Response({})
+
+
+def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
+    if len(joined) > _MOST_EVENTS:
+        broker.told(event="joined", broker=broker.name, client=client_id, groups=len(joined))
+        return
+    for name in joined:
+        broker.told(event="joined", broker=broker.name, group=name, client=client_id)
+
+
+def unregister(broker: Broker, call: Call) -> Response:
+    """A client takes leave of a group."""
+    client_id = call.fields["clientID"]
+    if call.fields["consumerGroup"]:
+        for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
+            broker.locks.give_back(group.name, client_id)
+            broker.told(event="left", broker=broker.name, group=group.name, client=client_id)
+            broker.tell_members(group)
+    if call.fields["producerGroup"]:
+        broker.groups.drop_producers(client_id, call.connection, call.fields["producerGroup"])
+    return Response({})
+
+
+def consumer_list(broker: Broker, call: Call) -> Response:
+    """The client ids of a group, by which its members share queues."""
+    name = call.fields["consumerGroup"]
+    group = broker.groups.consumers.get(name)
+    if group is None or not group.members:
+        raise Answer(Status.SYSTEM_ERROR, f"no consumer for this group, {name}")
+    return json_response({"consumerIdList": group.ids})
+
+
+def check_client(_broker: Broker, call: Call) -> Response:
+    """Whether a filter can be understood, asked before its first pull."""
+    data = body_of(call).get("subscriptionData")
+    subscription = Subscription.of(data if isinstance(data, dict) else {})
+    if subscription.kind != TAG:
+        subscription.accept()
+    return Response({})
+
+
+def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(topic, queue_id) for each in objects(value.get("mqSet"))
+            if (topic := _name(each.get("topic"))) and isinstance(
+                queue_id := each.get("queueId"), int)]
+
+
+def lock_queues(broker: Broker, call: Call) -> Response:
+    """Gives a member queues to itself, for orderly consumption: those that are free."""
+    value = body_of(call)
+    got = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
+                            _queues(value))
+    return json_response({"lockOKMQSet": [
+        {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
+        for topic, queue_id in got]})
+
+
+def unlock_queues(broker: Broker, call: Call) -> Response:
+    """Takes queues back from a member."""
+    value = body_of(call)
+    broker.locks.give_back(str(value.get("consumerGroup")), str(value.get("clientId")),
+                           _queues(value))
+    return Response({})
+
+
+HANDLERS: Table = {
+    "HEART_BEAT": heartbeat,
+    "UNREGISTER_CLIENT": unregister,
+    "GET_CONSUMER_LIST_BY_GROUP": consumer_list,
+    "CHECK_CLIENT_CONFIG": check_client,
+    "LOCK_BATCH_MQ": lock_queues,
+    "UNLOCK_BATCH_MQ": unlock_queues,
+}

@@ -1,0 +1,227 @@
+"""Clients, the groups they are in, and who has which queue for itself (spec: remoting.md §3.3)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rmqctl.ext.serve.consuming.subscriptions import Subscription
+from rmqctl.ext.serve.remoting.command import Command
+
+EXPIRY_S = 120.0
+"""Without a heartbeat for so long a client is gone."""
+LOCK_S = 60.0
+"""So long a member has a queue to itself without asking again."""
+CLUSTERING, BROADCASTING = "CLUSTERING", "BROADCASTING"
+_MODELS = (BROADCASTING, CLUSTERING)
+_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+_FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+         "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
+         "CONSUME_FROM_TIMESTAMP")
+"""The names of what C++ clients send as numbers."""
+
+
+class Peer(Protocol):
+    """The connection of a client, as far as groups know it."""
+
+    peer: str
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float
+            ) -> None: ...
+
+
+@dataclass(slots=True)
+class Member:
+    """A client in a group. ``seen``: when its last heartbeat came (monotonic seconds)."""
+
+    client_id: str
+    peer: Peer
+    language: str
+    version: int
+    seen: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"clientAddr": self.peer.peer, "clientId": self.client_id,
+                "language": self.language, "version": self.version}
+
+
+@dataclass(slots=True)
+class Group:
+    """A group of consumers: its members by client id and connection, since two clients may have
+    one id, and what they subscribe to.
+    """
+
+    name: str
+    members: dict[tuple[str, Peer], Member] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    model: str = CLUSTERING
+    type: str = _TYPES[1]
+    from_where: str = _FROM[0]
+    size: int = 0
+    """Bytes that the subscriptions take, roughly."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The client ids of its members, each once."""
+        return list(dict.fromkeys(client_id for client_id, _ in self.members))
+
+    def member(self, client_id: str) -> Member | None:
+        """The member with a client id that came last; None where there is none."""
+        return next((member for member in reversed(self.members.values())
+                     if member.client_id == client_id), None)
+
+    def describe(self, value: dict[str, Any]) -> None:
+        """Takes over what a heartbeat says of the group."""
+        self.model = _named(value.get("messageModel"), _MODELS, self.model)
+        self.type = _named(value.get("consumeType"), _TYPES, self.type)
+        self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
+
+    def subscribe(self, wanted: list[Subscription]) -> bool:
+        """Takes over what a member subscribes to; True where a topic came or went."""
+        topics = {each.topic for each in wanted}
+        changed = topics != set(self.subscriptions)
+        self.subscriptions = {topic: each for topic, each in self.subscriptions.items()
+                              if topic in topics}
+        for each in wanted:
+            known = self.subscriptions.get(each.topic)
+            if known is None or known.version < each.version:
+                self.subscriptions[each.topic] = each
+        self.size = size_of(self.subscriptions.values())
+        return changed
+
+
+def size_of(subscriptions: Iterable[Subscription]) -> int:
+    """Bytes that they take, roughly."""
+    return sum(200 + len(each.topic) + len(each.expression) + len(each.kind)
+               for each in subscriptions)
+
+
+def _named(value: object, names: tuple[str, ...], other: str) -> str:
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    return value if isinstance(value, str) and value in names else other
+
+
+@dataclass(slots=True)
+class Groups:
+    """The groups of a broker that are there at the moment. At most ``most`` members in all."""
+
+    most: int = 10_000
+    consumers: dict[str, Group] = field(default_factory=dict)
+    producers: dict[str, dict[str, Member]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(len(group.members) for group in self.consumers.values()) + sum(
+            map(len, self.producers.values()))
+
+    @property
+    def size(self) -> int:
+        """Bytes that all subscriptions take, roughly."""
+        return sum(group.size for group in self.consumers.values())
+
+    def members(self) -> Iterator[Member]:
+        for group in self.consumers.values():
+            yield from group.members.values()
+        for producers in self.producers.values():
+            yield from producers.values()
+
+    def drop(self, client_id: str | None = None, peer: Peer | None = None,
+             group: str | None = None, heard_by: float = math.inf) -> list[Group]:
+        """Takes members away: of a connection, with a client id, of one group or all, of whom
+        nothing was heard since. The groups that lost one.
+        """
+        is_gone = _selected(client_id, peer, heard_by)
+        touched = []
+        for name, each in list(self.consumers.items()):
+            left = {key: member for key, member in each.members.items() if not is_gone(member)}
+            if group in (None, name) and len(left) < len(each.members):
+                each.members = left
+                touched.append(each)
+                if not left:
+                    del self.consumers[name]
+        return touched
+
+    def drop_producers(self, client_id: str | None = None, peer: Peer | None = None,
+                       group: str | None = None, heard_by: float = math.inf) -> None:
+        """The same of producers."""
+        is_gone = _selected(client_id, peer, heard_by)
+        for name, members in list(self.producers.items()):
+            if group not in (None, name):
+                continue
+            for key, member in list(members.items()):
+                if is_gone(member):
+                    del members[key]
+            if not members:
+                del self.producers[name]
+
+    def drop_silent(self) -> list[Group]:
+        """Takes away of whom nothing was heard for `EXPIRY_S`. The groups that lost one."""
+        heard_by = time.monotonic() - EXPIRY_S
+        self.drop_producers(heard_by=heard_by)
+        return self.drop(heard_by=heard_by)
+
+
+def _selected(client_id: str | None, peer: Peer | None, heard_by: float
+              ) -> Callable[[Member], bool]:
+    return lambda member: (peer is None or member.peer is peer) and (
+        client_id is None or member.client_id == client_id) and member.seen < heard_by
+
+
+@dataclass(slots=True)
+class QueueLocks:
+    """Which member of a group has a queue to itself, for orderly consumption. At most ``most``."""
+
+    most: int = 100_000
+    _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
+
+    def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
+            tuple[str, int]]:
+        """Those of the queues that the client has now: free ones, its own, and long held ones."""
+        now = time.monotonic()
+        room = self.most - sum(map(len, self._held.values()))
+        held = self._held.get(group, {})
+        got = []
+        for queue in queues:
+            owner = held.get(queue)
+            if owner is None and room <= 0:
+                continue
+            room -= owner is None
+            if owner is None or owner[0] == client_id or now - owner[1] > LOCK_S:
+                held[queue] = client_id, now
+                got.append(queue)
+        if held:
+            self._held[group] = held
+        return got
+
+    def holds_any(self, group: str) -> bool:
+        """Whether a member of the group has a queue now."""
+        now = time.monotonic()
+        return any(now - since <= LOCK_S for _, since in self._held.get(group, {}).values())
+
+    def expire(self) -> None:
+        """Gives back what was held for long."""
+        now = time.monotonic()
+        for group, held in list(self._held.items()):
+            left = {queue: owner for queue, owner in held.items() if now - owner[1] <= LOCK_S}
+            if left:
+                self._held[group] = left
+            else:
+                del self._held[group]
+
+    def give_back(self, group: str, client_id: str, queues: list[tuple[str, int]] | None = None
+                  ) -> None:
+        held = self._held.get(group, {})
+        for queue in list(held) if queues is None else queues:
+            if held.get(queue, ("", 0.0))[0] == client_id:
+                del held[queue]
+        if not held:
+            self._held.pop(group, None)

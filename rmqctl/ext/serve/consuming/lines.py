@@ -1,0 +1,70 @@
+"""Who waits for messages that are given out (POP), one behind the other, of both protocols."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rmqctl.ext.serve.broker import ANY_QUEUE, Broker
+from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
+
+
+class Line(NamedTuple):
+    """What requests wait for: those that wait for the same stand in one line. ``notice``: whether
+    they want to hear of messages, and not to be given any.
+    """
+
+    group: str
+    topic: str
+    queue_id: int = ANY_QUEUE
+    kind: str = TAG
+    expression: str = ALL
+    fifo: bool = False
+    notice: bool = False
+
+
+class Lines:
+    """Those who wait, in the order in which they came: the first one of a line hears of news, and
+    when it goes the next one looks.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._all: dict[Line, OrderedDict[Callable[[bool], None], None]] = {}
+
+    def join(self, line: Line, look: Callable[[bool], None]) -> None:
+        """Has one wait behind the others."""
+        waiting = self._all.setdefault(line, OrderedDict())
+        waiting[look] = None
+        if len(waiting) == 1:
+            self._broker.hear((line.topic, ANY_QUEUE), look)
+
+    def leave(self, line: Line, look: Callable[[bool], None]) -> None:
+        """One who waits goes."""
+        waiting = self._all[line]
+        was_first = self.is_first(line, look)
+        del waiting[look]
+        if not was_first:
+            return
+        if waiting:
+            following = next(iter(waiting))
+            self._broker.hear((line.topic, ANY_QUEUE), following)
+            self._broker.wake(following)
+        else:
+            del self._all[line]
+        self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
+
+    def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
+        """Whether one who waits hears of news."""
+        return next(iter(self._all[line])) == look
+
+    def count(self, group: str, topic: str, queue_id: int) -> int:
+        """How many wait for messages of a topic's queue, or of any."""
+        return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
+            group, topic, queue_id) and not line.notice)
+
+    @property
+    def behind(self) -> int:
+        """How many are not the first of their line."""
+        return sum(len(waiting) - 1 for waiting in self._all.values())

@@ -1,0 +1,82 @@
+"""Queues in memory: what consumers send back to a server that writes nothing.
+
+They have queue ids behind those of the store, and physical offsets behind any log, so that a client
+can send a message back that it got from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
+from rmqctl.ext.serve.reading import Accept, Pulled
+from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
+
+EACH = 512
+"""Bytes that a message takes beside its own."""
+BASE = 1 << 61
+"""The physical offset of the first record; no log of a broker is that long."""
+
+
+@dataclass(slots=True)
+class MemoryQueue:
+    """One queue: records, each with the tags code a row of it would have."""
+
+    records: list[bytes] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The queue offset of the next one."""
+        return len(self.records)
+
+    def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
+             ) -> Pulled:
+        refused = outside(offset, 0, self.end, 5)
+        if refused is not None:
+            return Pulled(refused.status, refused.next_begin, 0, self.end)
+        found: list[bytes] = []
+        size, at = 0, offset
+        last = min(self.end, offset + min(max(most, 1), MAX_COUNT))
+        while at < last and not (found and size + len(self.records[at]) > max_bytes):
+            if accept is None or accept(self.tags[at], self.records[at]):
+                found.append(self.records[at])
+                size += len(self.records[at])
+            at += 1
+        return Pulled(FOUND if found else NO_MATCH, at, 0, self.end, found, len(found))
+
+
+@dataclass(slots=True)
+class Memory:
+    """All queues in memory of one broker, of at most ``limit`` bytes."""
+
+    limit: int
+    queues: dict[tuple[str, int], MemoryQueue] = field(default_factory=dict)
+    size: int = 0
+    _next: int = BASE
+    _places: dict[int, bytes] = field(default_factory=dict)
+
+    def has_room(self, record: Record) -> bool:
+        return self.size + 2 * (len(record.body) + EACH) + len(record.properties) <= self.limit
+
+    def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
+        """Puts a copy of a record as the next one of a queue."""
+        queue = self.queues.setdefault((topic, queue_id), MemoryQueue())
+        name = topic.encode()
+        magic = magic_for(name)
+        made = replace(
+            record, topic=name, magic=magic, queue_id=queue_id, queue_offset=queue.end,
+            physical_offset=self._next, body_crc=record.body_crc & CRC_MASK,
+            total_size=size_of(record.sys_flag & HOST_BITS, magic, len(record.body), len(name),
+                               len(record.properties)))
+        raw = build(made)
+        queue.records.append(raw)
+        queue.tags.append(tags)
+        self._places[self._next] = raw
+        self._next += len(raw)
+        self.size += len(raw) + EACH
+        return raw
+
+    def raw_at(self, physical: int) -> bytes | None:
+        return self._places.get(physical)

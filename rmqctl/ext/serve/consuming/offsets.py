@@ -1,0 +1,117 @@
+"""Queue offsets: bounds, times, and where groups stand (spec: remoting.md §3.2)."""
+
+from __future__ import annotations
+
+from rmqctl.broker.offset_by_time import offset_by_time
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.local.message import decode
+
+_V5 = 412
+"""From this version on clients are of 5.0."""
+
+
+def _offset(value: int) -> Response:
+    return Response({"offset": str(value)})
+
+
+def max_offset(broker: Broker, call: Call) -> Response:
+    """The queue offset that the next message will have."""
+    return _offset(broker.queue(call.fields["topic"], call.fields["queueId"]).end)
+
+
+def min_offset(broker: Broker, call: Call) -> Response:
+    """The queue offset of the oldest message that is there."""
+    return _offset(broker.queue(call.fields["topic"], call.fields["queueId"]).first)
+
+
+def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
+    """The queue offset of the first message stored at ``when`` (ms) or later; with ``upper`` of
+    the last one stored until then. Answer where the queue cannot be read.
+    """
+    queue = broker.queue(topic, queue_id)
+    if (topic, queue_id) in broker.memory.queues or queue.end == 0:
+        return queue.first
+    if when < 0:
+        return queue.end if when == -1 else queue.first
+    try:
+        found = offset_by_time(broker.source.view, topic, queue_id, when, upper=upper)
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    offset = None if found is None else found.queue_offset
+    tail = None if broker.writer is None else broker.writer.queue((topic, queue_id))
+    return (offset or 0) if tail is None else tail.at_time(when, offset, upper=upper)
+
+
+def search_offset(broker: Broker, call: Call) -> Response:
+    """The queue offset at a time, as 5.x brokers have it. Java clients before 5.0 get the last
+    message for a time behind it, as 4.x brokers have it: Dashboard 1.x adds one to that, and shows
+    messages twice otherwise.
+    """
+    wanted, asked = call.fields, call.command
+    upper = (wanted["boundaryType"] or "").upper() == "UPPER"
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    found = at_time(broker, topic, queue_id, max(wanted["timestamp"], 0), upper=upper)
+    if asked.language == "JAVA" and asked.version < _V5 and not wanted["boundaryType"]:
+        queue = broker.queue(topic, queue_id)
+        found -= found == queue.end > queue.first
+    return _offset(found)
+
+
+def earliest_time(broker: Broker, call: Call) -> Response:
+    """The store time of the queue's first message; -1 where there is none."""
+    queue = broker.queue(call.fields["topic"], call.fields["queueId"])
+    pulled = queue.pull(queue.first, 1, None)
+    when = decode(pulled.parts[0]).store_timestamp if pulled.parts else -1
+    return Response({"timestamp": str(when)})
+
+
+def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
+             ) -> int | None:
+    """Where a group stands; where it has no position, where it is to begin. None where a broker
+    leaves that to the client, without ``zero`` for queues that begin at 0, too. Answer where the
+    queue cannot be read.
+    """
+    known = broker.positions.get(group, topic, queue_id)
+    if known is not None:
+        return known
+    queue = broker.queue(topic, queue_id)
+    if isinstance(broker.start, int):
+        return at_time(broker, topic, queue_id, broker.start)
+    if broker.start == "earliest":
+        return queue.first
+    if broker.start == "latest":
+        return queue.end
+    # As brokers say of queues that they have from the beginning.
+    return 0 if zero and queue.first == 0 else None
+
+
+def query_consumer_offset(broker: Broker, call: Call) -> Response:
+    """Where a group stands; where it has no position, where it is to begin."""
+    wanted = call.fields
+    found = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+                     zero=wanted["setZeroIfNotFound"] is not False)
+    if found is None:
+        raise Answer(Status.QUERY_NOT_FOUND,
+                     "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+    return _offset(found)
+
+
+def update_consumer_offset(broker: Broker, call: Call) -> Response:
+    """Notes where a group stands."""
+    wanted = call.fields
+    if not broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+                                   wanted["commitOffset"]):
+        raise Answer(Status.SYSTEM_ERROR, "too many positions are kept already")
+    return Response({})
+
+
+HANDLERS: Table = {
+    "GET_MAX_OFFSET": max_offset,
+    "GET_MIN_OFFSET": min_offset,
+    "SEARCH_OFFSET_BY_TIMESTAMP": search_offset,
+    "GET_EARLIEST_MSG_STORETIME": earliest_time,
+    "QUERY_CONSUMER_OFFSET": query_consumer_offset,
+    "UPDATE_CONSUMER_OFFSET": update_consumer_offset,
+}

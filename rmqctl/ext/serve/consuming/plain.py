@@ -1,0 +1,157 @@
+"""Plain pulls: requests of consumers that came before but for their numbers, and find messages.
+
+A consumer says the same over and over: which group, topic and queue, how much, and from which
+offset on. The first such request is read by a library and its words are remembered; of those that
+follow only the numbers are read. `pulling.pull_message` is the whole way, for everything else; a
+test holds that both lead to the same answers.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Protocol
+
+import msgspec
+
+from rmqctl.broker.get_message import FOUND, MAX_BYTES
+from rmqctl.ext.serve.broker import Broker, Buffer, Response
+from rmqctl.ext.serve.consuming import pulling
+from rmqctl.ext.serve.reading import Accept, Pulled
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
+from rmqctl.ext.serve.remoting.command import Command, read_command, response_head
+from rmqctl.ext.serve.remoting.frame import COUNTED, HEAD_SIZE, FrameError, FrameReader, frame_head
+from rmqctl.kernel import active
+
+_CODES = {CODE_OF[name]: name for name in pulling.HANDLERS}
+_NUMBERS = ("opaque", "queueOffset", "commitOffset")
+_NAMES = b"".join(name.encode() + b"\0" for name in _NUMBERS)
+_MOST = 16
+"""Requests that are answered at once."""
+_MOST_KNOWN = 2048
+"""Requests that are remembered; each takes 3 KiB at most."""
+_MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
+_MARKED_OPAQUE = 1_234_567_894
+
+
+class Client(Protocol):
+    """A consumer's connection."""
+
+    peer: str
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def send_parts(self, parts: list[Buffer], size: int) -> None:
+        """Sends a response that is ready, of so many bytes."""
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+class _Known(msgspec.Struct, gc=False):
+    """A request that came before. ``fields`` without its numbers; ``accept`` where it says what is
+    wanted itself (``says``).
+    """
+
+    code: int
+    fields: dict[str, Any]
+    says: bool
+    accept: Accept | None
+
+
+class PlainPulls:
+    """Answers such requests for a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self._kernel = broker, active()
+        self._known: dict[bytes, _Known] = {}
+        self._form = _form()
+
+    def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
+        """Answers such requests as long as one follows another, and until ``late`` (monotonic
+        seconds); whether any was answered.
+        """
+        broker = self._broker
+        if self._kernel is None or broker.cluster.access.secrets:
+            return False
+        end = 0
+        for behind, words, opaque, offset, commit in self._kernel.repeats(
+                frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED, _NAMES, _MOST):
+            known = self._known.get(words)
+            if known is None:
+                if end:
+                    break
+                known = self._learn(frames, words, (opaque, offset, commit))
+            if known is None or client.is_full or not self._answer(
+                    client, known, opaque, offset, commit):
+                break
+            broker.requests[_CODES[known.code]] += 1
+            end = behind
+            if monotonic() > late:
+                break
+        if not end:
+            return False
+        frames.skip(end)
+        return True
+
+    def _learn(self, frames: FrameReader, words: bytes, numbers: tuple[int | None, ...]
+               ) -> _Known | None:
+        """Remembers the next request; None where it is no plain one."""
+        frame = frames.peek()
+        if frame is None:
+            return None
+        try:
+            command = read_command(frame)
+            if command.code not in _CODES or command.flag:
+                return None
+            fields = REQUESTS[command.code].read(command.ext)
+            says = bool(fields["sysFlag"] & pulling.SUBSCRIPTION)
+            accept = pulling.wanted_by(self._broker, fields) if says else None
+        except (FrameError, Answer):
+            return None
+        if numbers != (command.opaque, *(fields.pop(name) for name in _NUMBERS[1:])):
+            return None
+        while len(self._known) >= _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[words] = found = _Known(command.code, fields, says, accept)
+        return found
+
+    def _answer(self, client: Client, known: _Known, opaque: int, offset: int, commit: int | None
+                ) -> bool:
+        """Answers such a request; False, and nothing done, where more is to be done for it."""
+        broker, fields = self._broker, known.fields
+        group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
+        try:
+            pulling.judge(broker, fields, client.peer)
+            queue = broker.queue(topic, queue_id)
+            if not queue.first <= offset < queue.end:
+                return False
+            accept = known.accept if known.says else pulling.wanted_by(broker, fields)
+            if commit is not None and fields["sysFlag"] & pulling.COMMIT:
+                broker.positions.commit(group, topic, queue_id, commit)
+            pulled = queue.pull(offset, fields["maxMsgNums"], accept,
+                                pulling.bytes_for(fields.get("maxMsgBytes")))
+        except Exception:  # noqa: BLE001 - the whole way meets it again, and says what it is
+            return False
+        size = pulling.count(broker, (group, topic), pulled)
+        if pulled.status != FOUND or size > MAX_BYTES:
+            response = pulling.response_to(pulled, offset)
+            if response.code == Status.PULL_NOT_FOUND:
+                return False
+            client.reply(Command(known.code, opaque), response)
+            return True
+        header = self._form % (pulled.max, pulled.min, pulled.next_begin, opaque)
+        head = frame_head(header, size)
+        client.send_parts([head, *pulled.parts], len(head) + size)
+        return True
+
+
+def _form() -> bytes:
+    """The header of an answer, with places for the highest and the lowest queue offset, where to
+    go on, and opaque.
+    """
+    response = pulling.response_to(_MARKED, 0)
+    text = response_head(_MARKED_OPAQUE, response.code, response.ext or {}, response.remark, 0)[
+        HEAD_SIZE:].replace(b"%", b"%%")
+    for number in (_MARKED.max, _MARKED.min, _MARKED.next_begin, _MARKED_OPAQUE):
+        text = text.replace(b"%d" % number, b"%d", 1)
+    return text

@@ -1,0 +1,344 @@
+"""POP over the remoting protocol: messages given out for a while, acked, or hidden for longer.
+
+Answers are those of a 5.x broker, but that a message whose time is over comes again where it lies:
+it is not put into a retry topic, so a store that is only read serves POP, too.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import abstractmethod
+from base64 import b64decode
+from binascii import Error as Base64Error
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from rmqctl.broker.get_message import FOUND, NO_MESSAGE
+from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, Table
+from rmqctl.ext.serve.consuming.clients import body_of, objects
+from rmqctl.ext.serve.consuming.lines import Line
+from rmqctl.ext.serve.consuming.popping import (
+    MOST_ATTEMPTS,
+    Given,
+    Popped,
+    Receipt,
+    Wish,
+    attempt_of,
+)
+from rmqctl.ext.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
+from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG, Subscription
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.local.message import build, decode
+from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
+
+_MOST = 32
+_LONGEST_MS = 12 * 3_600_000
+"""Of the time for which a message is given out."""
+_IN_ORDER = 999
+"""The queue of the revive topic that stands for messages in order."""
+_LATEST = 1
+"""A group without a position begins with new messages."""
+_SOONEST_S = 0.01
+_RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")
+_LONGEST_NAME = 255
+_MOST_ACKED, _LONGEST_SETS = 1024, 4096
+"""Entries in an ack of many, and the characters of all their sets of offsets."""
+
+
+def has_batches(broker: Broker, topic: str) -> bool:
+    """Whether a topic has queues of batches: their messages are not given out one by one."""
+    return any(name == topic for name, _ in broker.source.store.batch_queues)
+
+
+# Receiving --------------------------------------------------------------------------------------
+
+
+def pop_message(broker: Broker, call: Call) -> Response | None:
+    """Messages of a topic that nobody else has at the moment, now or when there are some."""
+    wanted = call.fields
+    _judge(broker, call)
+    if wanted["maxMsgNums"] > _MOST:
+        raise Answer(Status.INVALID_PARAMETER, f"the broker[{broker.address.host}] pop message's "
+                     f"num is greater than {_MOST}")
+    accept = None
+    if wanted["exp"]:
+        accept = Subscription(wanted["topic"], wanted["exp"], wanted["expType"] or TAG).accept()
+    return _WaitingPop(broker, call, _line(call), Wish(
+        max(wanted["maxMsgNums"], 1), _milliseconds(wanted["invisibleTime"]) / 1000, accept,
+        bool(wanted["order"]), "", max(wanted["queueId"], ANY_QUEUE),
+        wanted["initMode"] == _LATEST, attempt_of(wanted["attemptId"]))).start()
+
+
+def notification(broker: Broker, call: Call) -> Response | None:
+    """Whether there are messages to pop, now or when there are some."""
+    _judge(broker, call)
+    return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
+
+
+def polling_info(broker: Broker, call: Call) -> Response:
+    """How many requests for messages of a topic wait, of one group."""
+    _judge(broker, call)
+    return Response({"pollingNum": str(broker.pops.lines.count(*_line(call)[:3]))})
+
+
+def _line(call: Call) -> Line:
+    wanted = call.fields
+    return Line(wanted["consumerGroup"], wanted["topic"], max(wanted["queueId"], ANY_QUEUE),
+                wanted.get("expType") or TAG, wanted.get("exp") or ALL, bool(wanted.get("order")))
+
+
+def _judge(broker: Broker, call: Call) -> None:
+    """Answer where nothing may be read."""
+    name: str = call.fields["topic"]
+    judge(broker, call.fields, call.connection.peer, ANY_QUEUE, Status.INVALID_PARAMETER)
+    _check_group(call.fields["consumerGroup"])
+    if has_batches(broker, name):
+        raise Answer(Status.SYSTEM_ERROR,
+                     f"the topic[{name}] has queues of batches, which are pulled from alone")
+
+
+def _check_group(name: str) -> None:
+    """Answer where a name is longer than that of any group: what groups were given is kept."""
+    if len(name) > _LONGEST_NAME:
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+                     f"the name of the group has {len(name)} characters")
+
+
+def _milliseconds(wanted: int) -> int:
+    return min(max(wanted, 0), _LONGEST_MS)
+
+
+class _WaitingForAny(Waiting):
+    """A request that waits for messages of any queue, new ones or such as come again."""
+
+    late = 0.0
+    """When its time is over (monotonic seconds)."""
+
+    @property
+    def popped(self) -> Popped:
+        """What the group has of the topic; not to be held on to."""
+        wanted = self.call.fields
+        found: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
+        return found
+
+    def start(self) -> Response | None:
+        """The answer, if it need not wait. Answer."""
+        found = self.found()
+        if found is not None:
+            return found
+        wait = min(self.call.fields["pollTime"] / 1000, LONGEST_WAIT_S)
+        if wait <= 0 and not self.is_unfinished:
+            return self.nothing()
+        if not self.has_room:
+            return self.nothing(full=True)
+        self.late = time.monotonic() + max(wait, 0)
+        self.begin(max(wait, _SOONEST_S))
+        self._wait()
+        return None
+
+    def join(self) -> None:
+        self.broker.pops.lines.join(self.key, self.look)
+
+    def leave(self) -> None:
+        self.broker.pops.lines.leave(self.key, self.look)
+
+    def _wait(self) -> None:
+        """Waits until its time is over, and the first one until a message may come again."""
+        due = self.late
+        if self.broker.pops.lines.is_first(self.key, self.look):
+            if self.is_unfinished:
+                self.broker.wake(self.look)
+                return
+            due = min(self.popped.next_due or due, due)
+        self.again_in(max(due - time.monotonic(), _SOONEST_S))
+
+    def look(self, may_wait: bool) -> None:
+        if not self.waits:
+            return
+        is_full = self.call.connection.is_full
+        try:
+            found = None if is_full else self.found()
+        except Answer as answer:
+            found = Response(code=answer.status, remark=answer.remark)
+        if found is None and (is_full or time.monotonic() >= self.late):
+            found = self.nothing()
+        if found is not None:
+            self.answer(found)
+        else:
+            self._wait()
+
+    is_unfinished = False
+    """Whether there were too many queues to look at all of them."""
+
+    @abstractmethod
+    def found(self) -> Response | None:
+        """The answer, if there is something. Answer."""
+
+    @abstractmethod
+    def nothing(self, *, full: bool = False) -> Response:
+        """The answer where there is nothing; ``full``: and where no more requests may wait."""
+
+
+@dataclass(eq=False)
+class _WaitingPop(_WaitingForAny):
+    wish: Wish
+    left: int = 0
+
+    def found(self) -> Response | None:
+        given, self.left = self.popped.take(self.wish, self.left or None)
+        self.is_unfinished = self.left > 0
+        if not given:
+            return None
+        by_queue: dict[tuple[str, int], list[int]] = {}
+        for each in given:
+            by_queue.setdefault(each.receipt.queue, []).append(each.receipt.offset)
+        popped = self.popped
+        rest = sum(max(self.broker.queue(*key).end - popped.queues[key].next, 0)
+                   for key in by_queue)
+        marks = {key: f"{_mark(key[0])} {key[1]}" for key in by_queue}
+        return self._answer(
+            [_record(each) for each in given], 0, given[0].receipt.number, restNum=str(rest),
+            startOffsetInfo=";".join(
+                f"{marks[key]} {min(offsets)}" for key, offsets in by_queue.items()),
+            msgOffsetInfo=";".join(
+                f"{marks[key]} {','.join(map(str, offsets))}" for key, offsets in by_queue.items()))
+
+    def nothing(self, *, full: bool = False) -> Response:
+        return self._answer([], Status.POLLING_FULL if full else Status.POLLING_TIMEOUT)
+
+    def _answer(self, parts: list[Buffer], code: int, number: int = 0, **more: str) -> Response:
+        return Response({
+            "popTime": str(number), "invisibleTime": str(round(self.wish.invisible * 1000)),
+            "reviveQid": str(_IN_ORDER if self.wish.fifo else 0), "restNum": "0", **more},
+            parts, int(code), FOUND if parts else NO_MESSAGE)
+
+
+class _WaitingNotice(_WaitingForAny):
+    def found(self) -> Response | None:
+        wanted = self.call.fields
+        return Response({"hasMsg": "true", "pollingFull": "false"}) if self.popped.has_messages(
+            self.key.queue_id, fifo=self.key.fifo,
+            attempt=attempt_of(wanted["attemptId"])) else None
+
+    def nothing(self, *, full: bool = False) -> Response:
+        return Response({"hasMsg": "false", "pollingFull": str(full).lower()})
+
+
+def _mark(name: str) -> str:
+    """What stands for a topic: whether it is the one asked for, or one of what came back."""
+    return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
+
+
+def _record(given: Given) -> Buffer:
+    """The message as it is stored, but for the number of times that it was given out."""
+    times = min(given.flight.attempt - 1, MOST_ATTEMPTS)
+    name, _ = given.receipt.queue
+    if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
+        return given.record
+    record = decode(given.record)
+    return given.record if record.reconsume_times == times else build(
+        replace(record, reconsume_times=times))
+
+
+# What becomes of them ---------------------------------------------------------------------------
+
+
+def ack(broker: Broker, call: Call) -> Response:
+    """A message need not come again. Who says so too late hears nothing of it, as from a broker."""
+    popped, receipt = _receipt(broker, call)
+    with suppress(Answer):
+        popped.ack(receipt)
+    return Response()
+
+
+def change_invisible_time(broker: Broker, call: Call) -> Response:
+    """A message is to come again at another time."""
+    popped, receipt = _receipt(broker, call)
+    invisible = _milliseconds(call.fields["invisibleTime"])
+    changed = popped.change(receipt, invisible / 1000)
+    return Response({"popTime": str(changed.number), "invisibleTime": str(invisible),
+                     "reviveQid": "0"})
+
+
+def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
+    """What a request with the receipt of one message is about. Answer."""
+    wanted = call.fields
+    name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
+    topic = broker.require_topic(name)
+    if not 0 <= queue_id < topic.read_queues:
+        raise Answer(Status.MESSAGE_ILLEGAL, f"queueId[{queue_id}] is illegal, topic:[{name}] "
+                     f"topicConfig.readQueueNums:[{topic.read_queues}] "
+                     f"consumer:[{call.connection.peer}]")
+    queue = broker.queue(name, queue_id)
+    if not queue.first <= offset <= queue.end:
+        raise Answer(Status.NO_MESSAGE, f"offset is illegal, key:{name}@{queue_id}, "
+                     f"commit:{offset}, store:{queue.first}~{queue.end}")
+    found = _RECEIPT.fullmatch(wanted["extraInfo"])
+    if found is None:
+        raise Answer(Status.SYSTEM_ERROR, "the extraInfo is none of a popped message")
+    return _popped(broker, wanted["consumerGroup"], name), Receipt(
+        (name, queue_id), offset, int(found[1]))
+
+
+def _popped(broker: Broker, group: str, topic: str) -> Popped:
+    """What a group has of a topic, which may be the one of what came back to it. Answer."""
+    base = topic
+    _check_group(group)
+    if topic.startswith(RETRY_PREFIX + group) and topic[len(RETRY_PREFIX + group):][:1] in ("_", "+"
+                                                                                          ):
+        base = topic[len(RETRY_PREFIX + group) + 1:]
+    broker.require_topic(base)
+    found: Popped = broker.pops.of(group, base)
+    return found
+
+
+def ack_many(broker: Broker, call: Call) -> Response:
+    """Messages that need not come again; those of which nothing is known are passed over."""
+    acks = objects(body_of(call).get("acks"))
+    if not acks:
+        raise Answer(Status.NO_MESSAGE, "nothing is acked")
+    sets = [_text(each.get("b", each.get("bitSet"))) for each in acks]
+    if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
+        raise Answer(Status.SYSTEM_ERROR, "too many messages are acked at once")
+    for each, places in zip(acks, sets, strict=True):
+        group, name, retry = (_text(each.get(short, each.get(long))) for short, long in (
+            ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
+        start, queue_id, number = (_number(each.get(short, each.get(long))) for short, long in (
+            ("so", "startOffset"), ("q", "queueId"), ("pt", "popTime")))
+        offsets = _places(places)
+        with suppress(Answer):
+            popped = _popped(broker, group, name)
+            name = {"1": popped.names[1], "2": popped.names[2]}.get(retry, name)
+            for place in offsets:
+                with suppress(Answer):
+                    popped.ack(Receipt((name, queue_id), start + place, number))
+    return Response()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _places(text: str) -> list[int]:
+    """The places of the bits in a set, which is written in base64. Answer."""
+    try:
+        data = b64decode(text, validate=True)
+    except (Base64Error, ValueError):
+        raise Answer(Status.SYSTEM_ERROR, "the set of offsets is none") from None
+    return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)
+            if byte >> bit & 1]
+
+
+HANDLERS: Table = {
+    "POP_MESSAGE": pop_message,
+    "ACK_MESSAGE": ack,
+    "BATCH_ACK_MESSAGE": ack_many,
+    "CHANGE_MESSAGE_INVISIBLETIME": change_invisible_time,
+    "NOTIFICATION": notification,
+    "POLLING_INFO": polling_info,
+}

@@ -1,0 +1,467 @@
+"""Messages that are given out for a while (POP): to whom they come again, and how far a group is.
+
+Clients of both protocols are given messages here. The positions of a group are those of
+`Positions`, so that clients of either go on where others stopped: what is given out and not acked
+yet is known here alone, and a group's position is the first message that is not acked. Times are
+seconds of `time.monotonic`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from rmqctl.broker.get_message import FOUND, NO_MATCH, REMOVING
+from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.ext.serve.consuming.lines import Lines
+from rmqctl.ext.serve.consuming.offsets import position
+from rmqctl.ext.serve.consuming.pulling import pull
+from rmqctl.ext.serve.reading import Accept
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.local.message import decode
+from rmqctl.parse_values import now_ms
+
+MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
+"""Messages of a broker, and of a group and topic, that are given out and not acked."""
+MOST_QUEUES = 100_000
+"""Queues of a broker, each of a group, whose state is kept."""
+MOST_BYTES = 4 << 20
+"""Of messages that are given out at once; the first always fits."""
+RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
+"""A message is kept for its client by so much at a time while that is there, at most so long."""
+TURN_S = 0.02
+"""So long queues are looked through, before it is the others' turn."""
+MOST_ATTEMPTS = (1 << 31) - 1
+"""That clients can be told."""
+_SOON_S = 1.0
+_STALE = 16
+_LONGEST_ATTEMPT = 255
+QueueKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A message that was given out. ``number``: see `Receipt`; ``owner``: the client for which it
+    is kept, or nobody.
+    """
+
+    offset: int
+    physical: int
+    attempt: int
+    number: int
+    visible: float
+    owner: str
+    since: float
+
+
+@dataclass(slots=True)
+class _PopQueue:
+    """One queue of a group: ``next`` is the queue offset to read on from, ``flights`` are in the
+    order of their offsets. ``attempt``: see `Wish`; of who was given some last.
+    """
+
+    next: int
+    committed: int | None
+    attempt: str = ""
+    flights: dict[int, Flight] = field(default_factory=dict)
+
+
+class Receipt(NamedTuple):
+    """What a message is acked by: where it is, and the time (ms) when it was given out or hidden
+    anew, later each time it is.
+    """
+
+    queue: QueueKey
+    offset: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A message as it is given out, with the receipt to ack it by."""
+
+    record: Buffer
+    flight: Flight
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client would like. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
+    one of the topic's queues that it asks, or any; ``latest``: whether a group without a position
+    begins with new messages, where it is not said elsewhere. ``attempt``: who asks for messages in
+    order under the same name again has not got them, and is given them at once.
+    """
+
+    most: int
+    invisible: float
+    accept: Accept | None = None
+    fifo: bool = False
+    owner: str = ""
+    queue_id: int = ANY_QUEUE
+    latest: bool = False
+    attempt: str = ""
+
+
+def attempt_of(text: str | None) -> str:
+    """The name of an attempt as it is kept; none where it is too long for that."""
+    return text if text and len(text) <= _LONGEST_ATTEMPT else ""
+
+
+def _queues(count: int, wanted: int) -> range:
+    """Of the ids of so many queues all, or the one wanted."""
+    return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
+
+
+class Popped:
+    """What one group has been given of one topic of a broker."""
+
+    def __init__(self, pops: Pops, group: str, topic: str) -> None:
+        self._pops, self.broker = pops, pops.broker
+        self.group, self.topic = group, topic
+        self.names = (topic, f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}")
+        self.queues: dict[QueueKey, _PopQueue] = {}
+        self.flying = 0
+        self._due: list[tuple[float, QueueKey, int, int]] = []
+        self._again: deque[tuple[QueueKey, int, int]] = deque()
+        self._turn = 0
+        self._fifo = False
+        self._number = 0
+
+    def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
+        """The queues of the topic, or the one wanted, and those of what came back to a broker."""
+        known = self.broker.source.topics
+        return [(name, queue_id) for name in self.names
+                if name == self.topic or name in known
+                for topic in (self.broker.topic(name),) if topic is not None
+                for queue_id in _queues(topic.read_queues, wanted if name == self.topic
+                                        else ANY_QUEUE)]
+
+    # -- giving out ---------------------------------------------------------------------------
+
+    def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
+        """(messages, how many queues were not looked at yet): to be called again with that number
+        when others had their turn. All have one number in their receipts. Answer.
+        """
+        keys = self.keys(wish.queue_id)
+        if left is None:
+            left, self._turn = len(keys), self._turn + 1
+        left, self._fifo = min(left, len(keys)), wish.fifo
+        late = time.monotonic() + TURN_S
+        self._look_at_clock()
+        self._count_up()
+        given: list[Given] = []
+        size = 0
+        try:
+            for each in self._each(keys, left, wish):
+                if isinstance(each, int):
+                    left = each
+                else:
+                    given.append(each)
+                    size += len(each.record)
+                if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
+                    break
+        except Answer:
+            if not given:
+                raise
+        return given, left
+
+    def _each(self, keys: list[QueueKey], left: int, wish: Wish) -> Iterator[Given | int]:
+        """Messages, and now and then how many queues are left."""
+        if wish.fifo:
+            self._again.clear()  # it is found with its queue
+        while self._again:
+            key, offset, number = self._again.popleft()
+            queue = self.queues.get(key)
+            flight = None if queue is None else queue.flights.get(offset)
+            if queue is not None and flight is not None and flight.number == number:
+                try:
+                    given = self._give_again(key, queue, flight, wish)
+                except Answer:
+                    self._again.append((key, offset, number))  # it cannot be read now
+                    raise
+                if given is not None:
+                    yield given
+        while left > 0:
+            key = keys[self._turn % len(keys)]
+            queue = self._queue(key, wish.latest)
+            if wish.fifo and queue.flights:
+                yield from self._in_order(key, queue, wish)
+            else:
+                for given in self._new(key, queue, wish):
+                    if given is None:
+                        yield left
+                    else:
+                        yield given
+            self._turn += 1
+            left -= 1
+            yield left
+
+    def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
+        """Messages that were not given out yet; None where a filter took its time."""
+        while True:
+            if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
+                raise Answer(Status.SYSTEM_BUSY, "too many messages are not acked yet")
+            pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
+            if pulled.max == 0:
+                return
+            before = queue.next
+            queue.next = min(max(pulled.next_begin, pulled.min), pulled.max)
+            for record in pulled.records:
+                flight = self._fly(key, queue, record, queue.next - 1, wish)
+                yield Given(record, flight, Receipt(key, flight.offset, flight.number))
+            self._commit(key, queue)
+            if pulled.status not in (FOUND, NO_MATCH, REMOVING) and queue.next <= before:
+                return
+            if not pulled.count:
+                yield None
+            if queue.next >= pulled.max:
+                return
+
+    def _fly(self, key: QueueKey, queue: _PopQueue, record: Buffer, offset: int, wish: Wish
+             ) -> Flight:
+        found = decode(record)
+        now = time.monotonic()
+        queue.attempt = wish.attempt
+        flight = Flight(offset, found.physical_offset, found.reconsume_times + 1,
+                        self._number, now + wish.invisible, wish.owner, now)
+        queue.flights[offset] = flight
+        self.flying += 1
+        self._pops.flying += 1
+        self._wait(key, flight)
+        return flight
+
+    def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
+                    counts: bool = True) -> Given | None:
+        """A message whose time is over, once more; None where it is no longer there, or wanted.
+        ``counts``: whether it was taken the last time.
+        """
+        pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
+        if not pulled.count or pulled.next_begin != flight.offset + 1:
+            self._land(key, queue, flight)
+            return None
+        flight.attempt += counts
+        flight.owner, flight.since = wish.owner, time.monotonic()
+        return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
+
+    def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
+        """What came back of a queue, which is given to nobody else while some of it is out."""
+        now = time.monotonic()
+        is_same = _is_same(queue, wish.attempt)
+        if not is_same and any(flight.visible > now for flight in queue.flights.values()):
+            return
+        queue.attempt = wish.attempt
+        for flight in list(queue.flights.values()):
+            given = self._give_again(key, queue, flight, wish, counts=not is_same)
+            if given is not None:
+                yield given
+
+    def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
+        """Whether there is something to give out, or it takes long to find out. Answer."""
+        late = time.monotonic() + TURN_S
+        self._look_at_clock()
+        if self._again:
+            return True
+        for key in self.keys(wanted):
+            queue = self._queue(key)
+            if _is_same(queue, attempt) if fifo and queue.flights else (
+                    queue.next < self.broker.queue(*key).end):
+                return True
+            if time.monotonic() > late:
+                return True
+        return False
+
+    # -- the state of queues ------------------------------------------------------------------
+
+    def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
+        """A queue of the group, anew where others set its position. Answer."""
+        committed = self.broker.positions.get(self.group, *key)
+        queue = self.queues.get(key)
+        if queue is not None and queue.committed == committed:
+            return queue
+        if queue is None:
+            self._pops.make_room(self)
+        else:
+            self.forget(queue)
+        begin = position(self.broker, self.group, *key)
+        if begin is None:
+            bounds = self.broker.queue(*key)
+            begin = bounds.end if latest else bounds.first
+        queue = self.queues[key] = _PopQueue(begin, committed)
+        return queue
+
+    def forget(self, queue: _PopQueue) -> None:
+        """What was given out of a queue no longer counts."""
+        self.flying -= len(queue.flights)
+        self._pops.flying -= len(queue.flights)
+        queue.flights.clear()
+
+    def _commit(self, key: QueueKey, queue: _PopQueue) -> None:
+        lowest = next(iter(queue.flights), queue.next)
+        if lowest != queue.committed and (queue.committed is not None or lowest > 0) and (
+                self.broker.positions.commit(self.group, *key, lowest)):
+            queue.committed = lowest
+
+    def _land(self, key: QueueKey, queue: _PopQueue, flight: Flight) -> None:
+        del queue.flights[flight.offset]
+        self.flying -= 1
+        self._pops.flying -= 1
+        self._commit(key, queue)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def _wait(self, key: QueueKey, flight: Flight) -> None:
+        heappush(self._due, (flight.visible, key, flight.offset, flight.number))
+        if len(self._due) > 2 * self.flying + _STALE:
+            self._due = [(each.visible, name, each.offset, each.number)
+                         for name, queue in self.queues.items() for each in queue.flights.values()]
+            heapify(self._due)
+            self._again.clear()
+
+    def _look_at_clock(self) -> None:
+        """What is due comes again, unless it is kept for a client that is there."""
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, key, offset, number = heappop(self._due)
+            queue = self.queues.get(key)
+            flight = None if queue is None else queue.flights.get(offset)
+            if flight is None or flight.number != number or flight.visible > now:
+                continue
+            if flight.owner and now - flight.since < LONGEST_S and self._pops.is_there(
+                    flight.owner):
+                flight.visible = now + RENEWED_S
+                self._wait(key, flight)
+            else:
+                self._again.append((key, offset, number))
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next one may come again, if any is out."""
+        return self._due[0][0] if self._due else None
+
+    # -- what clients say ---------------------------------------------------------------------
+
+    def _count_up(self) -> None:
+        self._number = max(now_ms(), self._number + 1)
+
+    def _hide(self, key: QueueKey, flight: Flight, seconds: float) -> Receipt:
+        flight.visible, flight.number = time.monotonic() + seconds, self._number
+        self._wait(key, flight)
+        return Receipt(key, flight.offset, flight.number)
+
+    def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
+        """What a receipt stands for. Answer where that is acked, or was given out again."""
+        queue = self.queues.get(receipt.queue)
+        flight = None if queue is None else queue.flights.get(receipt.offset)
+        if queue is None or flight is None or flight.number != receipt.number:
+            raise Answer(Status.NO_MESSAGE, "the receipt handle is not, or no longer, valid")
+        return queue, flight
+
+    def has_landed(self, receipt: Receipt) -> bool:
+        """Whether a message was given out, and need not come again."""
+        queue = self.queues.get(receipt.queue)
+        return queue is not None and receipt.offset < queue.next and (
+            receipt.offset not in queue.flights)
+
+    def ack(self, receipt: Receipt) -> None:
+        """The message need not come again. Answer."""
+        queue, flight = self.find(receipt)
+        self._land(receipt.queue, queue, flight)
+        if self._fifo:
+            self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
+
+    def change(self, receipt: Receipt, seconds: float) -> Receipt:
+        """The message comes again after so long; its new receipt. Answer."""
+        _, flight = self.find(receipt)
+        flight.owner = ""
+        self._count_up()
+        changed = self._hide(receipt.queue, flight, seconds)
+        self.broker.arrived(self.topic, ANY_QUEUE)  # who waits has to wake up earlier, maybe
+        return changed
+
+    def is_over(self) -> bool:
+        """Whether all that was given out may come again, and no client is there to ack it."""
+        now = time.monotonic()
+        return all(flight.visible <= now and not (
+            flight.owner and self._pops.is_there(flight.owner)) for queue in self.queues.values()
+            for flight in queue.flights.values())
+
+    def give_back(self, which: Callable[[Flight], bool]) -> None:
+        """Messages that their client has not got, or is not there to ack, come again soon."""
+        self._count_up()
+        for key, queue in self.queues.items():
+            for flight in queue.flights.values():
+                if which(flight):
+                    flight.owner = ""
+                    self._hide(key, flight, _SOON_S)
+        self.broker.arrived(self.topic, ANY_QUEUE)
+
+
+def _is_same(queue: _PopQueue, attempt: str) -> bool:
+    return attempt != "" and attempt == queue.attempt
+
+
+class Pops:
+    """What groups have been given of a broker. ``is_there``: whether a client is for which messages
+    are kept.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.lines = Lines(broker)
+        self.is_there: Callable[[str], bool] = lambda _client_id: False
+        self.flying = 0
+        self._all: OrderedDict[tuple[str, str], Popped] = OrderedDict()
+        """The one that was asked for the longest ago is the first."""
+        self._kept = 0
+
+    def of(self, group: str, topic: str) -> Popped:
+        """The state of a group and topic; not to be held on to while others have their turn."""
+        found = self._all.get((group, topic))
+        if found is None:
+            found = Popped(self, group, topic)
+            self.make_room(found)
+            self._all[group, topic] = found
+        self._all.move_to_end((group, topic))
+        return found
+
+    def known(self, group: str, topic: str) -> Popped | None:
+        """The same where there is any."""
+        return self._all.get((group, topic))
+
+    def may_fly(self, of_this: Popped) -> bool:
+        """Whether one more message may be given out. Where there are too many, groups that asked
+        for nothing for the longest time begin at their positions again, once their time is over.
+        """
+        while self.flying >= MOST_FLYING:
+            first = next(iter(self._all.values()))
+            if first is of_this or not first.is_over():
+                return False
+            for queue in first.queues.values():
+                first.forget(queue)
+            del self._all[first.group, first.topic]
+            self._kept -= 1 + len(first.queues)
+        return True
+
+    def make_room(self, for_this: Popped) -> None:
+        """Room for one more queue: those of which nothing is out are known by their positions.
+        Answer.
+        """
+        self._kept += 1
+        if self._kept <= MOST_QUEUES:
+            return
+        self._all = OrderedDict((key, each) for key, each in self._all.items()
+                                if each.flying or each is for_this)
+        self._kept = sum(1 + len(each.queues) for each in self._all.values())
+        if self._kept >= MOST_QUEUES:
+            raise Answer(Status.SYSTEM_BUSY, "too many groups have messages not acked yet")
+
+    def leave(self, client_id: str) -> None:
+        """A client is gone: what was kept for it comes again soon."""
+        for each in self._all.values():
+            if each.flying:
+                each.give_back(lambda flight: flight.owner == client_id)

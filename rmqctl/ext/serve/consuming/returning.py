@@ -1,0 +1,140 @@
+"""Messages that consumers send back: retried after a while, given up after too many times
+(spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
+
+A server that writes nothing keeps them in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion
+from rmqctl.engine.put.admission import MAX_PROPERTIES
+from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.engine.put.rewrite import WAIT, is_blank
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.consuming.memory import EACH
+from rmqctl.ext.serve.producing.writing import Writer
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.source import READ, WRITE
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import DEFAULT_LEVELS
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.parse_values import now_ms
+from rmqctl.store.objects import java_text
+
+MOST_TIMES = 16
+_FIRST_LEVEL = 3
+_SAYS_TIMES = 121
+"""From this version on (3.4.9) brokers believe clients how often they want a message again."""
+_HALF = 1 << 31
+
+
+def send_back(broker: Broker, call: Call) -> Response | None:
+    """Takes a message back: into the group's retry topic after a delay, or its dead letters."""
+    wanted = call.fields
+    group, level = wanted["group"], wanted["delayLevel"]
+    if not broker.knows_group(group):
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+                     f"subscription group not exist, {group}")
+    queues = broker.source.retry_queues(group)
+    if not queues:
+        return Response({})
+    raw = broker.raw_at(wanted["offset"])
+    if raw is None:
+        raise Answer(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
+    record = decode(raw)
+    if broker.writer is None and not broker.memory.has_room(record):
+        raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
+                     "messages that are sent back")
+    given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
+    level = level or _FIRST_LEVEL + record.reconsume_times
+    if broker.writer is None:
+        returned = _returned(record, VERSIONS[NEWEST], None)
+    else:
+        returned = _returned(record, broker.writer.settings.profile, 0 if given_up else level)
+    if len(returned.properties) > MAX_PROPERTIES:
+        raise Answer(Status.MESSAGE_ILLEGAL, f"its properties have {len(returned.properties)} "
+                     f"bytes, and a message takes {MAX_PROPERTIES}")
+    topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
+    if broker.writer is not None:
+        _put(broker.writer, call, returned, topic, 1 if given_up else queues)
+        return None
+    tags = tags_code(props.parse(java_text(returned.properties)).get(props.TAGS))
+    if given_up:
+        _append(broker, returned, topic, tags)
+        return Response({})
+    delay = DEFAULT_LEVELS[min(max(level, 1), max(DEFAULT_LEVELS))]
+    broker.memory.size += len(returned.body) + EACH
+    broker.later(delay / 1000, lambda: _due(broker, returned, topic, tags))
+    return Response({})
+
+
+def most_times(broker: Broker, group: str, call: Call) -> int:
+    """How often a group gets a message again before it is a dead letter: as a client wants it, if
+    it is one that brokers believe.
+    """
+    asked: int | None = call.fields["maxReconsumeTimes"]
+    if asked is not None and call.command.version >= _SAYS_TIMES:
+        return asked
+    times = broker.source.groups.get(group, {}).get("retry_max_times")
+    return times if isinstance(times, int) else MOST_TIMES
+
+
+def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
+    """A retry or dead-letter topic, made with so many queues if it is not there; how many of them
+    it has. RefusedError, StoreIOError.
+    """
+    if writer.topics.get(topic) is None:
+        writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
+    return min(queues, max(writer.source.topics[topic].write_queues, 1))
+
+
+def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
+    """Puts it into the store: into any of so many queues of the topic, or into the schedule."""
+    queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
+    message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
+                       record.sys_flag, record.born_timestamp, record.born_host,
+                       store_host=record.store_host if writer.settings.profile.generation < 5
+                       else None, reconsume_times=record.reconsume_times)
+
+    def then(result: PutResult) -> None:
+        if not call.command.is_one_way:
+            code = Status.SUCCESS if result.stored else Status.SYSTEM_ERROR
+            call.reply(Response({}, (), int(code), None if result.stored else result.status))
+
+    writer.put(message, then)
+
+
+def _due(broker: Broker, record: Record, topic: str, tags: int) -> None:
+    broker.memory.size -= len(record.body) + EACH
+    _append(broker, record, topic, tags)
+
+
+def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
+    queue_id = broker.memory_queue(topic)
+    broker.memory.append(replace(record, store_timestamp=now_ms()), topic, queue_id, tags)
+    broker.told(event="returned", broker=broker.name, topic=topic)
+    broker.arrived(topic, queue_id)
+
+
+def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
+    """A copy as a broker of the version makes it, with this delay level."""
+    known = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
+    if props.RETRY_TOPIC not in known:
+        known.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))
+    known.put(WAIT, "false")
+    if level is not None:
+        known.put(props.DELAY, str(level))
+    if is_blank(known.get(props.ORIGIN_MESSAGE_ID)):
+        known.put(props.ORIGIN_MESSAGE_ID, record.message_id)
+    made = known.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
+    # Counted as Java does, whose numbers begin again below zero.
+    times = (record.reconsume_times + 1 + _HALF) % (2 * _HALF) - _HALF
+    return replace(record, properties=made, reconsume_times=times)
+
+
+HANDLERS: Table = {"CONSUMER_SEND_MSG_BACK": send_back}

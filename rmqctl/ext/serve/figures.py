@@ -1,0 +1,257 @@
+"""What a server does, in numbers: for a screen, for monitoring, and as events each second.
+
+Everything is bounded: groups and topics can be as many as clients like.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import chain, islice
+from typing import Any
+
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.server import Server
+
+MOST = 1000
+"""Groups and topics that are told apart in one metric; what is beyond is in one sum."""
+REST = "*"
+"""The name of that sum. Clients may call a group so: it is in it then."""
+_MOST_EVENTS = 50
+"""Of one kind in a second; beyond that there is one with the sum."""
+_LAG_S = 0.02
+"""So long positions are looked at, once a second at most."""
+_MOST_QUEUES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """What happened since the last look, ``seconds`` ago."""
+
+    seconds: float
+    sent: Mapping[tuple[str, str], int]
+    """Messages by broker and topic."""
+    delivered: Mapping[tuple[str, str, str], int]
+    """Messages by broker, group and topic."""
+    delivered_bytes: int
+    committed: Sequence[tuple[str, str, str]]
+    """Broker, group and topic."""
+    damaged: Mapping[str, int]
+    """Messages that were passed over, by broker."""
+    connections: Mapping[str, int]
+    """As `connections` has them; empty where they are what they were."""
+
+
+@dataclass(eq=False)
+class Watch:
+    """Looks at a server now and then. Of positions it hears from its first look on."""
+
+    server: Server
+    _last: float = field(default_factory=time.monotonic)
+    _sent: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _delivered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _bytes: int = 0
+    _damaged: Counter[str] = field(default_factory=Counter)
+    _connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(
+        ("connections", "accepted", "turned_away", "broken"), 0))
+
+    def look(self) -> Second:
+        """What happened since the last look."""
+        brokers, now = self.server.brokers, time.monotonic()
+        sent = Counter({(broker.name, topic): count for broker in brokers
+                        for topic, count in broker.received.items()})
+        delivered = Counter({(broker.name, *key): count for broker in brokers
+                             for key, count in broker.delivered.items()})
+        size = sum(broker.delivered_bytes for broker in brokers)
+        damaged = Counter({broker.name: broker.skipped for broker in brokers})
+        connected = connections(self.server)
+        committed: list[tuple[str, str, str]] = []
+        for broker in brokers:
+            touched, broker.positions.touched = broker.positions.touched, set()
+            committed += [(broker.name, *key) for key in sorted(touched or ())]
+        second = Second(
+            max(now - self._last, 1e-3), sent - self._sent, delivered - self._delivered,
+            size - self._bytes, committed, damaged - self._damaged,
+            connected if connected != self._connections else {})
+        self._last, self._sent, self._delivered, self._bytes = now, sent, delivered, size
+        self._damaged, self._connections = damaged, connected
+        return second
+
+
+def connections(server: Server) -> dict[str, int]:
+    """How many there are, and since the start how many came, were turned away, and were closed for
+    what they sent.
+    """
+    return {"connections": len(server.connections), "accepted": server.accepted,
+            "turned_away": server.turned_away, "broken": server.broken}
+
+
+def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
+    """The events of a second, as objects."""
+    brokers = {broker.name: broker for broker in server.brokers}
+    if second.connections:
+        yield {"event": "connections", **second.connections}
+    yield from _counted("sent", ("broker", "topic"), second.sent)
+    yield from _counted("delivered", ("broker", "group", "topic"), second.delivered)
+    if len(second.committed) > _MOST_EVENTS:
+        yield {"event": "committed", "positions": len(second.committed)}
+    else:
+        late = time.monotonic() + _LAG_S
+        for name, group, topic in second.committed:
+            yield {"event": "committed", "broker": name, "group": group, "topic": topic,
+                   "lag": lag_of(brokers[name], group, topic, late)}
+    for name, count in second.damaged.items():
+        yield {"event": "damaged", "broker": name, "messages": count}
+
+
+def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
+             ) -> Iterator[dict[str, Any]]:
+    if len(counts) > _MOST_EVENTS:
+        yield {"event": event, "messages": sum(counts.values())}
+        return
+    for key, count in counts.items():
+        yield {"event": event, **dict(zip(names, key, strict=True)), "messages": count}
+
+
+# Where groups stand -----------------------------------------------------------------------------
+
+
+def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
+    """Messages of a topic that a group has before it, in queues where it stands anywhere; None
+    where there is none, or too many to look at until ``late`` (monotonic seconds).
+    """
+    found = broker.topic(topic)
+    if found is None or found.read_queues > _MOST_QUEUES:
+        return None
+    lag = None
+    for queue_id in range(found.read_queues):
+        if time.monotonic() > late:
+            return None
+        offset = broker.positions.get(group, topic, queue_id)
+        if offset is not None and offset >= 0:
+            try:
+                end = broker.queue(topic, queue_id).end
+            except Answer:
+                continue
+            lag = (lag or 0) + max(end - offset, 0)
+    return lag
+
+
+def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
+    """(group, topic, lag), groups first that are here; as many as there is time for."""
+    late = time.monotonic() + _LAG_S
+    here = ((group.name, topic) for group in broker.groups.consumers.values()
+            for topic in group.subscriptions)
+    known = chain(here, broker.positions.committed, broker.positions.stored)
+    seen: set[tuple[str, str]] = set()
+    for key in islice(known, 2 * most):
+        if len(seen) >= most or time.monotonic() > late:
+            return
+        if key in seen:
+            continue
+        seen.add(key)
+        lag = lag_of(broker, *key, late)
+        if lag is not None:
+            yield *key, lag
+
+
+# At the moment ----------------------------------------------------------------------------------
+
+
+def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
+    """The busiest groups that are here, with their topics: members, lag, messages each second."""
+    here = ((broker, group.name, topic) for broker in server.brokers
+            for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
+    chosen = nlargest(most, islice(here, 20 * MOST), key=lambda each: second.delivered.get(
+        (each[0].name, each[1], each[2]), 0))
+    late = time.monotonic() + _LAG_S
+    return [{
+        "broker": broker.name, "group": name, "topic": topic,
+        "members": len(broker.groups.consumers[name].ids),
+        "lag": lag_of(broker, name, topic, late),
+        "out/s": second.delivered.get((broker.name, name, topic), 0) / second.seconds,
+    } for broker, name, topic in chosen]
+
+
+def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
+    """The topics that got the most messages: how many each second."""
+    chosen = nlargest(most, second.sent.items(), key=lambda each: each[1])
+    return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
+            for (broker, topic), count in chosen]
+
+
+def clients_now(server: Server, most: int) -> list[dict[str, Any]]:
+    """Some of the clients that sent heartbeats, with the number of their groups."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for broker in server.brokers:
+        for member in broker.groups.members():
+            key = member.client_id, member.peer.peer
+            if key not in found and len(found) == most:
+                continue
+            client = found.setdefault(key, {
+                "client": member.client_id, "address": member.peer.peer,
+                "language": member.language, "groups": 0})
+            client["groups"] += 1
+    return list(found.values())
+
+
+# Metrics ----------------------------------------------------------------------------------------
+
+HELP = {
+    "rmqctl_serve_connections": "Clients that are connected.",
+    "rmqctl_serve_connections_accepted_total": "Connections that were taken.",
+    "rmqctl_serve_connections_turned_away_total": "Connections that were too many.",
+    "rmqctl_serve_connections_broken_total": "Connections that were closed for what they sent.",
+    "rmqctl_serve_requests_total": "Requests by their name.",
+    "rmqctl_serve_messages_received_total": "Messages that were put, by topic.",
+    "rmqctl_serve_messages_delivered_total": "Messages that were given out, by group and topic.",
+    "rmqctl_serve_delivered_bytes_total": "Bytes of these messages.",
+    "rmqctl_serve_messages_damaged_total": "Damaged messages that were passed over.",
+    "rmqctl_serve_group_members": "Clients of a group of consumers that are here.",
+    "rmqctl_serve_group_diff": "Messages of a topic that a group has not consumed.",
+    "rmqctl_serve_pulls_waiting": "Pulls that wait for messages.",
+    "rmqctl_serve_retry_bytes": "Memory of messages that were sent back.",
+}
+Sample = tuple[str, dict[str, str], float]
+
+
+def samples(server: Server) -> Iterator[Sample]:
+    """(metric, labels, value) of everything in `HELP`."""
+    for name, value in connections(server).items():
+        yield ("rmqctl_serve_connections" if name == "connections" else
+               f"rmqctl_serve_connections_{name}_total"), {}, value
+    for broker in server.brokers:
+        yield from _of(broker, {"broker": broker.name})
+
+
+def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
+    def each(metric: str, names: Sequence[str], counts: Iterable[tuple[tuple[str, ...], float]]
+             ) -> Iterator[Sample]:
+        rest, count = 0.0, 0
+        for count, (key, value) in enumerate(counts, start=1):
+            if count <= MOST and REST not in key:
+                yield metric, {**label, **dict(zip(names, key, strict=True))}, value
+            else:
+                rest += value
+        if count > MOST or rest:
+            yield metric, {**label, **dict.fromkeys(names, REST)}, rest
+
+    yield from each("rmqctl_serve_requests_total", ("request",), (
+        ((name,), count) for name, count in broker.requests.items()))
+    yield from each("rmqctl_serve_messages_received_total", ("topic",), (
+        ((topic,), count) for topic, count in broker.received.items()))
+    yield from each("rmqctl_serve_messages_delivered_total", ("group", "topic"),
+                    broker.delivered.items())
+    yield "rmqctl_serve_delivered_bytes_total", label, broker.delivered_bytes
+    yield "rmqctl_serve_messages_damaged_total", label, broker.skipped
+    yield from each("rmqctl_serve_group_members", ("group",), (
+        ((group.name,), len(group.ids)) for group in broker.groups.consumers.values()))
+    yield from each("rmqctl_serve_group_diff", ("group", "topic"), (
+        ((group, topic), lag) for group, topic, lag in lags(broker)))
+    yield "rmqctl_serve_pulls_waiting", label, (
+        sum(map(len, broker.waiting.values())) + broker.pops.lines.behind)
+    yield "rmqctl_serve_retry_bytes", label, broker.memory.size

@@ -1,0 +1,103 @@
+"""What all methods of the service share: the brokers behind it, who calls, how it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rmqctl.ext.serve.broker import Broker, Response
+from rmqctl.ext.serve.grpc.protocol import Code, Refused
+from rmqctl.ext.serve.grpc.sessions import Link, Sessions, host_of
+from rmqctl.ext.serve.limits import Quota
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.parse_values import Address
+
+MOST_HELD = 64 << 20
+"""Bytes of messages that are being written to clients, of all of them together."""
+_CODES = {
+    Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    Status.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    Status.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+    Status.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    Status.NO_PERMISSION: Code.FORBIDDEN,
+    Status.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+    Status.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
+    Status.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    Status.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,
+}
+
+
+def code_of(status: int) -> Code:
+    """The code of a status of the remoting protocol, which is not success."""
+    return {int(each): code for each, code in _CODES.items()}.get(
+        status, Code.INTERNAL_SERVER_ERROR)
+
+
+def refused_by(response: Response) -> Refused:
+    """A broker's refusal as one of this service."""
+    return Refused(code_of(response.code), response.remark or "refused")
+
+
+def judged(error: Refused | Answer) -> tuple[Code, str]:
+    """What a client is told of a refusal."""
+    if isinstance(error, Answer):
+        return code_of(error.status), error.remark
+    return error.code, error.text
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. ``remaining``: seconds until its deadline."""
+
+    client_id: str
+    peer: str
+    language: str
+    remaining: float
+
+    @property
+    def host(self) -> str:
+        """What tells clients apart by their addresses."""
+        return host_of(self.peer)
+
+    def link(self, broker: Broker) -> Link:
+        """The caller on one broker, for requests."""
+        return Link(broker, self.peer, self.language)
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """The brokers behind one address, and what clients have of them."""
+
+    brokers: Sequence[Broker]
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
+    part: float = 1.0
+    """What one address of clients may have of anything, as `Limits` has it."""
+    turn: int = 0
+    """Of the brokers that messages without a group are sent to, one after the other."""
+
+    def __post_init__(self) -> None:
+        self.unsent = Quota(MOST_HELD, self.part)
+        """Bytes of messages that are being written to clients."""
+        self.looking = asyncio.Lock()
+        """Held by who looks through queues: others' requests are answered before the next turn."""
+        self.sessions = Sessions(self.brokers, self._gone)
+        self.by_name = {broker.name: broker for broker in self.brokers}
+        for broker in self.brokers:
+            broker.pops.is_there = self.sessions.is_there
+
+    def _gone(self, client_id: str) -> None:
+        for broker in self.brokers:
+            broker.pops.leave(client_id)
+
+    @contextmanager
+    def held(self, caller: Caller, size: int) -> Iterator[None]:
+        """Counts what is being written. Refused where that is too much already."""
+        if not self.unsent.has_room(caller.host, size):
+            raise Refused(Code.TOO_MANY_REQUESTS, "clients do not take their messages")
+        self.unsent.take(caller.host, size)
+        try:
+            yield
+        finally:
+            self.unsent.leave(caller.host, size)

@@ -1,0 +1,287 @@
+"""Receiving messages, and saying what became of them (spec: remoting.md §7)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer
+from rmqctl.ext.serve.consuming.lines import Line
+from rmqctl.ext.serve.consuming.popping import (
+    MOST_ATTEMPTS,
+    RENEWED_S,
+    TURN_S,
+    Given,
+    Popped,
+    Receipt,
+    Wish,
+    attempt_of,
+)
+from rmqctl.ext.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
+from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged, refused_by
+from rmqctl.ext.serve.grpc.messages import to_client
+from rmqctl.ext.serve.grpc.protocol import (
+    MESSAGES,
+    Code,
+    Refused,
+    milliseconds,
+    response,
+    span,
+    status,
+)
+from rmqctl.ext.serve.grpc.routes import readable
+from rmqctl.ext.serve.grpc.sessions import group_settings, is_fifo, most_attempts, name_of
+from rmqctl.ext.serve.reading import Accept
+from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import decode
+from rmqctl.parse_values import now_ms
+from rmqctl.store.objects import java_text
+
+_MOST, _MOST_ACKED = 32, 1024
+"""Messages that are received, and acked, at once."""
+_SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
+"""Of the time for which a message is given out."""
+_POLL_S = 20.0
+_LOOK_S = 1.0
+"""So long queues are looked through for a client that does not wait."""
+_MARGIN_S = 0.5
+"""So long before its deadline a client gets its answer."""
+_LONGEST_FILTER = 64 << 10
+_FILTERS = {0: TAG, 1: TAG, 2: SQL}
+_HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
+
+
+async def receive(endpoint: Endpoint, caller: Caller, request: Any
+                  ) -> AsyncGenerator[Any, None]:
+    """Messages of a topic, or none after a while."""
+    group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
+    brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
+    if group_settings(endpoint.brokers, group).get("consume_enable") is False:
+        raise Refused(Code.FORBIDDEN, f"subscription group no permission, {group}")
+    wish = _wish(endpoint, caller, request, group, topic)
+    seconds = _poll_s(caller, request)
+    line = Line(group, topic, ANY_QUEUE, _FILTERS[request.filter_expression.type],
+                request.filter_expression.expression or ALL, wish.fifo)
+    del request  # it may be large, and the wait long
+    given = await _waited(endpoint, caller, brokers, line, wish, seconds)
+    left = {(each.flight.physical, each.receipt.number) for _, each in given}
+    reply = MESSAGES["ReceiveMessageResponse"]
+    try:
+        yield reply(status=status(Code.OK) if given else status(
+            Code.MESSAGE_NOT_FOUND, "no new message"))
+        for broker, each in given:
+            message = _message(broker, each, group, topic, wish)
+            size = len(message.body)
+            with endpoint.held(caller, size):
+                yield reply(message=message)
+            left.discard((each.flight.physical, each.receipt.number))
+        yield reply(delivery_timestamp=span(now_ms()))
+    finally:
+        if left:
+            for broker in brokers:
+                broker.pops.of(group, topic).give_back(
+                    lambda flight: (flight.physical, flight.number) in left)
+
+
+def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -> Any:
+    message = to_client(given.record, topic)
+    system = message.system_properties
+    system.queue_id, system.queue_offset = given.receipt.queue[1], given.receipt.offset
+    system.receipt_handle = _handle(broker.pops.of(group, topic), given.receipt)
+    system.delivery_attempt = min(given.flight.attempt, MOST_ATTEMPTS)
+    system.invisible_duration.seconds = int(wish.invisible)
+    return message
+
+
+def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: str) -> Wish:
+    invisible = milliseconds(request.invisible_duration)
+    if request.auto_renew:
+        invisible = int(RENEWED_S * 1000)
+    elif not _SHORTEST_MS <= invisible <= _LONGEST_MS:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 10 s to 12 h")
+    return Wish(min(max(request.batch_size, 1), _MOST), invisible / 1000,
+                _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
+                caller.client_id if request.auto_renew else "",
+                attempt=attempt_of(request.attempt_id))
+
+
+def _filter(topic: str, wanted: Any) -> Accept | None:
+    """The filter of a request; clients do not compare the tags themselves. Answer, Refused."""
+    if wanted.type not in _FILTERS:
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"there is no filter type {wanted.type}")
+    kind, expression = _FILTERS[wanted.type], wanted.expression or ALL
+    if len(expression) > _LONGEST_FILTER:
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the expression is too long")
+    accept = Subscription(topic, expression, kind).accept()
+    if accept is None or kind != TAG:
+        return accept
+
+    def has_tag(code: int, record: Buffer) -> bool:
+        return accept(code, record) and props.parse(java_text(decode(record).properties)).get(
+            props.TAGS) in _tags(expression)
+
+    return has_tag
+
+
+@lru_cache(maxsize=64)  # and not one for each who waits
+def _tags(expression: str) -> frozenset[str]:
+    return frozenset(tags_of(expression))
+
+
+def _poll_s(caller: Caller, request: Any) -> float:
+    """So long the client may be kept waiting."""
+    wanted = _POLL_S
+    if request.HasField("long_polling_timeout"):
+        wanted = milliseconds(request.long_polling_timeout) / 1000
+    return max(min(wanted, _POLL_S, caller.remaining - _MARGIN_S), 0.0)
+
+
+async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
+                  wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
+    """What there is, as soon as there is something."""
+    async def taken() -> list[tuple[Broker, Given]]:
+        for broker in brokers:
+            found = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
+            if found:
+                return [(broker, each) for each in found]
+        return []
+
+    found: list[tuple[Broker, Given]] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(seconds, _LOOK_S)):
+            found = await taken()
+            if not found and seconds > 0:
+                with _in_line(brokers, line) as wait:
+                    while not found:
+                        await wait()
+                        found = await taken()
+    return found
+
+
+@contextmanager
+def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Gives what waits until there may be something; at once for the first in a line."""
+    news = asyncio.Event()
+
+    def wake(_may_wait: bool) -> None:
+        news.set()
+
+    async def wait() -> None:
+        due = min((due for broker in brokers if broker.pops.lines.is_first(line, wake) and (
+            due := broker.pops.of(line.group, line.topic).next_due) is not None), default=None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), None if due is None else max(
+                due - time.monotonic(), 0.01))
+        news.clear()
+
+    for broker in brokers:
+        broker.pops.lines.join(line, wake)
+        if broker.pops.lines.is_first(line, wake):
+            news.set()
+    try:
+        yield wait
+    finally:
+        for broker in brokers:
+            broker.pops.lines.leave(line, wake)
+
+
+async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
+                 wish: Wish) -> list[Given]:
+    """What one broker has; messages that were given out too often become dead letters."""
+    left = None
+    most = most_attempts(endpoint.brokers, group)
+    while True:
+        async with endpoint.looking:
+            popped = broker.pops.of(group, topic)
+            given, left = popped.take(wish, left)
+            if not given and left > 0:
+                await asyncio.sleep(TURN_S)  # a call of others takes several turns of the loop
+        given = [each for each in given if each.flight.attempt <= most or not (
+            await _gave_up(caller, popped, each))]
+        if given or left <= 0:
+            return given
+
+
+async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
+    """Makes a message a dead letter; False where there is no room for it, and it is given out."""
+    try:
+        await _bury(caller, popped, given.receipt)
+    except (Refused, Answer):
+        return False
+    return True
+
+
+async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
+    """A message becomes a dead letter, as if its consumer had sent it back too often. Refused,
+    Answer.
+    """
+    physical = popped.find(receipt)[1].physical
+    answer = await caller.link(popped.broker).request(
+        "CONSUMER_SEND_MSG_BACK", offset=physical, group=popped.group, delayLevel=-1)
+    if answer.code:
+        raise refused_by(answer)
+    popped.ack(receipt)
+
+
+def _handle(popped: Popped, receipt: Receipt) -> str:
+    (name, queue_id), offset, number = receipt
+    return f"{popped.broker.name} {popped.names.index(name)} {queue_id} {offset} {number}"
+
+
+def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Receipt]:
+    """What a broker gave the group of the topic, and what of it a handle stands for. Refused."""
+    group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    name, _, rest = handle.partition(" ")
+    found = _HANDLE.fullmatch(rest)
+    broker = endpoint.by_name.get(name)
+    popped = None if broker is None else broker.pops.known(group, topic)
+    if popped is not None and found is not None:
+        which, queue_id, offset, number = map(int, found.groups())
+        if which < len(popped.names):
+            return popped, Receipt((popped.names[which], queue_id), offset, number)
+    raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is none")
+
+
+async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """Messages that need not come again."""
+    if not 0 < len(request.entries) <= _MOST_ACKED:
+        raise Refused(Code.BAD_REQUEST, f"1 to {_MOST_ACKED} messages are acked at once")
+    entries = []
+    for each in request.entries:
+        try:
+            popped, receipt = _popped(endpoint, request, each.receipt_handle)
+            if not popped.has_landed(receipt):  # who acks again may not have heard it was
+                popped.ack(receipt)
+            said = status(Code.OK)
+        except (Refused, Answer) as refused:
+            said = status(*judged(refused))
+        entries.append({"message_id": each.message_id, "receipt_handle": each.receipt_handle,
+                        "status": said})
+    codes = {each["status"].code for each in entries}
+    code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
+    return response("AckMessage", code, entries=entries)
+
+
+async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """A message is to come again at another time."""
+    wanted = milliseconds(request.invisible_duration)
+    if not 0 <= wanted <= _LONGEST_MS:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 0 to 12 h")
+    popped, receipt = _popped(endpoint, request, request.receipt_handle)
+    changed = popped.change(receipt, wanted / 1000)
+    return response("ChangeInvisibleDuration", receipt_handle=_handle(popped, changed))
+
+
+async def forward_to_dead_letters(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """A message that its consumer gave up."""
+    popped, receipt = _popped(endpoint, request, request.receipt_handle)
+    await _bury(caller, popped, receipt)
+    return response("ForwardMessageToDeadLetterQueue")

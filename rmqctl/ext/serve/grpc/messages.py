@@ -1,0 +1,140 @@
+"""Stored messages as 5.x clients get them, and what these send as properties of one to store
+(spec: remoting.md §7; as the proxy's converter does it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from typing import Any
+
+from rmqctl.ext.serve.broker import Buffer
+from rmqctl.ext.serve.consuming.popping import MOST_ATTEMPTS
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, Code, Refused, milliseconds, span
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import decode, host_text
+from rmqctl.store.objects import java_text, plain_body
+
+NORMAL, FIFO, DELAY, TRANSACTION = 1, 2, 3, 4
+_MD5, _IDENTITY, _GZIP = 2, 1, 2
+MAX_BODY = 4 << 20
+_SHARDING_KEY, _TRACE_CONTEXT = "__SHARDINGKEY", "TRACE_CONTEXT"
+_TIMER_MS, _TIMER_S, _BORN_HOST = "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "__BORNHOST"
+_DLQ_ORIGIN_ID = "DLQ_ORIGIN_MESSAGE_ID"
+_SYSTEM_NAMES = """
+TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP
+MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG
+RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME
+TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL
+ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS
+TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS
+TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
+"""
+_SYSTEM = frozenset(_SYSTEM_NAMES.split())
+"""Properties that clients neither see among their own nor may set."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, props.CRC32}
+
+
+def to_client(record: Buffer, topic: str) -> Any:
+    """A Message. Its body is as its producer handed it in, as far as that can be told."""
+    found = decode(record)
+    known = props.parse(java_text(found.properties))
+    body, problem = plain_body(found.sys_flag, bytes(found.body))
+    system: dict[str, Any] = {
+        "keys": props.split_keys(known.get(props.KEYS)),
+        "message_id": known.get(props.UNIQUE_KEY) or found.message_id,
+        "body_digest": {"type": _MD5, "checksum": hashlib.md5(
+            body, usedforsecurity=False).hexdigest().upper()},
+        "body_encoding": _IDENTITY if problem is None else _GZIP,
+        "message_type": _type(known),
+        "born_timestamp": span(found.born_timestamp), "store_timestamp": span(
+            found.store_timestamp),
+        "born_host": known.get(_BORN_HOST) or host_text(*found.born_host).rpartition(":")[0],
+        "store_host": host_text(*found.store_host),
+        "queue_id": found.queue_id, "queue_offset": found.queue_offset,
+        "delivery_attempt": min(found.reconsume_times + 1, MOST_ATTEMPTS)}
+    for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
+                        ("trace_context", _TRACE_CONTEXT)):
+        if name in known:
+            system[field] = known[name]
+    due = known.get(_TIMER_MS, "")
+    if due.isascii() and due.isdigit() and len(due) < 16:
+        system["delivery_timestamp"] = span(int(due))
+    if props.DLQ_ORIGIN_TOPIC in known and _DLQ_ORIGIN_ID in known:
+        system["dead_letter_queue"] = {"topic": known[props.DLQ_ORIGIN_TOPIC],
+                                       "message_id": known[_DLQ_ORIGIN_ID]}
+    return MESSAGES["Message"](
+        topic={"name": topic}, body=body, system_properties=system,
+        user_properties={name: text for name, text in known.items() if name not in _SYSTEM})
+
+
+def _type(known: dict[str, str]) -> int:
+    if known.get(props.PREPARED) == "true":
+        return TRANSACTION
+    if any(name in known for name in (props.DELAY, _TIMER_MS, _TIMER_S)):
+        return DELAY
+    return FIFO if _SHARDING_KEY in known else NORMAL
+
+
+def body_of(message: Any) -> bytes:
+    """The body to store. What came compressed is stored as it was before that: consumers in other
+    languages could not read it. Refused.
+    """
+    body: bytes = message.body
+    if not body:
+        raise Refused(Code.MESSAGE_BODY_EMPTY, "message body cannot be empty")
+    if message.system_properties.body_encoding == _GZIP:
+        codec = zlib.decompressobj(wbits=47)  # gzip or zlib
+        try:
+            body = codec.decompress(body, MAX_BODY + 1)
+        except zlib.error as error:
+            raise Refused(Code.MESSAGE_CORRUPTED, f"the body is not compressed: {error}") from None
+        if not codec.eof and len(body) <= MAX_BODY:
+            raise Refused(Code.MESSAGE_CORRUPTED, "the compressed body is cut")
+    if len(body) > MAX_BODY:
+        raise Refused(Code.MESSAGE_BODY_TOO_LARGE,
+                      f"message body cannot exceed the max {MAX_BODY}")
+    return body
+
+
+def properties_of(message: Any, peer: str) -> dict[str, str]:
+    """The properties to store a message with, but for its delay. Refused."""
+    system = message.system_properties
+    known = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
+    reserved = _RESERVED & known.keys()
+    if reserved:
+        raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                      f"property is used by system: {min(reserved)}")
+    if not system.message_id.strip():
+        raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
+    known[props.UNIQUE_KEY] = _checked(system.message_id, Code.ILLEGAL_MESSAGE_ID)
+    tag = _checked(system.tag, Code.ILLEGAL_MESSAGE_TAG)
+    if "|" in tag or (tag and not tag.strip()):
+        raise Refused(Code.ILLEGAL_MESSAGE_TAG, "tag cannot be blank or contain '|'")
+    topic = message.topic.name
+    for name, text, code in (
+            (props.TAGS, tag, Code.ILLEGAL_MESSAGE_TAG),
+            (props.KEYS, " ".join(system.keys), Code.ILLEGAL_MESSAGE_KEY),
+            (_SHARDING_KEY, system.message_group, Code.ILLEGAL_MESSAGE_GROUP),
+            (_TRACE_CONTEXT, system.trace_context, Code.BAD_REQUEST),
+            ("PGROUP", topic, Code.ILLEGAL_TOPIC),
+            (_BORN_HOST, system.born_host or peer.rpartition(":")[0], Code.BAD_REQUEST)):
+        if text:
+            known[name] = _checked(text, code)
+    if system.HasField("born_timestamp"):
+        known["BORN_TIMESTAMP"] = str(milliseconds(system.born_timestamp))
+    if system.message_type == TRANSACTION:
+        known[props.PREPARED] = "true"
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            known["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(
+                system.orphaned_transaction_recovery_duration.seconds)
+    return known
+
+
+def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:
+    """A text without control characters, which would end a property. Refused."""
+    if _CONTROL.search(text):
+        raise Refused(code, "a property cannot contain control characters")
+    return text

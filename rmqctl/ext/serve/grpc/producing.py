@@ -1,0 +1,196 @@
+"""Sending messages, and ending transactions (spec: remoting.md §7)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from rmqctl.engine.put.admission import MAX_PROPERTIES
+from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, code_of, refused_by
+from rmqctl.ext.serve.grpc.messages import MAX_BODY, TRANSACTION, body_of, properties_of
+from rmqctl.ext.serve.grpc.protocol import (
+    MESSAGES,
+    Code,
+    Refused,
+    milliseconds,
+    response,
+    status,
+)
+from rmqctl.ext.serve.grpc.routes import found
+from rmqctl.ext.serve.grpc.sessions import name_of, transaction_id
+from rmqctl.ext.serve.producing.recalling import handle_of
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.source import WRITE, Topic
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.formats.local.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
+from rmqctl.parse_values import now_ms
+
+_DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
+_MOST_AT_ONCE, _MOST_BYTES = 1024, 4 * MAX_BODY
+"""Messages that are sent at once, and the bytes of their bodies."""
+_MOST_PROPERTIES = 64 << 10
+"""Bytes of what is sent beside a body; of properties a record holds less."""
+_FROM_CHECK = 2
+_RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}
+_TRANSACTION = re.compile(r"(.{1,80})\.(\d{1,19})\.(\d{1,19})")
+_LCG, _U64 = 2862933555777941757, (1 << 64) - 1
+
+
+async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """One message, or several of a topic."""
+    messages = request.messages
+    if not 0 < len(messages) <= _MOST_AT_ONCE:
+        raise Refused(Code.MESSAGE_CORRUPTED, f"1 to {_MOST_AT_ONCE} messages are sent at once")
+    name = name_of(messages[0].topic, Code.ILLEGAL_TOPIC, "topic")
+    if any(each.topic != messages[0].topic for each in messages):
+        raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+    if any(each.ByteSize() - len(each.body) > _MOST_PROPERTIES for each in messages):
+        raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
+                      "the properties of a message are too large")
+    known = found(endpoint.brokers, name)
+    writable = [(broker, topic) for broker, topic in known
+                if broker.writer is not None and topic.perm & WRITE]
+    if not writable:
+        read_only = all(broker.writer is None for broker, _ in known)
+        raise Refused(Code.FORBIDDEN, "the broker is read-only" if read_only else (
+            f"sending to topic {name} is forbidden"))
+    ordered = messages[0].system_properties.message_group if len(messages) == 1 else ""
+    broker, queue_id = _queue(endpoint, writable, ordered)
+    requests = []
+    size = 0
+    for each in messages:
+        requests.append(_fields(broker, caller, each, name, queue_id))
+        size += len(requests[-1][0])
+        if size > _MOST_BYTES:
+            raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages together are too large")
+    entries = await asyncio.gather(*(
+        _sent(broker, caller, each, body, fields)
+        for each, (body, fields) in zip(messages, requests, strict=True)))
+    codes = {each.status.code for each in entries}
+    code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
+    return response("SendMessage", code,
+                    entries[0].status.message if code != Code.OK else None, entries=entries)
+
+
+def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: str
+           ) -> tuple[Broker, int]:
+    """Where a message goes: all of a message group into one queue, else to one broker after the
+    other, which picks a queue.
+    """
+    if not ordered:
+        endpoint.turn += 1
+        return writable[endpoint.turn % len(writable)][0], -1
+    queues = [(broker, number) for broker, topic in writable
+              for number in range(topic.write_queues)]
+    return queues[_bucket(string_hash(ordered), len(queues))]
+
+
+def _bucket(key: int, buckets: int) -> int:
+    """The jump consistent hash (Lamping and Veach), by which a proxy finds a group's queue."""
+    state, bucket, following = key & _U64, 0, 0
+    while following < buckets:
+        bucket = following
+        state = (_LCG * state + 1) & _U64
+        following = int((bucket + 1) * ((1 << 31) / ((state >> 33) + 1)))
+    return bucket
+
+
+def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: int
+            ) -> tuple[bytes, dict[str, object]]:
+    """(body, fields of the header) of the request that puts a message. Refused."""
+    system = message.system_properties
+    known = properties_of(message, caller.peer)
+    if system.HasField("delivery_timestamp"):
+        known |= _delivered_at(broker, milliseconds(system.delivery_timestamp))
+    text = props.build(known)
+    if len(text.encode()) > MAX_PROPERTIES:
+        raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"the properties have more than "
+                      f"{MAX_PROPERTIES} bytes")
+    born = milliseconds(system.born_timestamp) if system.HasField("born_timestamp") else now_ms()
+    return body_of(message), {
+        "producerGroup": topic, "topic": topic, "defaultTopic": _DEFAULT_TOPIC,
+        "defaultTopicQueueNums": _DEFAULT_QUEUES, "queueId": queue_id,
+        "sysFlag": TRANSACTION_PREPARED if system.message_type == TRANSACTION else 0,
+        "bornTimestamp": born, "flag": 0, "properties": text, "reconsumeTimes": 0}
+
+
+def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
+    """The property by which a message comes at a time (ms): in a store of 4.x the delay level that
+    is not over before. Refused.
+    """
+    assert broker.writer is not None
+    wanted, settings = when - now_ms(), broker.writer.settings
+    if settings.profile.timer:
+        if wanted > settings.timer_max_delay:
+            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by "
+                          f"{settings.timer_max_delay} ms at most")
+        return {TIMER_DELIVER_MS: str(when)}
+    levels = sorted((ms, level) for level, ms in broker.writer.levels.items() if ms >= wanted)
+    if not levels:
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by levels here, and the "
+                      "longest of them is shorter")
+    return {props.DELAY: str(levels[0][1])}
+
+
+async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
+                fields: dict[str, object]) -> Any:
+    """What became of one message."""
+    answer = await caller.link(broker).request("SEND_MESSAGE", body, **fields)
+    entry = MESSAGES["SendResultEntry"]
+    ext = answer.ext or {}
+    if answer.code != Status.SUCCESS:
+        return entry(status=status(code_of(answer.code), answer.remark))
+    message_id, offset = message.system_properties.message_id, int(ext["queueOffset"])
+    half = ""
+    if message.system_properties.message_type == TRANSACTION:
+        half = transaction_id(broker, int(ext["msgId"][-16:], 16), offset)
+    return entry(status=status(Code.OK), message_id=message_id, transaction_id=half, offset=offset,
+                 recall_handle=ext.get("recallHandle", ""))
+
+
+async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """Commits a half message, or rolls it back; nothing where its producer does not know yet."""
+    place = _TRANSACTION.fullmatch(request.transaction_id)
+    broker = next((each for each in endpoint.brokers
+                   if place is not None and each.name == place[1]), None)
+    if place is None or broker is None:
+        raise Refused(Code.INVALID_TRANSACTION_ID, "no transaction has this id")
+    resolution = _RESOLUTIONS.get(request.resolution)
+    if resolution is not None:
+        answer = await caller.link(broker).request(
+            "END_TRANSACTION", producerGroup=name_of(request.topic, Code.ILLEGAL_TOPIC, "topic"),
+            commitLogOffset=place[2], tranStateTableOffset=place[3], commitOrRollback=resolution,
+            fromTransactionCheck=request.source == _FROM_CHECK, msgId=request.message_id)
+        if answer.code != Status.SUCCESS:
+            raise refused_by(answer)
+    return response("EndTransaction")
+
+
+async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
+    """Takes a message back that is not due yet."""
+    topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+    try:
+        _, name, _, key = handle_of(request.recall_handle)
+    except Answer as error:
+        raise Refused(Code.INTERNAL_SERVER_ERROR, error.remark) from None
+    broker = next((each for each in endpoint.brokers if each.name == name), None)
+    if broker is None:
+        raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, broker service not available")
+    answer = await caller.link(broker).request(
+        "RECALL_MESSAGE", topic=topic, recallHandle=request.recall_handle)
+    if answer.code != Status.SUCCESS:
+        raise refused_by(answer)
+    return response("RecallMessage", message_id=key)
+
+
+async def sync_lite(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:
+    """There are no lite topics."""
+    raise Refused(Code.NOT_IMPLEMENTED, "there are no lite topics here")

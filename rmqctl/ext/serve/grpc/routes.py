@@ -1,0 +1,112 @@
+"""Where topics are, and which queues a consumer asks (spec: remoting.md §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from rmqctl.engine.config.topics import CLIENT_QUEUES
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.grpc.calls import Caller, Endpoint
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, Code, Refused, response
+from rmqctl.ext.serve.grpc.sessions import is_fifo, name_of
+from rmqctl.ext.serve.source import READ, WRITE, Topic
+from rmqctl.parse_values import Address
+
+_NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
+_IPV4, _IPV6, _NAME = 1, 2, 3
+_TYPES = (1, 2, 3, 4)
+"""Ordinary, ordered, delayed, of a transaction."""
+_ANY_QUEUE = -1
+_LARGEST = 4096
+"""Bytes of a request: each queue of the answer repeats most of it."""
+
+
+def _topic(request: Any) -> str:
+    """The name of the topic that is asked for. Refused."""
+    if request.ByteSize() > _LARGEST:
+        raise Refused(Code.BAD_REQUEST, "the request is too large")
+    return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
+
+
+def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
+    """The brokers that have a topic, or would make it for a message. Refused where none has it."""
+    known = [(broker, topic) for broker in brokers if (topic := broker.topic(name)) is not None]
+    if not known:
+        known = [(broker, Topic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
+                 for broker in brokers if broker.writer is not None
+                 and broker.writer.topics.creation_problem(name) is None]
+    if not known:
+        raise Refused(Code.TOPIC_NOT_FOUND, f"topic {name} does not exist")
+    return known
+
+
+def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
+    """The broker of that name, or all, as far as they have the topic. Refused where messages of
+    the topic cannot be received.
+    """
+    known = [(broker, topic) for broker, topic in found(brokers, name)
+             if broker_name in ("", broker.name) and topic.perm & READ]
+    if not known:
+        raise Refused(Code.FORBIDDEN, f"topic {name} cannot be read")
+    if any(name == topic for broker, _ in known for topic, _ in broker.source.store.batch_queues):
+        raise Refused(Code.UNSUPPORTED, f"topic {name} has queues of batches, whose messages are "
+                      "served over the remoting protocol alone")
+    return [broker for broker, _ in known]
+
+
+async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """All queues of a topic."""
+    name = _topic(request)
+    queues = []
+    for broker, topic in found(endpoint.brokers, name):
+        where = _broker(endpoint, broker, request)
+        # Producers that find nothing to write to fail without the reason: they are told it.
+        can_write = topic.write_queues if broker.writer is None or topic.perm & WRITE else 0
+        can_read = topic.read_queues if topic.perm & READ else 0
+        queues += [MESSAGES["MessageQueue"](
+            topic=request.topic, id=number, broker=where, accept_message_types=_TYPES,
+            permission=_permission(number < can_read, number < can_write))
+            for number in range(max(topic.read_queues, topic.write_queues))]
+    return response("QueryRoute", message_queues=queues)
+
+
+async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
+    """What a member of a group asks for: any queue of each broker; each queue by itself where
+    messages are to come in order.
+    """
+    name = _topic(request)
+    fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))
+    queues = [
+        {"message_queue": MESSAGES["MessageQueue"](
+            topic=request.topic, id=number, permission=_permission(
+                True, bool(topic.perm & WRITE)), broker=_broker(endpoint, broker, request))}
+        for broker, topic in found(endpoint.brokers, name)
+        if topic.perm & READ and topic.read_queues
+        for number in (range(topic.read_queues) if fifo else (_ANY_QUEUE,))]
+    if not queues:
+        raise Refused(Code.FORBIDDEN, "no readable queue")
+    return response("QueryAssignment", assignments=queues)
+
+
+def _permission(read: bool, write: bool) -> int:
+    if read:
+        return _READ_WRITE if write else _READ
+    return _WRITE if write else _NONE
+
+
+def _broker(endpoint: Endpoint, broker: Broker, request: Any) -> Any:
+    """A broker behind the address that the client itself has found."""
+    given = request.endpoints
+    return MESSAGES["Broker"](
+        name=broker.name, id=0,
+        endpoints=given if given.addresses else _endpoints(endpoint.address))
+
+
+def _endpoints(address: Address) -> dict[str, Any]:
+    try:
+        scheme = _IPV4 if ip_address(address.host).version == 4 else _IPV6
+    except ValueError:
+        scheme = _NAME
+    return {"scheme": scheme, "addresses": [{"host": address.host, "port": address.port}]}

@@ -1,0 +1,371 @@
+"""The gRPC server: methods, what becomes of errors, and its limits (spec: remoting.md §7).
+
+It runs in the event loop of the other ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import Any
+from urllib.parse import unquote
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core writes to stderr by itself
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.grpc import consuming, producing, routes
+from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
+from rmqctl.ext.serve.grpc.sessions import Session
+from rmqctl.ext.serve.limits import Quota
+from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.parse_values import Address
+
+_LARGEST = 5 << 20
+"""Bytes of a request: a body of the largest size, and its properties."""
+_MOST_READ, _READ_S = 64, 20.0
+"""Requests that are read at a time, and how long one may take: what came of them is in memory."""
+_HURRIED_S = 1.0
+"""So long one may take when others want its place."""
+_IDLE_MS = 120_000
+_END_S = 2.0
+"""So long the answers that are on their way have at the end."""
+_CALLS = 4
+"""So many calls at a time for each connection that may be there."""
+_STREAMS = 100
+"""Calls of one connection at a time; its client keeps others back."""
+_STREAMS_OF_CLIENTS = 8
+"""Clients that may share a connection."""
+_HANDSHAKE_MS = 5000
+"""A connection on which the client says nothing is closed after so long."""
+_KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
+_TAKEN_S = 120.0
+"""A client that does not take a message for so long is given no more."""
+_LONGEST_ID = 1024
+_FOR_EVER = 1e9
+_MOST_UNSENT = 64
+_IDENTITY_ONLY = 1
+# What calls meet is answered, and said by us; that some are cut off at the end is no news.
+logging.getLogger("grpc").setLevel(logging.CRITICAL)
+Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
+
+
+class Proxy:
+    """The service on one address. ``used`` hears of each call."""
+
+    def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int,
+                 part: float = 1.0) -> None:
+        self._endpoint = Endpoint(brokers, listen, part)
+        self._connections = connections
+        self._clients = Quota(connections, part)
+        """Streams of clients."""
+        self._calls: set[asyncio.Task[Any] | None] = set()
+        self._ends = False
+        self._streams: Counter[str] = Counter()
+        """Streams of clients by connection."""
+        self._reading = asyncio.Semaphore(_MOST_READ)
+        self._readers: dict[asyncio.Timeout, float] = {}
+        """Who reads without hurry, and since when: the one that began first is the first."""
+        self._waiting = 0
+        self._server: Any = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._endpoint.address
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a client is there."""
+        return bool(self._calls) or bool(self._endpoint.sessions.known)
+
+    async def start(self) -> None:
+        """Opens the port. StoreIOError."""
+        listen = self._endpoint.address
+        self._server = aio.server(
+            handlers=[self._handlers()], maximum_concurrent_rpcs=self._connections * _CALLS,
+            options=[
+                ("grpc.max_allowed_incoming_connections", self._connections),
+                ("grpc.max_concurrent_streams", _STREAMS),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.server.max_pending_requests", 5000),
+                ("grpc.server.max_pending_requests_hard_limit", 10000),
+                ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+                ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY)])
+        try:
+            port = self._server.add_insecure_port(str(listen))
+        except RuntimeError as error:
+            text = str(error).partition(";")[0]
+            raise StoreIOError(f"cannot listen on {listen}: {text}") from None
+        self._endpoint.address = Address(listen.host, port)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Ends all calls at once."""
+        if self._server is not None:
+            self._ends = True
+            for task in list(self._calls):
+                if task is not None:
+                    task.cancel()
+            await self._server.stop(_END_S)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard are gone."""
+        self._endpoint.sessions.expire()
+
+    def _handlers(self) -> Any:
+        def unary(name: str, method: Method) -> Any:
+            return grpc.stream_unary_rpc_method_handler(  # so that it is read when we say so
+                self._answering(name, method), MESSAGES[f"{name}Request"].FromString,
+                MESSAGES[f"{name}Response"].SerializeToString)
+
+        handlers = {name: unary(name, method) for name, method in _METHODS.items()}
+        handlers["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
+            self._receive, MESSAGES["ReceiveMessageRequest"].FromString,
+            MESSAGES["ReceiveMessageResponse"].SerializeToString)
+        handlers["Telemetry"] = grpc.stream_stream_rpc_method_handler(
+            self._telemetry, MESSAGES["TelemetryCommand"].FromString,
+            MESSAGES["TelemetryCommand"].SerializeToString)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    # -- calls --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A call, as long as it runs. At the end of the server it is cut off here: what gRPC says
+        of calls that end otherwise is a traceback.
+        """
+        task = asyncio.current_task()
+        self._calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._ends:
+                raise
+        finally:
+            self._calls.discard(task)
+
+    async def _read(self, context: Any) -> tuple[Caller, Any]:
+        """(who calls, its request). Refused."""
+        caller = _caller(self._endpoint, context)
+        async with self._place():
+            request = await context.read()
+        if request is aio.EOF:
+            raise Refused(Code.BAD_REQUEST, "there is no request")
+        return caller, request
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places to read a request. Who comes when all are taken hurries the one that
+        has read for the longest time. Refused.
+        """
+        if self._reading.locked() and self._readers:
+            first = next(iter(self._readers))
+            begun = self._readers.pop(first)
+            if not first.expired():
+                first.reschedule(begun + _HURRIED_S)
+        self._waiting += 1
+        try:
+            await self._reading.acquire()
+        finally:
+            self._waiting -= 1
+        hurried = self._waiting > 0
+        try:
+            async with _in_time(_HURRIED_S if hurried else _READ_S,
+                                "the request does not come") as limit:
+                if not hurried:
+                    self._readers[limit] = asyncio.get_running_loop().time()
+                try:
+                    yield
+                finally:
+                    self._readers.pop(limit, None)
+        finally:
+            self._reading.release()
+
+    def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(_requests: Any, context: Any) -> Any:
+            code, text = Code.INTERNAL_SERVER_ERROR, "the server ends"
+            with self._counted():
+                try:
+                    return await method(self._endpoint, *await self._read(context))
+                except Exception as error:  # noqa: BLE001 - every call is answered
+                    code, text = self._judged(name, error)
+            return response(name, code, text)
+
+        return answer
+
+    def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
+        """What a client is told of an error."""
+        if isinstance(error, Refused | Answer):
+            return judged(error)
+        if isinstance(error, DecodeError):
+            return Code.BAD_REQUEST, "the request is no message of this service"
+        if not isinstance(error, RmqctlError):
+            self._endpoint.brokers[0].failed(name, error)
+        return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
+
+    async def _receive(self, _requests: Any, context: Any) -> None:
+        with self._counted():
+            await self._received(context)
+
+    async def _received(self, context: Any) -> None:
+        begun = False
+        try:
+            async with aclosing(consuming.receive(
+                    self._endpoint, *await self._read(context))) as answers:
+                async for each in answers:
+                    async with asyncio.timeout(_TAKEN_S):
+                        await context.write(each)
+                    begun = True
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the messages are not taken")
+        except Exception as error:
+            if isinstance(error, aio.AbortError):
+                raise
+            code, text = self._judged("ReceiveMessage", error)
+            if not begun:
+                await context.write(MESSAGES["ReceiveMessageResponse"](status=status(code, text)))
+
+    # -- the stream of a client ---------------------------------------------------------------
+
+    async def _telemetry(self, _requests: Any, context: Any) -> None:
+        with self._counted():
+            await self._heard(context)
+
+    async def _heard(self, context: Any) -> None:
+        """What a client says of itself is answered; what is to be said to it is sent."""
+        peer = context.peer()
+        if self._streams[peer] >= _STREAMS_OF_CLIENTS:
+            await context.write(MESSAGES["TelemetryCommand"](status=status(
+                Code.TOO_MANY_REQUESTS, "too many clients are on this connection")))
+            return
+        self._streams[peer] += 1
+        try:
+            await self._heard_of(context)
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    async def _heard_of(self, context: Any) -> None:
+        commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
+        sender = asyncio.ensure_future(_send_all(commands, context))
+        session: Session | None = None
+        host = ""
+        try:
+            caller = _caller(self._endpoint, context)
+            if not self._clients.has_room(caller.host):
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+            host = caller.host
+            self._clients.take(host)
+            while True:
+                async with _in_time(_READ_S if session is None else None, "no settings come"):
+                    command = await context.read()
+                if command is aio.EOF:
+                    break
+                if not command.HasField("settings"):
+                    continue
+                settled = await self._endpoint.sessions.settle(
+                    caller.client_id, caller.peer, caller.language, command.settings)
+                if settled is not session:
+                    session = settled
+                    session.streams += 1
+                for link in session.links:
+                    link.commands = commands
+                async with _in_time(_TAKEN_S, "the settings are not taken"):
+                    await commands.put(MESSAGES["TelemetryCommand"](
+                        status=status(Code.OK), settings=session.settings))
+                    await commands.join()
+        except Exception as error:  # noqa: BLE001 - every call is answered
+            code, text = self._judged("Telemetry", error)
+            with suppress(asyncio.QueueFull, TimeoutError):
+                commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
+                await asyncio.wait_for(commands.join(), 1)
+        finally:
+            if host:
+                self._clients.leave(host)
+            sender.cancel()
+            if session is not None:
+                self._endpoint.sessions.closed(session, commands)
+
+
+@asynccontextmanager
+async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[asyncio.Timeout]:
+    """Refused with that text where the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
+    except TimeoutError:
+        raise Refused(Code.BAD_REQUEST, problem) from None
+
+
+async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
+    while True:
+        command = await commands.get()
+        try:
+            await context.write(command)
+        except Exception:  # noqa: BLE001 - of any kind: the stream is gone, and its call ends, too
+            return
+        finally:
+            commands.task_done()
+
+
+def _caller(endpoint: Endpoint, context: Any) -> Caller:
+    """Who calls. Refused where it does not say, or has no key where it needs one."""
+    metadata = {name: text for name, text in context.invocation_metadata() or ()
+                if isinstance(text, str)}
+    client_id = metadata.get("x-mq-client-id", "")
+    if not client_id.strip() or len(client_id) > _LONGEST_ID:
+        raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+    try:
+        endpoint.brokers[0].cluster.access.check_call(
+            metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
+    except Answer as refused:
+        raise Refused(Code.UNAUTHORIZED, refused.remark) from None
+    _, _, peer = context.peer().partition(":")
+    remaining = context.time_remaining()
+    return Caller(client_id, unquote(peer), metadata.get("x-mq-language", "OTHER")[:32],
+                  _FOR_EVER if remaining is None else remaining)
+
+
+async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
+    """The client is there; it has to have said what it is before."""
+    session = endpoint.sessions.known.get(caller.client_id)
+    if session is None:
+        raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has sent no settings")
+    await endpoint.sessions.beat(session)
+    return response("Heartbeat")
+
+
+async def _terminate(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
+    """The client is gone."""
+    endpoint.sessions.leave(caller.client_id)
+    return response("NotifyClientTermination")
+
+
+_METHODS: dict[str, Method] = {
+    "QueryRoute": routes.query_route,
+    "QueryAssignment": routes.query_assignment,
+    "Heartbeat": _heartbeat,
+    "NotifyClientTermination": _terminate,
+    "SendMessage": producing.send,
+    "EndTransaction": producing.end_transaction,
+    "RecallMessage": producing.recall,
+    "SyncLiteSubscription": producing.sync_lite,
+    "AckMessage": consuming.ack,
+    "ChangeInvisibleDuration": consuming.change_invisible,
+    "ForwardMessageToDeadLetterQueue": consuming.forward_to_dead_letters,
+}

@@ -1,0 +1,294 @@
+"""5.x clients that are there: what they said of themselves, and the stream to each
+(spec: remoting.md §7; Telemetry, Heartbeat, NotifyClientTermination).
+
+To the brokers a client is a member of its group like any other: it heartbeats to each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from rmqctl.ext.serve.broker import Broker, Response
+from rmqctl.ext.serve.consuming.returning import MOST_TIMES
+from rmqctl.ext.serve.consuming.subscriptions import SQL, TAG
+from rmqctl.ext.serve.dispatch import answer
+from rmqctl.ext.serve.grpc.messages import MAX_BODY, to_client
+from rmqctl.ext.serve.grpc.protocol import MESSAGES, Code, Refused, span, status
+from rmqctl.ext.serve.limits import network_of
+from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, CODE_OF
+from rmqctl.ext.serve.remoting.command import Command, write_json
+from rmqctl.formats.local.delay import DEFAULT_LEVELS
+from rmqctl.formats.local.message import decode
+from rmqctl.store.objects import java_text
+
+MOST = 10_000
+"""Clients that are there at a time."""
+MOST_BYTES = 64 << 20
+"""Of what all clients say of themselves."""
+AWAY_S = 30.0
+"""Without a stream and a heartbeat for so long a client is gone."""
+_TURN_S = 0.02
+_LONGEST_NAME = 255
+_MOST_ENTRIES, _ENTRY = 10_000, 100
+"""Topics and addresses that a client may name, and the bytes that one takes beside its own."""
+_MOST_UNSENT = 1 << 20
+"""Bytes of what waits to be sent to a client, roughly; the first always may."""
+_BATCH, _POLL_MS = 32, 20_000
+_PRODUCER_ATTEMPTS = 3
+_LONGEST_WAIT_MS = 12 * 3_600_000
+"""Of a message that failed: no client may hide one for longer."""
+_MOST_WAITS = 64
+_EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
+
+
+def name_of(resource: Any, code: Code, what: str) -> str:
+    """The name of a topic or a group. Refused where it is none."""
+    name: str = resource.name
+    if not name.strip() or len(name) > _LONGEST_NAME or any(each < " " for each in name):
+        raise Refused(code, f"the name of the {what} is empty, too long, or has control characters")
+    return name
+
+
+def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str) -> str:
+    """What names a half message to clients: broker, physical offset, offset among half ones."""
+    return f"{broker.name}.{physical}.{queue_offset}"
+
+
+def host_of(peer: str) -> str:
+    """What tells clients apart, of the address and port of one."""
+    return network_of(peer.rpartition(":")[0].strip("[]"))
+
+
+class Link:
+    """A client as one broker sees it: a connection on which requests are asked for it."""
+
+    _numbers = count(1)
+
+    def __init__(self, broker: Broker, peer: str, language: str = "OTHER") -> None:
+        self.broker, self.peer, self.language = broker, peer, language
+        self.host = host_of(peer)
+        self.at_end: set[Callable[[], None]] = set()
+        self.is_full, self.local_host = False, ""
+        self.commands: asyncio.Queue[Any] | None = None
+        """What is to be sent to the client, where it has a stream."""
+        self._asked: dict[int, asyncio.Future[Response]] = {}
+
+    async def request(self, name: str, body: bytes = b"", **fields: object) -> Response:
+        """The broker's answer to a request of the remoting protocol."""
+        command = Command(CODE_OF[name], next(self._numbers), 0, {
+            field: str(value) for field, value in fields.items()}, None, body, self.language)
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._asked[command.opaque] = future
+        try:
+            answer(self.broker, self, command, is_known=True)
+            return await future
+        finally:
+            del self._asked[command.opaque]
+
+    def reply(self, request: Command, response: Response) -> None:
+        future = self._asked.get(request.opaque)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    def send(self, command: Command) -> None:
+        """Asks a producer for the end of its transaction; 5.x clients know nothing else of what
+        brokers say by themselves.
+        """
+        if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
+                self.commands.full()):
+            return
+        record = decode(command.body)
+        message = to_client(command.body, java_text(record.topic))
+        if self.commands.qsize() * message.ByteSize() > _MOST_UNSENT:
+            return
+        self.commands.put_nowait(MESSAGES["TelemetryCommand"](
+            status=status(Code.OK), recover_orphaned_transaction_command={
+                "message": message, "transaction_id": transaction_id(
+                    self.broker, command.ext["commitLogOffset"],
+                    command.ext["tranStateTableOffset"])}))
+
+    def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
+            ) -> None:
+        """There is nothing that such a client could be asked."""
+        then(None)
+
+
+@dataclass(eq=False)
+class Session:
+    """A client with what it wants. ``settings`` are those that it was answered with."""
+
+    client_id: str
+    links: list[Link]
+    settings: Any
+    size: int = 0
+    streams: int = 0
+    seen: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """All clients that are there. ``gone`` hears of those that left."""
+
+    def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
+        self._brokers, self._gone = list(brokers), gone
+        self.known: dict[str, Session] = {}
+        self._size = 0
+
+    def is_there(self, client_id: str) -> bool:
+        """Whether a client has a stream, or was heard of lately."""
+        session = self.known.get(client_id)
+        return session is not None and (
+            session.streams > 0 or time.monotonic() - session.seen < AWAY_S)
+
+    async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
+        """Takes what a client says of itself; its settings are completed. Refused."""
+        if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+        entries = sum(map(len, (wanted.publishing.topics, wanted.access_point.addresses,
+                                wanted.subscription.subscriptions)))
+        session = self.known.get(client_id)
+        size = wanted.ByteSize() + _ENTRY * entries
+        more = size - (0 if session is None else session.size)
+        if entries > _MOST_ENTRIES or self._size + more > MOST_BYTES:
+            raise Refused(Code.TOO_MANY_REQUESTS, "clients have said too much of themselves")
+        if session is None:
+            if len(self.known) >= MOST:
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+            links = [Link(broker, peer, language) for broker in self._brokers]
+            session = Session(client_id, links, MESSAGES["Settings"]())
+            self.known[client_id] = session
+        try:
+            session.settings = completed(self._brokers, wanted)
+            session.size = size
+            self._size += more
+            await self.beat(session)
+        except Refused:
+            self.leave(client_id)
+            raise
+        return session
+
+    async def beat(self, session: Session) -> None:
+        """The client is there: every broker hears of it."""
+        session.seen = time.monotonic()
+        body = write_json(_heartbeat(session))
+        for link in session.links:
+            found = await link.request("HEART_BEAT", body)
+            if found.code:
+                raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "not now")
+
+    def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
+        """A stream of a client was closed; it may open another."""
+        session.streams -= 1
+        session.seen = time.monotonic()
+        for link in session.links:
+            if link.commands is commands:
+                link.commands = None
+
+    def leave(self, client_id: str) -> None:
+        """The client is gone."""
+        session = self.known.pop(client_id, None)
+        if session is None:
+            return
+        self._size -= session.size
+        for link in session.links:
+            link.broker.forget(link)
+        self._gone(client_id)
+
+    def expire(self) -> None:
+        """Clients of whom nothing was heard are gone; where they are many, some now and others when
+        requests were answered.
+        """
+        late = time.monotonic() + _TURN_S
+        for client_id in [each for each in self.known if not self.is_there(each)]:
+            self.leave(client_id)
+            if time.monotonic() > late:
+                self._brokers[0].later(0, self.expire)
+                return
+
+
+def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
+    """What the stores have of a group: that of the first which knows it."""
+    return next((found for broker in brokers if (found := broker.source.groups.get(group))), {})
+
+
+def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
+    """Whether a group gets the messages of a queue one after the other."""
+    return bool(group_settings(brokers, group).get("consume_message_orderly"))
+
+
+def most_attempts(brokers: Iterable[Broker], group: str) -> int:
+    """How often a message is given to a group."""
+    most = group_settings(brokers, group).get("retry_max_times")
+    return (most if isinstance(most, int) and most >= 0 else MOST_TIMES) + 1
+
+
+def backoff(group: dict[str, Any]) -> dict[str, Any]:
+    """How long a client waits between attempts: as its group's ``groupRetryPolicy`` says, or, where
+    that says nothing that can be, as all groups do that have none.
+    """
+    given = group.get("group_retry_policy")
+    policy = given if isinstance(given, dict) else {}
+    if policy.get("type") == "EXPONENTIAL":
+        chosen = policy.get("exponentialRetryPolicy")
+        wanted = _EXPONENTIAL | (chosen if isinstance(chosen, dict) else {})
+        if not all(_is_wait(wanted[name]) for name in _EXPONENTIAL):
+            wanted = _EXPONENTIAL
+        return {"exponential_backoff": {"initial": span(wanted["initial"]), "max": span(
+            wanted["max"]), "multiplier": wanted["multiplier"]}}
+    chosen = policy.get("customizedRetryPolicy")
+    waits = chosen.get("next") if isinstance(chosen, dict) else None
+    if not isinstance(waits, list) or not 0 < len(waits) <= _MOST_WAITS or (
+            not all(map(_is_wait, waits))):
+        waits = list(DEFAULT_LEVELS.values())
+    return {"customized_backoff": {"next": [span(each) for each in waits]}}
+
+
+def _is_wait(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LONGEST_WAIT_MS
+
+
+def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
+    """A client's settings with what a server says to them."""
+    settings = MESSAGES["Settings"]()
+    settings.CopyFrom(wanted)
+    settings.metric.SetInParent()
+    settings.metric.on = False
+    policy = settings.backoff_policy
+    if settings.HasField("publishing"):
+        settings.publishing.validate_message_type = True
+        settings.publishing.max_body_size = MAX_BODY
+        policy.CopyFrom(MESSAGES["RetryPolicy"](
+            max_attempts=_PRODUCER_ATTEMPTS, exponential_backoff={
+                "initial": span(10), "max": span(1000), "multiplier": 2}))
+        return settings
+    consumer = settings.subscription
+    group = name_of(consumer.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
+    consumer.fifo = is_fifo(brokers, group)
+    consumer.receive_batch_size = _BATCH
+    consumer.long_polling_timeout.CopyFrom(MESSAGES["Settings"](
+        request_timeout=span(_POLL_MS)).request_timeout)
+    policy.CopyFrom(MESSAGES["RetryPolicy"](
+        max_attempts=most_attempts(brokers, group), **backoff(group_settings(brokers, group))))
+    return settings
+
+
+def _heartbeat(session: Session) -> dict[str, Any]:
+    """What a broker hears of a client."""
+    settings = session.settings
+    value: dict[str, Any] = {"clientID": session.client_id}
+    if settings.HasField("publishing"):
+        value["producerDataSet"] = [{"groupName": each.name}
+                                    for each in settings.publishing.topics]
+        return value
+    value["consumerDataSet"] = [{
+        "groupName": settings.subscription.group.name, "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "subscriptionDataSet": [
+            {"topic": each.topic.name, "subString": each.expression.expression or "*",
+             "expressionType": SQL if each.expression.type == 2 else TAG, "subVersion": "1"}
+            for each in settings.subscription.subscriptions]}]
+    return value

@@ -1,0 +1,315 @@
+"""Half messages that nobody ended: their producers are asked (spec: remoting.md §3.4).
+
+Both topics are read from where the last round came to, some messages at a time. A half message that
+was not ended is put once more, at the end of its queue, and its producer gets the new place; where
+a round came to is kept as the position of a group, as a broker keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.producing.transactions import (
+    GROUP,
+    IMMUNITY_MS,
+    Transactions,
+    ended_by,
+    immunity_ms,
+    rebuilt,
+    target,
+)
+from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, Answer
+from rmqctl.ext.serve.remoting.command import ONE_WAY, Command
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import Record, build, decode, magic_for, size_of
+from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.parse_values import now_ms
+from rmqctl.store.objects import java_text
+
+READER = "CID_RMQ_SYS_TRANS"
+"""The group whose positions say how far both topics were read."""
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+MOST_TIMES = 15
+_TIMES = "TRANSACTION_CHECK_TIMES"
+_PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+"""Of a message that was put once more before its producer may be asked: where it was first."""
+_TOO_OLD_MS = 72 * 3_600_000
+"""A broker's fileReservedTime."""
+_WINDOW = 50_000
+"""Half messages of which it is known at a time whether they were ended."""
+_EVERY_S = {4: 60.0}
+_SINCE_5_S = 30.0
+_PAGE, _PAGE_BYTES = 32, 1 << 16
+_TRIED = 3
+"""Members of a group that are tried when one of them takes nothing."""
+_LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
+
+
+@dataclass(slots=True)
+class _Renewed:
+    """A half message that is put somewhere once more; ``ask``: its producer is asked then."""
+
+    record: Record
+    message: Outgoing
+    ask: bool = False
+
+
+@dataclass(eq=False)
+class Checks:
+    """Rounds through the half messages of a store. ``immunity_ms``: so old a message has to be."""
+
+    broker: Broker
+    transactions: Transactions
+    every_s: float = 0.0
+    immunity_ms: int = IMMUNITY_MS
+    _next: float = 0.0
+    _task: asyncio.Task[None] | None = None
+    _at: dict[str, int] = field(default_factory=dict)
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.settings = self.transactions.writer.settings
+        self.every_s = self.every_s or _EVERY_S.get(self.settings.profile.generation, _SINCE_5_S)
+
+    def begin(self) -> None:
+        """Begins a round, if it is time."""
+        now = time.monotonic()
+        if not self._next:
+            self._next = now + self.every_s
+            with contextlib.suppress(Answer):  # it is said when the round begins
+                self._position(props.HALF_TOPIC)
+                self._position(props.OP_HALF_TOPIC)
+        if self._task is None and now >= self._next:
+            self._task = asyncio.get_running_loop().create_task(self._round())
+
+    def stop(self) -> None:
+        """Gives up a round that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _round(self) -> None:
+        try:
+            begun = now_ms()
+            while await self._window(begun):
+                pass
+        except (Answer, RmqctlError) as error:
+            self.broker.told(event="unchecked", broker=self.broker.name, problem=str(error))
+        except Exception as error:  # noqa: BLE001 - the next round begins all the same
+            self.broker.failed("CHECK_TRANSACTION_STATE", error)
+        finally:
+            self._task, self._next = None, time.monotonic() + self.every_s
+
+    # -- where it stands ----------------------------------------------------------------------
+
+    def _position(self, topic: str) -> int:
+        """Where to go on: at the oldest message where nothing is known, or that is gone; at the
+        end where the store was cut since.
+        """
+        at = self._at.get(topic)
+        if at is None:
+            at = self.broker.positions.get(READER, topic, 0)
+        if at is None:
+            at = self.broker.source.offsets.get((READER, topic), {}).get(0, 0)
+        self._at[topic] = at
+        queue = self.broker.queue(topic, 0)
+        self._came_to(topic, min(max(at, queue.first), queue.end))
+        return self._at[topic]
+
+    def _came_to(self, topic: str, offset: int) -> None:
+        if self._at[topic] != offset:
+            self._at[topic] = offset
+            self.broker.positions.commit(READER, topic, 0, offset)
+
+    async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
+        """(messages, queue offset behind them) from ``start`` to the end, at which it does not
+        wait: what follows its last page sees what is there at the moment.
+        """
+        at = start
+        while at < (queue := self.broker.queue(topic, 0)).end:
+            pulled = queue.pull(at, _PAGE, None, _PAGE_BYTES)
+            if pulled.next_begin <= at:
+                return
+            at = pulled.next_begin
+            yield [decode(raw) for raw in pulled.records], at
+            if at < queue.end:
+                await asyncio.sleep(0)
+
+    # -- a round ------------------------------------------------------------------------------
+
+    async def _window(self, begun: int) -> bool:
+        """Goes through the next `_WINDOW` half messages; whether there are more to go through."""
+        at = begin = self._position(props.HALF_TOPIC)
+        end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
+        op = read = self._position(props.OP_HALF_TOPIC)
+        ended: set[int] = set()
+        going = True
+        while going and at < end:
+            async for ops, behind in self._records(props.OP_HALF_TOPIC, read):
+                read = behind
+                for each in ops:
+                    ended.update(offset for offset in ended_by(each) if offset < end
+                                 and (offset >= begin or len(ended) < 2 * _WINDOW))
+            while at < end and self._is_ended(at, ended):
+                at += 1
+            pulled = self.broker.queue(props.HALF_TOPIC, 0).pull(at, _PAGE, None)
+            if at >= end or pulled.next_begin <= at:
+                break
+            renewed: list[_Renewed] = []
+            behind = min(pulled.next_begin, end)
+            for record in map(decode, pulled.records):
+                if record.queue_offset >= end:
+                    break
+                if self._is_ended(record.queue_offset, ended):
+                    continue
+                found = self._judged(record, begun, ended)
+                if found is None:
+                    behind, going = record.queue_offset, False
+                    break
+                renewed.append(found)
+            stuck = await self._put(renewed)
+            at, going = (behind, going) if stuck is None else (stuck, False)
+            self._came_to(props.HALF_TOPIC, at)
+        self._came_to(props.HALF_TOPIC, at)
+        await self._pass_ops(op, at)
+        return going and at < self.broker.queue(props.HALF_TOPIC, 0).end
+
+    def _is_ended(self, offset: int, ended: set[int]) -> bool:
+        return offset in ended or offset in self.transactions.ending
+
+    async def _pass_ops(self, op: int, half: int) -> None:
+        """Op messages that name nothing at ``half`` or behind are done. What is not there yet
+        counts as nothing: only somebody else than a broker names that.
+        """
+        at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
+        async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
+            left = next((each.queue_offset for each in ops
+                         if any(half <= offset < end for offset in ended_by(each))), None)
+            at = behind if left is None else left
+            if left is not None:
+                break
+        self._came_to(props.OP_HALF_TOPIC, at)
+
+    def _judged(self, record: Record, begun: int, ended: set[int]) -> _Renewed | None:
+        """What becomes of a half message that was not ended; None: it has to wait, and all behind
+        it.
+        """
+        known = props.parse(java_text(record.properties))
+        times = max(_number(known.get(_TIMES, "0")), 0)
+        age = now_ms() - record.born_timestamp
+        if times >= MOST_TIMES:
+            return self._given_up(record)
+        more = {_TIMES: str(times + 1)}
+        if age > _TOO_OLD_MS:
+            return self._given_up(record, **more)
+        if record.store_timestamp >= begun:
+            return None
+        immune = immunity_ms(known)
+        if immune is None:
+            if 0 <= age <= self.immunity_ms:
+                return None
+        elif age < immune:
+            first = known.get(_PREPARED_OFFSET)
+            if first is not None and self._is_ended(_number(first), ended):
+                return _Renewed(record, _NOTHING)
+            more[_PREPARED_OFFSET] = first or str(record.queue_offset)
+            return _Renewed(record, self._again(record, **more))
+        return _Renewed(record, self._again(record, **more), ask=True)
+
+    def _again(self, record: Record, **more: str) -> Outgoing:
+        return Outgoing(
+            props.HALF_TOPIC, bytes(record.body), rebuilt(record, self.settings, **more),
+            record.queue_id, 0, record.sys_flag, record.born_timestamp, record.born_host, None,
+            record.store_host)
+
+    def _given_up(self, record: Record, **more: str) -> _Renewed:
+        return _Renewed(record, Outgoing(
+            GIVEN_UP_TOPIC, bytes(record.body), rebuilt(record, self.settings, **more), 0,
+            record.flag, record.sys_flag, record.born_timestamp, record.born_host, None,
+            record.store_host, record.reconsume_times))
+
+    async def _put(self, renewed: list[_Renewed]) -> int | None:
+        """Puts messages, and asks for those that are to be asked for. The queue offset of the first
+        that could not be put now; one that never can be is passed over.
+        """
+        loop = asyncio.get_running_loop()
+        waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
+        for each in renewed:
+            if each.message is not _NOTHING:
+                future: asyncio.Future[PutResult] = loop.create_future()
+                waiting.append((each, future))
+                self.transactions.writer.put(each.message, _setter(future))
+        stuck = None
+        for each, future in waiting:
+            result = await future
+            if result.stored and each.ask:
+                self._ask(each, result)
+            elif result.status in _LATER and stuck is None:
+                stuck = each.record.queue_offset
+            elif not result.stored:
+                self.broker.told(event="unchecked", broker=self.broker.name,
+                                 problem=f"half message {each.record.queue_offset}: "
+                                 f"{result.reason or result.status}")
+        return stuck
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _ask(self, renewed: _Renewed, result: PutResult) -> None:
+        """Asks a member of the producer's group, each in turn; nobody where none is there."""
+        text = renewed.message.properties
+        known = props.parse(text)
+        members = self.broker.groups.producers.get(known.get(GROUP, ""))
+        place = target(known)
+        if not members or place is None:
+            return
+        self._turn += 1
+        start = self._turn % len(members)
+        others = [*islice(members.values(), start, start + _TRIED),
+                  *islice(members.values(), min(start, _TRIED))]
+        peer = next((each.peer for each in others if not each.peer.is_full), None)
+        if peer is None:
+            return
+        topic, raw = place[0].encode(), text.encode("utf-8", "replace")
+        record = renewed.record
+        magic = magic_for(topic)
+        assert result.queue_offset is not None
+        assert result.physical_offset is not None
+        record.topic, record.queue_id, record.properties, record.magic = topic, place[1], raw, magic
+        record.queue_offset, record.physical_offset = result.queue_offset, result.physical_offset
+        record.total_size = size_of(record.sys_flag & (BORN_HOST_V6 | STORE_HOST_V6), magic,
+                                    len(record.body), len(topic), len(raw))
+        ext = {"commitLogOffset": str(result.physical_offset),
+               "tranStateTableOffset": str(result.queue_offset),
+               "offsetMsgId": result.msg_id or ""}
+        key = known.get(props.UNIQUE_KEY)
+        if key is not None:
+            ext |= {"msgId": key, "transactionId": key}
+        if self.settings.profile.generation >= 5:
+            ext |= {"bname": self.broker.name, "topic": props.HALF_TOPIC}
+        peer.send(Command(CHECK_TRANSACTION_STATE, ext=ext, flag=ONE_WAY, body=build(record)))
+
+
+_NOTHING = Outgoing("", b"")
+"""For a message that was ended at its first place."""
+
+
+def _setter(future: asyncio.Future[PutResult]) -> Callable[[PutResult], None]:
+    def then(result: PutResult) -> None:
+        if not future.done():
+            future.set_result(result)
+    return then
+
+
+def _number(text: str) -> int:
+    try:
+        return java_int(text, 64)
+    except ValueError:
+        return -1

@@ -1,0 +1,222 @@
+"""Plain sends: messages that need nothing but a place in their queue, from frame to answer.
+
+Most of what producers send is that: one message of a known topic, with properties that change
+nothing about where it goes. Its header is read in one step, its properties by the pattern that the
+last one had, and its answer is filled in. `sending.send_message` is the whole way, for everything
+else; what the one takes leads to the same bytes and answers as by the other, and a test holds this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rmqctl.broker.settings import Host
+from rmqctl.engine.put.message import PUT_OK, Outgoing, PutResult
+from rmqctl.ext.serve.broker import Broker, Response
+from rmqctl.ext.serve.producing.properties import REGION
+from rmqctl.ext.serve.producing.sending import host_of, put_answer
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS
+from rmqctl.ext.serve.remoting.command import ONE_WAY, Command, Int32, response_head
+from rmqctl.ext.serve.remoting.frame import COUNTED, HEAD_SIZE, JSON, Frame, FrameReader, frame_head
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import message_id
+from rmqctl.formats.local.properties import RETRY_PREFIX, TIMER_TOPIC
+from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_MASK
+from rmqctl.kernel import active
+
+_NAME = "SEND_MESSAGE_V2"
+_CODE = CODE_OF[_NAME]
+_MARK = b"%d" % _CODE
+_OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
+"""Beginnings of topics for which more is to be done."""
+_OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP | TRANSACTION_MASK
+_FEW, _MOST = 4, 256
+"""Messages that are put one by one, and that are taken at once."""
+_MARKED = 123_454_321
+_OFFSET_DIGITS = 16
+"""Of a message id, those of the physical offset."""
+
+
+class Client(Protocol):
+    """A producer's connection."""
+
+    peer: str
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends a response that is ready."""
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+class PlainSends:
+    """Takes such messages for a broker that is written to."""
+
+    def __init__(self, broker: Broker) -> None:
+        assert broker.writer is not None
+        self._broker, self._writer = broker, broker.writer
+        self._read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("SendHeader", [
+            ("code", Literal[_CODE]), ("extFields", REQUESTS[_CODE].form), ("flag", Int32, 0),
+            ("opaque", Int32, 0)], gc=False), strict=False).decode
+        self._kernel, self._fields = active(), _fields()
+        self._answers = _Answers(says_key=self._writer.settings.profile.generation >= 5)
+
+    def take_all(self, client: Client, frames: FrameReader) -> bool:
+        """Takes such messages as long as one follows another; whether any was taken."""
+        if self._broker.cluster.access.secrets or self._writer.is_busy:
+            return False
+        if self._kernel is None:
+            frame = frames.peek()
+            return frame is not None and self._take(client, frames, frame)
+        found = self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED,
+                                   _CODE, *self._fields, _MOST)
+        host, many = host_of(client.peer), len(found)
+        if many < _FEW or not self._put_many(client, host, found):
+            many = 0
+            for sent in found:
+                if not self._put(client, host, *sent[1:]):
+                    break
+                many += 1
+        if not many:
+            return False
+        frames.skip(found[many - 1][0])
+        self._broker.requests[_NAME] += many
+        return True
+
+    def _put_many(self, client: Client, host: Host, found: list[tuple[Any, ...]]) -> bool:
+        """Puts them by column, as `_put` each; False, and nothing done, where one is none."""
+        (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
+         ) = zip(*found, strict=True)
+        if any(each & _OTHER_FLAGS for each in set(sys_flag)) or not all(
+                self._is_ordinary(*each) for each in {*zip(topic, queue_id, strict=True)}):
+            return False
+        plain = self._writer.properties.plain_ones(given)
+        if plain is None:
+            return False
+        properties, tags, key = plain
+        together = "".join(key or ())
+        if together and not (together.isalnum() and together.isascii()):
+            return False
+        codes = {each: tags_code(each) for each in set(tags)}
+        self._writer.put_many(
+            map(Outgoing, topic, body, properties, queue_id, message_flag, sys_flag, born,
+                repeat(host), repeat(None), repeat(None), again),
+            map(_Sent, repeat(self._answers), repeat(client), opaque, flag, queue_id,
+                key or repeat(None)),
+            map(codes.__getitem__, tags), sum(map(len, body)))
+        return True
+
+    def _is_ordinary(self, topic: str, queue_id: int) -> bool:
+        """Whether a topic takes messages for a queue, and nothing more is to be done for it."""
+        return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
+
+    def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
+        """The same of one message, with its header read by a library."""
+        kind, data, body = frame
+        if kind != JSON or _MARK not in data:
+            return False
+        try:
+            header = self._read(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        fields = header.extFields
+        if header.flag & ~ONE_WAY or fields.batch:
+            return False
+        if not self._put(client, host_of(client.peer), header.opaque, header.flag, fields.topic,
+                         fields.queueId, fields.flag, fields.sysFlag, fields.bornTimestamp,
+                         fields.reconsumeTimes or 0, fields.properties or "", body):
+            return False
+        frames.next()
+        self._broker.requests[_NAME] += 1
+        return True
+
+    def _put(self, client: Client, host: Host, opaque: int, flag: int, topic: str, queue_id: int,
+             message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
+             ) -> bool:
+        """Puts such a message; False, and nothing done, where it is none."""
+        writer = self._writer
+        if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
+            return False
+        plain = writer.properties.plain(given)
+        if plain is None:
+            return False
+        properties, tags, key = plain
+        if key is not None and not (key.isalnum() and key.isascii()):
+            return False
+        writer.put(
+            Outgoing(topic, body, properties, queue_id, message_flag, sys_flag, born, host, None,
+                     None, again),
+            _Sent(self._answers, client, opaque, flag, queue_id, key), tags_code(tags))
+        return True
+
+
+class _Answers:
+    """What answers to such messages have in common."""
+
+    def __init__(self, *, says_key: bool) -> None:
+        self.says_key = says_key
+        self.form = _form(says_key=says_key)
+        self._host: Host | None = None
+        self._begin = ""
+
+    def id_begins(self, host: Host) -> str:
+        """The first digits of a message's id."""
+        if host is not self._host:
+            self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
+        return self._begin
+
+
+class _Sent(msgspec.Struct, gc=False):
+    """One that was taken; called with what became of it, to tell the producer."""
+
+    answers: _Answers
+    client: Client
+    opaque: int
+    flag: int
+    queue_id: int
+    key: str | None
+
+    def __call__(self, result: PutResult) -> None:
+        if self.flag & ONE_WAY:
+            return
+        answers, key, host = self.answers, self.key, result.store_host
+        if result.status == PUT_OK and host is not None and not (key is None and answers.says_key):
+            self.client.send_bytes(frame_head((answers.form % (
+                answers.id_begins(host), result.physical_offset, self.queue_id,
+                result.queue_offset, key, self.opaque)).encode(), 0))
+            return
+        response = put_answer(result, self.queue_id)
+        if result.stored and answers.says_key and key is not None and response.ext:
+            response.ext["transactionId"] = key
+        self.client.reply(Command(_CODE, self.opaque), response)
+
+
+def _fields() -> tuple[bytes, int]:
+    """What the kernel is to take each field for, and as bits which must be there; by letter."""
+    kernel = active()
+    takes, wanted = bytearray(26), 0
+    if kernel is not None:
+        request = REQUESTS[_CODE]
+        for letter, (kind, required) in request.fields.items():
+            place = ord(letter) - ord("a")
+            takes[place] = kernel.TAKES.get(request.long.get(letter), kernel.TAKES[kind])
+            wanted |= required << place
+    return bytes(takes), wanted
+
+
+def _form(*, says_key: bool) -> str:
+    """The header of an answer, with places for (first digits of the message id, physical offset,
+    queue id, queue offset, unique key, opaque).
+    """
+    ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
+           "transactionId": "@key"}
+    if not says_key:
+        del ext["transactionId"]
+    text = response_head(_MARKED, 0, ext, None, 0)[HEAD_SIZE:].decode("ascii").replace("%", "%%")
+    for mark, place in (("@id", f"%s%0{_OFFSET_DIGITS}X"), ("@queue", "%d"), ("@offset", "%d"),
+                        ("@key", "%s"), (str(_MARKED), "%d" if says_key else "%.0s%d")):
+        text = text.replace(mark, place, 1)
+    return text

@@ -1,0 +1,87 @@
+"""Messages that are taken back before they are due (spec: timer-and-others-5x.md §1.3).
+
+A message that deletes waits in the moment of the one that it is for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.engine.put.rewrite import TIMER_DELETE, TIMER_DELIVER_MS, timer_rewrite
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.producing.sending import host_of
+from rmqctl.ext.serve.producing.timing import HANDLE_VERSION
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import properties as props
+from rmqctl.parse_values import now_ms
+
+_TAG = "_RECALL_TAG_"
+_LONGEST = 64 << 10
+"""Characters of a handle: it has a topic and a key in it, which stand in 32 KiB of properties."""
+
+
+def recall(broker: Broker, call: Call) -> None:
+    """Takes a message back that is not due yet."""
+    writer, wanted = broker.writer, call.fields
+    assert writer is not None
+    if writer.settings.profile.generation < 5:
+        raise Answer(Status.REQUEST_CODE_NOT_SUPPORTED, " request type 370 not supported")
+    if writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+    topic = wanted["topic"]
+    if writer.topics.get(topic) is None:
+        raise Answer(Status.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
+    named, name, due, key = handle_of(wanted["recallHandle"])
+    if named != topic:
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, topic not match")
+    if name != broker.name:
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, broker service not available")
+    now = now_ms()
+    left = int(due) - now if due.isdecimal() and due.isascii() and len(due) < 19 else 0
+    if not 0 < left < writer.settings.timer_max_delay:
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+    group = wanted["producerGroup"]
+    if group is not None and not _is_value(group):
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, that is no producer group")
+    known = JavaMap()  # as a message has them that the broker makes by itself
+    for field_name, value in (
+            (props.TAGS, _TAG), (TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),
+            (TIMER_DELIVER_MS, due), ("BORN_TIMESTAMP", str(now)), ("TRACE_CONTEXT", ""),
+            ("PGROUP", group)):
+        if value is not None:
+            known.put(field_name, value)
+    made = Outgoing(topic, b"0", known.text(trailing=True), born_timestamp=now,
+                    born_host=host_of(call.connection.peer))
+    message = timer_rewrite(made, known, now, writer.settings)
+    if isinstance(message, PutResult):
+        raise Answer(Status.SYSTEM_ERROR, "recall failed, execute error")
+
+    def then(result: PutResult) -> None:
+        call.reply(Response({"MSG_REGION": "DefaultRegion", "msgId": key}) if result.stored else (
+            Response({}, (), int(Status.SYSTEM_ERROR), "recall failed, execute error")))
+
+    writer.put(message, then)
+
+
+def handle_of(text: str) -> list[str]:
+    """(topic, broker, time, unique key) of what a sender was given. Answer."""
+    try:
+        parts = base64.b64decode(text[:_LONGEST].encode() + b"=" * (-len(text) % 4), b"-_",
+                                 validate=True).decode().split(" ", 5)
+    except (binascii.Error, ValueError):
+        parts = []
+    if len(text) > _LONGEST or len(parts) < 5 or parts[0] != HANDLE_VERSION or not all(
+            map(_is_value, parts[1:5])):
+        raise Answer(Status.ILLEGAL_OPERATION, "recall handle is invalid")
+    return parts[1:5]
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text stays one value among properties."""
+    return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
+
+
+HANDLERS: Table = {"RECALL_MESSAGE": recall}

@@ -1,0 +1,321 @@
+"""Producers: messages, batches, and topics that are made by sending (spec: remoting.md §3.4)."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+from rmqctl.broker.settings import Host, packed
+from rmqctl.engine.config.table import Config
+from rmqctl.engine.config.topics import (
+    BEAN_QUEUES,
+    name_problem,
+    number,
+    takes_no_messages,
+)
+from rmqctl.engine.put.message import (
+    TIMER_ILLEGAL,
+    BatchItem,
+    Outgoing,
+    OutgoingBatch,
+    PutResult,
+)
+from rmqctl.errors import RefusedError, RmqctlError
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.consuming.clients import body_of, objects
+from rmqctl.ext.serve.consuming.returning import make_topic, most_times
+from rmqctl.ext.serve.producing.properties import REGION
+from rmqctl.ext.serve.producing.timing import recall_handle, timed
+from rmqctl.ext.serve.producing.transactions import is_half
+from rmqctl.ext.serve.producing.writing import Writer
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
+from rmqctl.ext.serve.source import MOST_QUEUES
+from rmqctl.formats import layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import delay_level_of
+from rmqctl.formats.local.message import (
+    PROPERTIES_LENGTH_SIZE,
+    BatchRequestItem,
+    properties_length_at,
+)
+from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from rmqctl.parse_values import parse_address
+
+_CODES = {
+    "PUT_OK": Status.SUCCESS, "FLUSH_DISK_TIMEOUT": Status.FLUSH_DISK_TIMEOUT,
+    "MESSAGE_ILLEGAL": Status.MESSAGE_ILLEGAL,
+    "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
+    TIMER_ILLEGAL: Status.MESSAGE_ILLEGAL,
+    "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
+_MOST_TOPICS = 1000
+_TOPIC_FIELDS = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag",
+                 "order")
+_OF_A_UNIT, _FOR_UNITS = 1, 2
+"""topicSysFlag of a topic that a unit's producer made, and of a retry topic."""
+_KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
+_ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
+"""Of a message in a batch, what lies before its body."""
+
+
+def send_message(broker: Broker, call: Call) -> None:
+    """One message, or a batch."""
+    wanted = call.fields
+    writer, queue_id = admitted(broker, wanted)
+    topic = wanted["topic"]
+    born = host_of(call.connection.peer)
+    given = wanted["properties"] or ""
+    message: Outgoing | OutgoingBatch
+    if wanted["batch"]:
+        if topic.startswith(props.RETRY_PREFIX) and writer.settings.profile.generation >= 5:
+            raise Answer(Status.MESSAGE_ILLEGAL, f"batch request does not support retry group "
+                         f"{topic}")
+        message = OutgoingBatch(
+            topic, _items(call.command.body), writer.properties.batch(given), queue_id,
+            wanted["sysFlag"], wanted["bornTimestamp"], born,
+            reconsume_times=wanted["reconsumeTimes"] or 0)
+    else:
+        put_into = queue_id
+        if topic.startswith(props.RETRY_PREFIX):
+            topic, given = _retried(broker, writer, call, given)
+            put_into = queue_id if topic == wanted["topic"] else 0
+        transactions = None
+        if is_half(given) and not (_is_old_retry(wanted, given) and (
+                writer.settings.profile.generation >= 5)):
+            transactions = broker.transactions
+        message = Outgoing(
+            topic, call.command.body,
+            writer.properties(given) if transactions is None else given, put_into,
+            wanted["flag"], wanted["sysFlag"], wanted["bornTimestamp"], born,
+            reconsume_times=wanted["reconsumeTimes"] or 0)
+        if transactions is not None:
+            message = transactions.half(message)
+    message = timed(message, writer)
+
+    def then(result: PutResult) -> None:
+        if not call.command.is_one_way:
+            response = put_answer(result, queue_id)
+            if result.stored and response.ext and writer.settings.profile.generation >= 5:
+                response.ext |= _transaction_id(message.properties)
+                if isinstance(message, Outgoing) and (
+                        handle := recall_handle(message, broker.name)) is not None:
+                    response.ext["recallHandle"] = handle
+            call.reply(response)
+
+    writer.put(message, then)
+
+
+def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
+    """Whether a consumer sends a message again as clients before 4.6.1 do: it was a transaction."""
+    try:
+        return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
+    except ValueError:
+        return False
+
+
+def _transaction_id(properties: str) -> dict[str, str]:
+    """The field of an answer in which a 5.x broker says a message's unique key."""
+    at = properties.find(_KEY)
+    if at < 0:
+        return {}
+    if at and properties[at - 1] != props.PROPERTY_SEPARATOR:
+        key = props.parse(properties).get(props.UNIQUE_KEY)
+        return {} if key is None else {"transactionId": key}
+    end = properties.find(props.PROPERTY_SEPARATOR, at)
+    return {"transactionId": properties[at + len(_KEY):end if end >= 0 else None]}
+
+
+def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
+    """(topic, properties) of a message that a consumer sends into its retry topic by itself, as it
+    does where it could not send it back: after too many times it is a dead letter.
+    """
+    topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
+    group = topic.removeprefix(props.RETRY_PREFIX)
+    most = most_times(broker, group, call)
+    if group not in writer.groups.table and len(broker.new_groups) < broker.groups.most:
+        broker.new_groups.add(group)
+    if writer.settings.profile.generation < 5:
+        if times < most:
+            return topic, given
+    else:
+        if times <= most and not broker.locks.holds_any(group):
+            return topic, given
+        given = props.build({**props.parse(given), props.DELAY: "-1"})
+    try:
+        make_topic(writer, props.DLQ_PREFIX + group)
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    return props.DLQ_PREFIX + group, given
+
+
+def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
+    """Who puts a message that may be sent, and into which queue of its topic. That a topic is not
+    to be written to is said by its route alone, as by brokers. Answer.
+    """
+    writer = broker.writer
+    assert writer is not None
+    if writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    if writer.allows(topic, queue_id):
+        return writer, queue_id
+    generation = writer.settings.profile.generation
+    illegal = Status.INVALID_PARAMETER if generation >= 5 else Status.SYSTEM_ERROR
+    problem = name_problem(topic)
+    if problem is not None:
+        raise Answer(illegal, problem)
+    if takes_no_messages(topic, generation):
+        raise Answer(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+    config = _topic(writer, wanted)
+    queues = number(config, "writeQueueNums", BEAN_QUEUES)
+    most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MOST_QUEUES)
+    if queue_id < 0 < most:
+        queue_id = random.randrange(min(max(queues, 1), most))  # noqa: S311
+    if not 0 <= queue_id < most:
+        raise Answer(illegal, f"request queueId[{queue_id}] is illegal, topic {topic} has {most} "
+                     "queues")
+    return writer, queue_id
+
+
+def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
+    """The configuration of the topic, which is made where a broker would. Answer."""
+    topic = wanted["topic"]
+    known = writer.topics.get(topic)
+    if known is None and topic in writer.source.topics:
+        known = writer.topics.own(topic)
+    if known is not None:
+        return known
+    sys_flag = 0 if not wanted["unitMode"] else (
+        _FOR_UNITS if topic.startswith(props.RETRY_PREFIX) else _OF_A_UNIT)
+    try:
+        made = writer.topics.auto_create(topic, wanted["defaultTopic"],
+                                         wanted["defaultTopicQueueNums"], sys_flag)
+    except RefusedError as error:
+        raise Answer(Status.TOPIC_NOT_EXIST, str(error)) from None
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    writer.source.learn(topic, made)
+    return made
+
+
+def put_answer(result: PutResult, queue_id: int) -> Response:
+    """What a sender hears of its message."""
+    code = _CODES.get(result.status, Status.SYSTEM_ERROR)
+    if not result.stored:
+        return Response(dict(REGION), (), int(code), result.reason or result.status)
+    return Response({**REGION, "msgId": result.msg_id or "", "queueId": str(queue_id),
+                     "queueOffset": str(result.queue_offset)}, (), int(code))
+
+
+def _items(body: bytes) -> list[BatchItem]:
+    """The messages in a batch's body. Answer where it holds none."""
+    items = []
+    at = 0
+    while at < len(body):
+        flag, length = _ITEM.unpack_from(body, at) if at + _ITEM.size <= len(body) else (0, -1)
+        start = at + _ITEM.size
+        tail = start + length + PROPERTIES_LENGTH_SIZE
+        size = -1
+        if length >= 0 and tail <= len(body):
+            size = properties_length_at(body, start + length)
+        if size < 0 or tail + size > len(body):
+            raise Answer(Status.MESSAGE_ILLEGAL, "the batch ends within a message")
+        items.append(BatchItem(body[start:start + length],
+                               body[tail:tail + size].decode("utf-8", "surrogateescape"), flag))
+        at = tail + size
+    if not items:
+        raise Answer(Status.MESSAGE_ILLEGAL, "a batch without messages")
+    return items
+
+
+@lru_cache(maxsize=1024)
+def host_of(peer: str) -> Host:
+    """Packed address and port of a client."""
+    return packed(parse_address(peer))
+
+
+def end_transaction(broker: Broker, call: Call) -> None:
+    """Commits a half message, or rolls it back; nothing where its producer does not know yet."""
+    wanted, transactions = call.fields, broker.transactions
+    assert transactions is not None
+    if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+        return
+    if transactions.writer.is_busy:
+        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+
+    def then(result: PutResult | None) -> None:
+        code = Status.SUCCESS if result is None or result.stored else _CODES.get(
+            result.status, Status.SYSTEM_ERROR)
+        call.reply(Response({}, (), int(code), None if result is None else result.reason))
+
+    transactions.end(
+        wanted["producerGroup"], wanted["commitLogOffset"], wanted["tranStateTableOffset"],
+        commit=wanted["commitOrRollback"] == TRANSACTION_COMMIT,
+        asked=bool(wanted["fromTransactionCheck"]), then=then)
+
+
+def create_topic(broker: Broker, call: Call) -> Response:
+    """Makes or changes a topic."""
+    _create(broker, call.fields)
+    return Response()
+
+
+def create_topics(broker: Broker, call: Call) -> Response:
+    """Makes or changes several."""
+    wanted = objects(body_of(call).get("topicConfigList"))
+    if len(wanted) > _MOST_TOPICS:
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics at once")
+    for each in wanted:
+        attributes = each.get("attributes")
+        pairs = attributes.items() if isinstance(attributes, dict) else ()
+        _create(broker, REQUESTS[CODE_OF["UPDATE_AND_CREATE_TOPIC"]].read({
+            "topic": str(each.get("topicName", "")),
+            "attributes": ",".join(f"{name}={value}" for name, value in pairs),
+            **{name: _field(each[name]) for name in _TOPIC_FIELDS if name in each}}))
+    return Response()
+
+
+def _field(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _create(broker: Broker, wanted: dict[str, Any]) -> None:
+    writer = broker.writer
+    assert writer is not None
+    try:
+        if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
+            raise Answer(Status.SYSTEM_ERROR, f"of a topic {MOST_QUEUES} queues are served")
+        made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
+                                    wanted["writeQueueNums"], wanted["perm"],
+                                    _attributes(writer, wanted["attributes"]),
+                                    wanted["order"], wanted["topicFilterType"],
+                                    wanted["topicSysFlag"])
+    except RmqctlError as error:
+        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    writer.source.learn(wanted["topic"], made)
+
+
+def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
+    """A topic's attributes, from `+name=value` with commas between; a broker of 4.x knows none.
+    Answer for what is not taken here: no other kind of queue is begun while a store is served.
+    """
+    if writer.settings.profile.generation < 5:
+        return {}
+    found = {}
+    for each in filter(None, (text or "").split(",")):
+        name, equals, value = each.partition("=")
+        if not equals or name != "+message.type":
+            raise Answer(Status.SYSTEM_ERROR, "of a topic's attributes, +message.type=… alone can "
+                         f"be given here, not {each[:80]!r}")
+        found[name[1:]] = value
+    return found
+
+
+HANDLERS: Table = {
+    "SEND_MESSAGE": send_message,
+    "SEND_MESSAGE_V2": send_message,
+    "SEND_BATCH_MESSAGE": send_message,
+    "END_TRANSACTION": end_transaction,
+    "UPDATE_AND_CREATE_TOPIC": create_topic,
+    "UPDATE_AND_CREATE_TOPIC_LIST": create_topics,
+}

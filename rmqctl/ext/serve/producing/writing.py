@@ -1,0 +1,395 @@
+"""The store of a writable server: what producers send goes through the engine's put path.
+
+Messages that come in one turn of the event loop are put together. Their rows are known here at
+once; consumequeues on the disk follow, and the store is opened anew when enough has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+from msgspec import structs
+
+from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
+from rmqctl.engine.config.groups import SubscriptionGroups
+from rmqctl.engine.config.topics import Topics, name_problem
+from rmqctl.engine.engine import Engine
+from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
+from rmqctl.engine.put.put import Message
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.log_reader import LogReader
+from rmqctl.ext.serve.producing.properties import Properties
+from rmqctl.ext.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, Queue
+from rmqctl.ext.serve.source import MOST_QUEUES, Source
+from rmqctl.formats.local import delay, properties
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.sysflag import has_consume_queue_row
+from rmqctl.parse_values import now_ms
+
+_MANY_ROWS = 50_000
+_SETTLE_S = 2.0
+"""So long rows of ordinary messages are known here alone, so many at most."""
+_MOST_PENDING = 64 << 20
+"""Bytes of messages that wait to be put."""
+_SMALL = 1000
+"""Bytes that one takes beside its body."""
+_QUEUE_ID = re.compile(r"[0-9]{1,9}")
+_TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
+_OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
+"""Words in the names of properties by which a message has other rows than one in its queue."""
+QueueKey = tuple[str, int]
+Then = Callable[[PutResult], None]
+_Pending = tuple[Message, Then, int | None]
+
+
+@dataclass(slots=True)
+class TailQueue:
+    """A queue and what was put into it since its store was opened."""
+
+    stored: Queue
+    log: LogReader
+    start: int
+    physical: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The queue offset of the oldest message."""
+        return self.stored.first
+
+    @property
+    def end(self) -> int:
+        """The queue offset of the next one."""
+        return self.start + len(self.physical)
+
+    def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
+             ) -> Pulled:
+        """What lies on the disk first, then what was put since."""
+        if offset < self.start and self.stored.end:
+            pulled = self.stored.pull(offset, most, accept, max_bytes)
+            return structs.replace(pulled, max=self.end)
+        refused = outside(offset, self.first, self.end, 5)
+        if refused is not None:
+            return Pulled(refused.status, refused.next_begin, self.first, self.end)
+        records: list[memoryview] = []
+        most = min(max(most, 1), MAX_COUNT)
+        size, at, last = 0, offset - self.start, min(len(self.sizes), offset - self.start +
+                                                     max(SCANNED_ROWS, most))
+        late = time.monotonic() + FILTER_S
+        while at < last and len(records) < most and (accept is None or time.monotonic() < late):
+            # As many as may fit are read together; the first one always does.
+            until = min(last, at + most - len(records))
+            ends = list(accumulate(self.sizes[at:until], initial=size))
+            until = at + max(bisect_right(ends, max_bytes) - 1, not records)
+            if until == at:
+                break
+            data, starts = self.log.records(np.array(self.physical[at:until], np.int64),
+                                            np.array(self.sizes[at:until], np.int64))
+            for begin, end in pairwise(starts):
+                record = data[begin:end]
+                if record and (accept is None or accept(self.tags[at], record)):
+                    size += len(record)
+                    records.append(record)
+                at += 1
+        return Pulled(FOUND if records else NO_MATCH, self.start + at, self.first, self.end,
+                      records, len(records))
+
+    def add(self, physical: int, size: int, tags: int) -> None:
+        """One that was put at its end."""
+        self.physical.append(physical)
+        self.sizes.append(size)
+        self.tags.append(tags)
+
+    def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
+        """The queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
+        ``stored`` is its answer for what lies on the disk, where there is any.
+        """
+        if upper:
+            place = bisect_right(range(len(self.physical)), when, key=self._time) - 1
+            return self.start + place if place >= 0 else stored or self.first
+        if stored is not None and stored < self.start:
+            return stored
+        return self.start + bisect_left(range(len(self.physical)), when, key=self._time)
+
+    def _time(self, place: int) -> int:
+        record = self.log.record(self.physical[place], self.sizes[place])
+        return 0 if record is None else decode(record).store_timestamp
+
+
+class Writer:
+    """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
+    got some; ``scheduled`` of the level of each delayed message, ``timed`` of each timed one.
+    ``received`` counts messages by the topic they were put for.
+    """
+
+    def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
+                 ) -> None:
+        self.engine, self.topics, self.groups, self.source = engine, topics, groups, source
+        self.settings = engine.settings
+        self.properties = Properties(self.settings)
+        self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
+        self.scheduled: Callable[[int], None] = lambda _level: None
+        self.timed: Callable[[], None] = lambda: None
+        self.makes_groups = True
+        """Whether a group is there as soon as a consumer comes (autoCreateSubscriptionGroup)."""
+        self.failure: str | None = None
+        self.received: Counter[str] = Counter()
+        self._pending: list[_Pending] = []
+        self._pending_size = 0
+        self._tails: dict[QueueKey, TailQueue] = {}
+        self._rows = 0
+        self._unsettled = self._must_settle = self._must_look = False
+        self._settled_at = time.monotonic()
+        self._running: asyncio.Future[None] | None = None
+        self._allowed: set[QueueKey] = set()
+        self._allowed_of: object = None
+
+    def allows(self, topic: str, queue_id: int) -> bool:
+        """Whether a topic is there and takes messages for this queue."""
+        topics = self.topics
+        if self._allowed_of is not topics.table:  # which is another one after each change
+            self._allowed_of, self._allowed = topics.table, set()
+        if (topic, queue_id) in self._allowed:
+            return True
+        if topics.get(topic) is None or queue_id >= MOST_QUEUES or (
+                topics.allows(topic, queue_id) is not None):
+            return False
+        if len(self._allowed) < _MANY_ROWS:
+            self._allowed.add((topic, queue_id))
+        return True
+
+    # -- putting ------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much waits to be put that no more should be taken."""
+        return self._pending_size > _MOST_PENDING
+
+    def put(self, message: Message, then: Then, tags: int | None = None) -> None:
+        """Puts a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
+        code of one that has just one row, in the queue it is put into.
+        """
+        self._pending_size += _SMALL + (sum(len(each.body) for each in message.messages) if (
+            isinstance(message, OutgoingBatch)) else len(message.body))
+        if not self._pending and self._running is None:
+            asyncio.get_running_loop().call_soon(self._put_pending)
+        self._pending.append((message, then, tags))
+
+    def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
+                 size: int) -> None:
+        """The same of several single ones with one row each; ``size``: bytes of their bodies."""
+        if not self._pending and self._running is None:
+            asyncio.get_running_loop().call_soon(self._put_pending)
+        before = len(self._pending)
+        self._pending += zip(messages, then, tags, strict=True)
+        self._pending_size += size + _SMALL * (len(self._pending) - before)
+
+    def _taken(self) -> list[_Pending]:
+        pending, self._pending, self._pending_size = self._pending, [], 0
+        return pending
+
+    def _put_pending(self) -> None:
+        pending = self._taken()
+        if not pending:
+            return
+        messages = [message for message, _, _ in pending]
+        if self.settings.flush == "sync":
+            loop = asyncio.get_running_loop()
+            self._running = asyncio.ensure_future(self._put_in_thread(loop, pending, messages))
+            return
+        self._answer(pending, self._results(messages))
+
+    async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
+                             pending: list[_Pending], messages: list[Message]) -> None:
+        """With one fsync for all; what comes meanwhile waits for the next."""
+        results = await loop.run_in_executor(None, self._results, messages)
+        self._running = None
+        self._answer(pending, results)
+        self._put_pending()
+
+    def _results(self, messages: list[Message]) -> list[PutResult]:
+        try:
+            return self.engine.put_many(messages)
+        except Exception as error:  # noqa: BLE001 - whatever it was, all who wait get an answer
+            self.failure = str(error)
+            return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
+
+    def _answer(self, pending: list[_Pending], results: list[PutResult]) -> None:
+        touched: set[QueueKey] = set()
+        end = self.source.store.log.end
+        for (message, _, tags), result in zip(pending, results, strict=True):
+            place, size = result.physical_offset, result.wrote_bytes
+            if place is None or size is None:
+                continue
+            topic = _text(message.topic)
+            self.received[topic] += len(result.physical_offsets) or 1
+            self._unsettled = True
+            if place >= end:  # it lies in a new file
+                self._must_settle = True
+            key = topic, message.queue_id
+            tail = None if tags is None or self._must_settle else self._tails.get(key)
+            if tags is None or tail is None or (
+                    tail.start + len(tail.physical) != result.queue_offset):
+                self._note(message, result, touched)
+                continue
+            tail.physical.append(place)
+            tail.sizes.append(size)
+            tail.tags.append(tags)
+            self._rows += 1
+            touched.add(key)
+        try:
+            if self._must_settle or self._rows > _MANY_ROWS:
+                self.settle()
+        except RmqctlError as error:
+            self.failure = str(error)
+        for (_, then, _), result in zip(pending, results, strict=True):
+            then(result)
+        for key in touched:
+            self.arrived(*key)
+
+    def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
+        """Remembers the rows of what was put. Where it cannot be told here which rows there are,
+        they are read from the disk, and the topics there as well.
+        """
+        assert result.physical_offset is not None
+        assert result.queue_offset is not None
+        key = _text(message.topic), message.queue_id
+        rows: list[tuple[int, int, dict[str, str]]] = []
+        if not has_consume_queue_row(message.sys_flag):
+            return
+        if isinstance(message, OutgoingBatch):
+            ends = (*result.physical_offsets[1:], result.physical_offset + (result.wrote_bytes or 0)
+                    )
+            rows = [(place, end - place, properties.parse(item.properties)) for place, end, item in
+                    zip(result.physical_offsets, ends, message.messages, strict=True)]
+            if any(word in message.properties for word in (_TAGS, *_OTHER_ROWS)):
+                rows = []
+        else:
+            known = properties.parse(_text(message.properties))
+            level = _delay_level(known) if isinstance(message, Outgoing) else 0
+            if level > 0:
+                level = min(level, max(self.levels))
+                key = properties.SCHEDULE_TOPIC, level - 1
+                self.scheduled(level)
+            if not _has_other_rows(known):
+                rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
+            for name in known.get(properties.MULTI_DISPATCH, "").split(","):
+                touched.update(((name, 0), (name, message.queue_id)))
+        if key[0] == properties.TIMER_TOPIC:
+            self.timed()
+        touched.add(key)
+        tail = self._tails.get(key)
+        try:
+            if tail is None:
+                self._know(*key)
+                tail = TailQueue(self.source.queue(*key), self.source.log, result.queue_offset)
+            if not self._must_settle and (
+                    tail.end != result.queue_offset or tail.start > tail.stored.end):
+                rows = []
+        except RmqctlError:
+            rows = []
+        if not rows or tail is None:
+            self._must_settle = self._must_look = True
+        if self._must_settle or tail is None:
+            return
+        self._tails[key] = tail
+        for place, size, known in rows:
+            tail.add(place, size, tags_code(known.get(properties.TAGS)))
+        self._rows += len(rows)
+
+    def _know(self, topic: str, queue_id: int) -> None:
+        """Sees to it that a topic is known with this queue, as it will be found on the disk."""
+        known = self.source.topics.get(topic)
+        if known is not None and known.read_queues > queue_id:
+            return
+        if known is None or self.topics.get(topic) is None:  # one that a broker has by itself
+            self.source.learn(topic, {"readQueueNums": queue_id + 1,
+                                      "writeQueueNums": queue_id + 1})
+        else:
+            known.read_queues = min(queue_id + 1, MOST_QUEUES)
+
+    @property
+    def levels(self) -> delay.Levels:
+        """Milliseconds of each delay level."""
+        return delay.parse_levels(self.settings.message_delay_level)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def queue(self, key: QueueKey) -> TailQueue | None:
+        """A queue that got something since; None for one that did not."""
+        return self._tails.get(key)
+
+    def settle(self) -> None:
+        """Everything put so far becomes rows on the disk, and the store is opened anew."""
+        self.engine.reput()
+        self._settled_at = time.monotonic()
+        if not self.source.refresh(force=True, topics=self._must_look):
+            return  # what is known here is served on
+        self._tails.clear()
+        self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
+
+    def settle_in_time(self) -> None:
+        """The same now and then."""
+        if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
+            self.settle()
+
+    def settle_now(self) -> None:
+        """The same before something is looked up in the index, so that what was just sent is
+        found; not while a thread puts.
+        """
+        if self._unsettled and self._running is None:
+            self.settle()
+
+    def put_now(self) -> None:
+        """Puts what waits to be put, if no thread puts."""
+        pending = self._taken() if self._running is None else []
+        if pending:
+            self._answer(pending, self._results([message for message, _, _ in pending]))
+
+    def close(self) -> None:
+        """Ends as a broker that is shut down. StoreIOError."""
+        self._running = None
+        self.put_now()
+        self.engine.close()
+
+
+def _delay_level(known: dict[str, str]) -> int:
+    try:
+        return delay.delay_level_of(known)
+    except ValueError:
+        return 0
+
+
+def _has_other_rows(known: dict[str, str]) -> bool:
+    """Whether the put path may put such a message into another queue, or into several."""
+    return any(name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
+        properties.TIMER_OUT_MS not in known and any(name in known for name in (
+            "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
+
+
+def _text(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
+
+
+def delivered(record: Record) -> Record | None:
+    """A delayed message as it is put when it is due: as it was, in its own queue. None where it
+    names no such queue, or that of half messages, which a broker discards.
+    """
+    known = properties.parse(_text(record.properties))
+    topic = known.get(properties.REAL_TOPIC, "")
+    queue = known.get(properties.REAL_QUEUE_ID, "0")
+    if name_problem(topic) is not None or topic == properties.HALF_TOPIC or not (
+            _QUEUE_ID.fullmatch(queue)):
+        return None
+    return replace(record, topic=topic.encode(), queue_id=int(queue), queue_offset=-1, magic=0,
+                   physical_offset=-1, store_timestamp=now_ms(), body=bytes(record.body))

@@ -1,0 +1,106 @@
+"""A small blocking client: one connection, one request at a time. For tests and measurements."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from rmqctl.ext.serve.remoting.codes import CODE_OF
+from rmqctl.ext.serve.remoting.command import (
+    ONE_WAY,
+    Command,
+    read_command,
+    write_command,
+    write_json,
+)
+from rmqctl.ext.serve.remoting.frame import FrameError, FrameReader
+from rmqctl.ext.serve.remoting.signing import ACCESS_KEY, SIGNATURE, signature
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.parse_values import Address
+
+
+class Client:
+    """A connection to a server. Use as a context manager."""
+
+    def __init__(self, address: Address, timeout: float = 10.0,
+                 keys: tuple[str, str] | None = None) -> None:
+        """``keys``: an access key and its secret, with which requests are signed."""
+        self.socket = socket.create_connection((address.host, address.port), timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames = FrameReader()
+        self._opaque = 0
+        self._keys = keys
+        self.told: list[Command] = []
+        """What the server sent of its own accord."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()
+
+    def send(self, request: str | int, body: bytes | dict[str, Any] = b"", *,
+             ext: Mapping[str, object], flag: int = 0) -> int:
+        """Sends a request by name or code; its number (opaque)."""
+        self._opaque += 1
+        code = CODE_OF[request] if isinstance(request, str) else request
+        fields = {name: _text(value) for name, value in ext.items()}
+        data = write_json(body) if isinstance(body, dict) else body
+        if self._keys is not None:
+            fields[ACCESS_KEY], secret = self._keys
+            fields[SIGNATURE] = signature(fields, data, secret).decode()
+        self.socket.sendall(write_command(Command(code, self._opaque, flag, fields, body=data)))
+        return self._opaque
+
+    def one_way(self, request: str | int, **ext: object) -> None:
+        """Sends a request that is never answered."""
+        self.send(request, flag=ONE_WAY, ext=ext)
+
+    def receive(self) -> Command:
+        """The next command from the server. EOFError where it closed the connection."""
+        while True:
+            frame = self._frames.next()
+            if frame is not None:
+                return read_command(frame)
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self._frames.feed(data)
+
+    def ask(self, request: str | int, body: bytes | dict[str, Any] = b"", **ext: object) -> Command:
+        """Sends a request, and waits for its response."""
+        opaque = self.send(request, body, ext=ext)
+        while True:
+            command = self.receive()
+            if command.is_response and command.opaque == opaque:
+                return command
+            self.told.append(command)
+
+    def pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
+             group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
+             ) -> Command:
+        """One pull with a filter of its own, which waits up to ``wait_ms`` for messages."""
+        return self.ask("PULL_MESSAGE", consumerGroup=group, topic=topic, queueId=queue_id,
+                        queueOffset=offset, maxMsgNums=most, sysFlag=4 | (2 if wait_ms else 0),
+                        commitOffset=0, suspendTimeoutMillis=wait_ms, subscription=expression,
+                        subVersion=0, expressionType=kind)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def records(body: bytes) -> Iterator[Record]:
+    """The messages in the body of an answer. FrameError."""
+    at = 0
+    while at < len(body):
+        record = decode(body, at)
+        if record.total_size <= 0:
+            raise FrameError("a record without a size")
+        yield record
+        at += record.total_size

@@ -1,0 +1,217 @@
+"""Commands: requests and responses, out of frames and into them (spec: remoting.md §1.2, §1.3).
+
+Read leniently, as clients in many languages write them; written as strict JSON, which all of them
+can read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from rmqctl.ext.serve.remoting.frame import (
+    BINARY,
+    JSON,
+    Frame,
+    FrameError,
+    frame_head,
+    read_binary,
+)
+
+RESPONSE, ONE_WAY = 1, 2
+"""Bits of a command's flag."""
+VERSION = 399
+"""What is said to be the broker's version (4.9.3); from 232 on Java clients send SQL filters."""
+LANGUAGE = "JAVA"
+_INT = re.compile(r"[-+]?[0-9]{1,10}")
+_SIGN = 1 << 31
+_LENIENT = 1 << 20
+"""Bytes of JSON that is read as fastjson writes it."""
+_BARE_KEY = re.compile(
+    r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
+"""A text, or a word, which is a key where a colon follows: old versions of fastjson write keys
+without quotes. Texts without an end and other words are taken whole, too: tried again from each of
+their bytes they would take a time that grows with the square of their length.
+"""
+
+
+class Command(msgspec.Struct):
+    """A request, or a response. ``ext`` are the fields of its header, all texts."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    ext: dict[str, str] = {}  # a new one each time
+    remark: str | None = None
+    body: bytes = b""
+    language: str = LANGUAGE
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE)
+
+    @property
+    def is_one_way(self) -> bool:
+        return bool(self.flag & ONE_WAY)
+
+    def json(self) -> Any:
+        """The body as a JSON value. FrameError."""
+        return read_json(self.body)
+
+
+_LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO",
+              "PHP", "OMS", "RUST", "NODE_JS")
+
+
+def read_command(frame: Frame) -> Command:
+    """The command in a frame. FrameError where its header cannot be read."""
+    kind, data, body = frame
+    if kind == JSON:
+        command = _read_json_header(data)
+        command.body = body
+        return command
+    if kind != BINARY:
+        raise FrameError(f"a header of the unknown kind {kind}")
+    header = read_binary(data)
+    language = header.language
+    if isinstance(language, int):
+        language = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
+    return Command(header.code, header.opaque, header.flag, header.ext, header.remark, body,
+                   language, header.version)
+
+
+def read_json(data: bytes) -> Any:
+    """A JSON value, written strictly or as fastjson writes it. FrameError."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        if len(data) > _LENIENT or isinstance(error, RecursionError):
+            raise FrameError(f"no JSON: {error}") from None
+    try:
+        return json.loads(_BARE_KEY.sub(_quoted, data.decode()))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"no JSON: {error}") from None
+
+
+def _quoted(found: re.Match[str]) -> str:
+    return f'"{found[1]}"' if found[2] else found[0]
+
+
+Int32 = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
+
+
+class _Plain(msgspec.Struct, gc=False):
+    """A JSON header as most clients write it."""
+
+    code: Int32 = 0
+    language: str = "OTHER"
+    version: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    remark: str | None = None
+    extFields: dict[str, str] | None = None  # noqa: N815 - its name in the header
+
+
+_read_plain = msgspec.json.Decoder(_Plain).decode
+
+
+def _read_json_header(data: bytes) -> Command:
+    try:
+        plain = _read_plain(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _read_any_header(data)  # which is more lenient
+    return Command(plain.code, plain.opaque, plain.flag, plain.extFields or {}, plain.remark, b"",
+                   plain.language, plain.version)
+
+
+def _read_any_header(data: bytes) -> Command:
+    value = read_json(data)
+    if not isinstance(value, dict):
+        raise FrameError("a header that is no JSON object")
+    given = value.get("extFields")
+    ext = {} if not isinstance(given, dict) else {
+        str(name): text_of(each) for name, each in given.items() if each is not None}
+    remark = value.get("remark")
+    language = value.get("language")
+    return Command(_number(value, "code"), _number(value, "opaque"), _number(value, "flag"), ext,
+                   None if remark is None else str(remark), b"",
+                   language if isinstance(language, str) else "OTHER", _number(value, "version"))
+
+
+def text_of(value: Any) -> str:
+    """A value of a header's field as text, where a client wrote a number or a boolean."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value)
+
+
+def _number(header: Mapping[str, Any], name: str) -> int:
+    value = header.get(name, 0)
+    if isinstance(value, str) and _INT.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
+        if value is None:
+            return 0
+        raise FrameError(f"the {name} of a header is no number of 32 bits")
+    return value
+
+
+_write_plain = msgspec.json.Encoder().encode
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def write_json(value: Any) -> bytes:
+    """Strict JSON without spaces, as bytes of ASCII."""
+    try:
+        raw = _write_plain(value)  # several times faster
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError):  # half a surrogate pair
+        raw = b""
+    return raw if raw and raw.isascii() and b"\x7f" not in raw else _encode(value).encode("ascii")
+
+
+class _Head(msgspec.Struct, gc=False):
+    """A header as it is written, its fields in the order of fastjson."""
+
+    code: int
+    extFields: Mapping[str, str]  # noqa: N815 - its name in the header
+    flag: int
+    language: str
+    opaque: int
+    remark: str | UnsetType
+    serializeTypeCurrentRPC: str = "JSON"  # noqa: N815
+    version: int = VERSION
+
+
+def _write_header(header: _Head) -> bytes:
+    """As `write_json`; several times faster."""
+    try:
+        raw = _write_plain(header)
+    except (ValueError, msgspec.MsgspecError):  # half a surrogate pair
+        raw = b""
+    if raw and raw.isascii() and b"\x7f" not in raw:
+        return raw
+    return write_json({name: value for name, value in msgspec.structs.asdict(header).items()
+                       if value is not UNSET})
+
+
+def response_head(opaque: int, code: int, ext: Mapping[str, str], remark: str | None,
+                  body_size: int) -> bytes:
+    """The bytes of a response before its body."""
+    return frame_head(_write_header(_Head(
+        code, ext, RESPONSE, LANGUAGE, opaque, UNSET if remark is None else remark)), body_size)
+
+
+def write_command(command: Command) -> bytes:
+    """All bytes of a command."""
+    remark = UNSET if command.remark is None else command.remark
+    header = _write_header(_Head(command.code, command.ext, command.flag, command.language,
+                                 command.opaque, remark, version=command.version))
+    return frame_head(header, len(command.body)) + command.body

@@ -1,0 +1,258 @@
+"""The server: its sockets, and what is done every now and then. One thread, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.connection import ClientConnection
+from rmqctl.ext.serve.limits import Limits, Places, Shared
+from rmqctl.ext.serve.turns import Intake, Turns
+from rmqctl.parse_values import Address
+from rmqctl.scan import malloc_tuning
+
+if TYPE_CHECKING:
+    from rmqctl.ext.serve.grpc.server import Proxy
+
+Save = Callable[[], Callable[[], None] | None]
+"""Gives what writes positions down as they are now, in a thread if need be; None if nothing
+changed. StoreIOError, RefusedError, both of them.
+"""
+_LOOK_S = 1.0
+_DELIVER_S = 0.1
+_EXPIRE_S = 10.0
+_SAVE_S = 5.0
+_BACKLOG, _ACCEPTED = 512, 8
+"""Connections that wait to be accepted, and how many are accepted before others are answered."""
+_LAST_PORT = 65_535
+_RECEIVED = 256 << 10
+"""Bytes that are received at once."""
+_SIZABLE = 8 << 20
+"""Memory that was in use and is not: it is given back to the system."""
+
+
+@dataclass(eq=False)
+class Server:
+    """The brokers of a cluster, each behind a port of its own. Any port answers for the name
+    server, too.
+    """
+
+    brokers: Sequence[Broker]
+    limits: Limits = field(default_factory=Limits)
+    save: Save = lambda: None
+    problem: Callable[[str], None] = lambda _text: None
+    once_idle: float | None = None
+    proxy: Proxy | None = None
+    """The service for 5.x clients, where it is wanted."""
+    fast: Address | None = None
+    """Where the first broker listens, too, if that port is free: two below its own, for old clients
+    (spec: remoting.md §1.5).
+    """
+    each_second: Callable[[], None] = lambda: None
+    """Called each second, and once more at the end."""
+    connections: set[ClientConnection] = field(default_factory=set)
+    accepted: int = 0
+    turned_away: int = 0
+    broken: int = 0
+    """Connections that sent what cannot be understood."""
+    last_used: float = field(default_factory=time.monotonic)
+    received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
+    """Where what arrives is put, for whichever connection: it is taken out at once."""
+    answered: list[ClientConnection] = field(default_factory=list)
+    """Connections with answers that are sent at the end of this turn."""
+    turns: Turns = field(default_factory=lambda: Turns(
+        lambda work: asyncio.get_running_loop().call_soon(work)))
+    intake: Intake = field(default_factory=lambda: Intake(
+        lambda work: asyncio.get_running_loop().call_soon(work)))
+    _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    """One thread: positions are written down once at a time."""
+    _problem: str | None = None
+    """The last one that was told: one that stays is told once."""
+
+    def __post_init__(self) -> None:
+        part = self.limits.part
+        self.places = Places(self.limits.connections, part)
+        for broker in self.brokers:
+            broker.waits.part = part
+        self.unfinished = Shared(self.limits.held, part)
+        """Of frames that are not whole, or wait for their turn."""
+        self.unsent = Shared(self.limits.unsent_in_all, part)
+        """Of answers that are not taken."""
+
+    async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
+                  stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
+        on a socket from `bind`. StoreIOError where a store can no longer be written to.
+        """
+        servers = []
+        try:
+            for broker, bound in zip(self.brokers, sockets, strict=True):
+                try:
+                    servers.append(await self._listen(broker, bound))
+                except OSError as error:
+                    raise StoreIOError.from_oserror(
+                        error, str(broker.address), "listen on") from None
+            if self.fast is not None:
+                with suppress(OSError, StoreIOError):  # only old clients ask there
+                    ((_, bound),) = bind(self.fast, 1)
+                    servers.append(await self._listen(self.brokers[0], bound))
+            if self.proxy is not None:
+                await self.proxy.start()
+            tasks = [asyncio.create_task(self._every(*each)) for each in (
+                (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
+                (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
+            tasks.append(asyncio.create_task(self._save_beside()))
+            ready()
+            if self.once_idle is not None:
+                tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+            self._do(self.each_second)
+        finally:
+            for server in servers:
+                server.close()
+            if self.proxy is not None:
+                await self.proxy.stop()
+            for connection in list(self.connections):
+                connection.end()
+            self._saving.shutdown(cancel_futures=True)
+            self._save()
+            for broker in self.brokers:
+                broker.close()
+        if self.failure is not None:
+            raise StoreIOError(f"{self.failure}; no message is taken any more")
+
+    async def _listen(self, broker: Broker, bound: socket.socket) -> asyncio.Server:
+        """OSError. The event loop accepts as many connections at once as the backlog has that it
+        is told of, and the system keeps others back.
+        """
+        server = await asyncio.get_running_loop().create_server(
+            partial(ClientConnection, self, broker), sock=bound, backlog=_ACCEPTED)
+        bound.listen(_BACKLOG)
+        return server
+
+    @property
+    def failure(self) -> str | None:
+        """Why a store cannot be written to any more."""
+        return next((broker.writer.failure for broker in self.brokers
+                     if broker.writer is not None and broker.writer.failure is not None), None)
+
+    async def _every(self, seconds: float, work: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self._do(work)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - what is done now and then goes on
+            self._say(error)
+
+    def _say(self, error: Exception) -> None:
+        problem = str(error) if isinstance(error, RmqctlError) else (
+            f"{type(error).__name__}: {error}")
+        if problem != self._problem:
+            self._problem = problem
+            self.problem(problem)
+
+    def send_soon(self, connection: ClientConnection) -> None:
+        """Has a connection send its answers when others of this turn may have joined them."""
+        if not self.answered:
+            asyncio.get_running_loop().call_soon(self._send_answers)
+        self.answered.append(connection)
+
+    def _send_answers(self) -> None:
+        answered, self.answered = self.answered, []
+        for connection in answered:
+            connection.flush()
+
+    def _look(self, stop: asyncio.Event) -> None:
+        if self.failure is not None:
+            stop.set()
+        for broker in self.brokers:
+            broker.look_again()
+
+    def _deliver(self) -> None:
+        for broker in self.brokers:
+            broker.deliver()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for broker in self.brokers:
+            broker.expire()
+        freed = self.brokers[0].source.pages.rest()  # all brokers share them
+        if self.proxy is not None:
+            self.proxy.expire()
+        for connection in list(self.connections):
+            if connection.is_stale(now):
+                connection.end()
+        if freed + self.unfinished.freed() + self.unsent.freed() > _SIZABLE:
+            malloc_tuning.give_back()
+
+    def make_room(self) -> None:
+        """Ends those who do not take their answers, if all of them together are too many."""
+        paused = [each for each in self.connections if each.is_full]
+        for connection in paused:
+            connection.count_unsent()
+        self.unsent.make_room(paused)
+
+    async def _save_beside(self) -> None:
+        """Saves now and then, in a thread."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            try:
+                write = self.save()
+                if write is not None:
+                    await asyncio.get_running_loop().run_in_executor(self._saving, write)
+                for broker in self.brokers:
+                    broker.keep()
+            except Exception as error:  # noqa: BLE001 - it is tried again
+                self._say(error)
+
+    def _save(self) -> None:
+        """Saves here and now."""
+        try:
+            write = self.save()
+            if write is not None:
+                write()
+            for broker in self.brokers:
+                broker.keep()
+        except RmqctlError as error:
+            self.problem(str(error))
+
+    def _idle(self, stop: asyncio.Event) -> None:
+        if self.connections or (self.proxy is not None and self.proxy.in_use):
+            self.last_used = time.monotonic()
+        elif time.monotonic() - self.last_used > (self.once_idle or 0):
+            stop.set()
+
+
+def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
+    """Sockets for so many brokers, each with its address from now on. StoreIOError where a port is
+    not to be had, UsageError where there are not so many behind it.
+    """
+    if listen.port + count - 1 > _LAST_PORT:
+        raise UsageError(f"{listen}: each of the {count} stores needs a port, and the last one is "
+                         f"{_LAST_PORT}")
+    sockets: list[tuple[Address, socket.socket]] = []
+    for number in range(count):
+        port = listen.port + number if listen.port else 0
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                listen.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            bound = socket.create_server(address[:2], family=family)
+            sockets.append((Address(listen.host, bound.getsockname()[1]), bound))
+        except OSError as error:
+            raise StoreIOError.from_oserror(
+                error, str(Address(listen.host, port)), "listen on") from None
+    return sockets

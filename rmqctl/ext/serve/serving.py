@@ -1,0 +1,148 @@
+"""Stores made into brokers of one server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.ext.serve.access import Access
+from rmqctl.ext.serve.broker import Broker, Cluster
+from rmqctl.ext.serve.consuming.memory import Memory
+from rmqctl.ext.serve.consuming.plain import PlainPulls
+from rmqctl.ext.serve.consuming.popping import Pops
+from rmqctl.ext.serve.consuming.positions import Positions, PositionsFile
+from rmqctl.ext.serve.producing.writing import Writer
+from rmqctl.ext.serve.reading import Pages
+from rmqctl.ext.serve.server import Save
+from rmqctl.ext.serve.source import Source
+from rmqctl.parse_values import Address
+from rmqctl.store.inside_store import refuse_in_store
+from rmqctl.store.store import Store
+
+CLUSTER = "DefaultCluster"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A store to serve: where it is, how it is opened, where clients reach it. ``folders`` of the
+    log that the user named, and further ones that may be written ``outside``.
+    """
+
+    root: str
+    open: Callable[[], Store]
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
+    name: str | None = None
+    """The broker's; None for one by its number."""
+    folders: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How stores are served. ``start``: where groups without a position begin, as `Broker` has it;
+    ``stored``: whether positions of the stores count. ``retry_memory``: bytes of messages that are
+    sent back, for each broker.
+    """
+
+    view: str = "disk"
+    start: str | int = "stored"
+    stored: bool = True
+    offsets: str | None = None
+    retry_memory: int = 64 << 20
+    cluster: str = CLUSTER
+    writable: bool = False
+    flush: str | None = None
+    access: Access = field(default_factory=Access)
+
+
+def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
+        list[Broker], Save]:
+    """(the brokers, what saves their positions). NotAStoreError, StoreIOError, FormatError,
+    UsageError.
+    """
+    if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
+        raise UsageError("a store is named twice")
+    if settings.offsets is not None:
+        refuse_in_store(settings.offsets)
+    cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()
+    names = [each.name or _name(number) for number, each in enumerate(wanted)]
+    file = None if settings.offsets is None else PositionsFile(settings.offsets)
+    keys = [f"{name} {os.path.realpath(each.root)}"
+            for name, each in zip(names, wanted, strict=True)]
+    known: dict[str, Any] = {} if file is None else file.load(keys)
+    with ExitStack() as opened:  # closed again where one cannot be opened
+        for name, key, each in zip(names, keys, wanted, strict=True):
+            writer = None
+            if settings.writable:
+                from rmqctl.ext.serve.producing.opening import open_writer
+
+                writer = open_writer(each.open, settings.flush, pages, each.address,
+                                     settings.cluster, each.folders, each.outside)
+                opened.callback(writer.close)
+            source = Source(each.open, settings.view, pages) if writer is None else (
+                writer.source)
+            opened.callback(source.close)
+            positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
+            cluster.brokers[name] = broker = Broker(
+                name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
+                each.address, writer=writer, told=told)
+            broker.pops = Pops(broker)
+            broker.pulls = PlainPulls(broker)
+            if writer is not None:
+                _join(broker, writer)
+        opened.pop_all()
+    brokers = list(cluster.brokers.values())
+
+    def save() -> Callable[[], None] | None:
+        changed = [broker for broker in brokers if broker.positions.changed]
+        if not changed:
+            return None
+        now = {broker.name: broker.positions.snapshot() for broker in brokers}
+        jobs = [] if file is None else [partial(file.save, {
+            key: now[broker.name] for key, broker in zip(keys, brokers, strict=True)})]
+        if settings.writable:
+            from rmqctl.ext.serve.producing.opening import keep_positions
+
+            jobs += [partial(keep_positions, broker.source, now[broker.name]) for broker in changed
+                     if broker.writer is not None and broker.writer.failure is None]
+
+        def write() -> None:
+            for job in jobs:
+                job()
+            for broker in changed:
+                broker.positions.written = now[broker.name].changes
+
+        return write
+
+    return brokers, save
+
+
+def _join(broker: Broker, writer: Writer) -> None:
+    """The writer tells its broker what it put, and when delayed messages are due."""
+    from rmqctl.ext.serve.producing.checking import Checks
+    from rmqctl.ext.serve.producing.delaying import Delays
+    from rmqctl.ext.serve.producing.plain import PlainSends
+    from rmqctl.ext.serve.producing.timing import Timers
+    from rmqctl.ext.serve.producing.transactions import Transactions
+
+    delays, timers = Delays(writer), Timers(writer)
+    delays.load()
+    if writer.settings.profile.timer:
+        timers.load()
+        writer.timed, broker.timers = timers.add, timers
+    writer.arrived, writer.scheduled = broker.arrived, delays.add
+    broker.delays = delays
+    broker.transactions = Transactions(writer, broker.raw_at)
+    broker.checks = Checks(broker, broker.transactions)
+    broker.sends = PlainSends(broker)
+
+
+def _name(number: int) -> str:
+    """broker-a, broker-b, …, broker-27, …"""
+    return f"broker-{_LETTERS[number] if number < len(_LETTERS) else number + 1}"

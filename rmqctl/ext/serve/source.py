@@ -1,0 +1,302 @@
+"""One store directory as it is served: opened read-only, looked at anew where it changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.broker.view import view_of
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.log_reader import LogReader
+from rmqctl.ext.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
+from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
+from rmqctl.formats.local.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_NONE,
+)
+from rmqctl.store.config.config import ConfigFile, load_one
+from rmqctl.store.config.rows import snake
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end, first_record, last_dispatched
+from rmqctl.store.queue.rows import topics_on_disk
+from rmqctl.store.store import Store
+
+LMQ_FILE = "lmqConsumerOffset.json"
+_MOST_COUNTED = 1_000_000
+MOST_QUEUES = 1 << 16
+"""Of a topic: more are neither served nor taken."""
+READ, WRITE = 4, 2
+"""Bits of a topic's permission."""
+
+
+@dataclass(slots=True)
+class Topic:
+    """What clients are told of a topic."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    order: bool = False
+    sys_flag: int = 0
+
+
+@dataclass
+class Source:
+    """A store, and what of it is asked again and again. ``kind``: ``disk``, ``broker`` or
+    ``auto``, as `rmqctl.broker.view.view_of` has it. ``pages`` is shared by all stores of
+    a server.
+    """
+
+    open_store: Callable[[], Store]
+    kind: str
+    pages: Pages
+    is_own: bool = False
+    """Whether nobody else writes to the store: where groups stand is read once."""
+    kept: dict[str, object] = field(default_factory=dict)
+    """Files of ``config/`` that were written here, with what tells whether another is there now."""
+    groups_that_stand: set[str] = field(default_factory=set)
+    """Those of ``consumerOffset.json``."""
+    _again: bool = False
+    """Whether to look once more though nothing changed: rows may follow their messages later."""
+    problem: str | None = None
+    """Why the store could not be looked at anew; what was seen before is served meanwhile."""
+    _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
+    _config: dict[str, ConfigFile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = self.open_store()
+        self.groups: dict[str, dict[str, Any]] = {}
+        self._seen = self._stamp()
+        self._read(positions=True)
+
+    def _read(self, *, positions: bool, topics: bool = True) -> None:
+        self._config.clear()
+        self._log_bounds: tuple[int, int] | None = None
+        self.view: View = view_of(self.store, self.kind)
+        self.log = LogReader(self.store.log, self.view.log_end)
+        if not topics:
+            for group in self.groups_that_stand:
+                self.groups.setdefault(group, {})
+            return
+        self.topics = self._topics()
+        if positions:
+            self.groups_that_stand = {row["group"] for row in self.rows("consumerOffset.json")
+                                      if row["group"]}
+            self.offsets = self._offsets()
+            light = self.config(LMQ_FILE)
+            self.has_light_positions = light is not None and light.used is not None
+        self.groups = self._groups()
+
+    # -- change -------------------------------------------------------------------------------
+
+    def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
+        """Looks whether the store changed; True where it is another picture now. With ``force`` it
+        is opened anew in any case; without ``topics`` these and groups are those that are known.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen and not force and not self._again:
+            return False
+        self._again = stamp != self._seen
+        before = self.store
+        try:
+            self.store = self.open_store()
+            try:
+                self._read(positions=not self.is_own, topics=topics)
+            except BaseException:
+                self.store.close()
+                raise
+        except RmqctlError as error:
+            self.store = before
+            self.problem = str(error)
+            return False
+        before.close()
+        self.problem, self._seen = None, stamp
+        self._queues.clear()
+        return True
+
+    def _stamp(self) -> object:
+        """What changes when something is written: sizes and times of the last files."""
+        root = self.store.root
+        places = [*self.store.log_folders, *(os.path.join(root, name) for name in (
+            "consumequeue", "config", "index"))]
+        newest = [os.path.join(folder, max(names)) for folder in self.store.log_folders
+                  if (names := _names(folder))]
+        return [stat_of(place) for place in (*places, *newest)]
+
+    def without_rows(self) -> int:
+        """How many messages behind the last row's have none, up to `_MOST_COUNTED`: they are not
+        served. StoreIOError.
+        """
+        count = 0
+        start = last_dispatched(self.store)
+        for batch in self.store.log.walk(0 if start is None else start):
+            kind = batch.column("sys_flag") & TRANSACTION_MASK
+            has_row = (kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)
+            if start is not None:
+                has_row &= batch.offset > start
+            count += int(has_row.sum())
+            if count >= _MOST_COUNTED:
+                break
+        return count
+
+    # -- queues -------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """One queue to pull from. StoreIOError where it cannot be read."""
+        key = topic, queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._open_queue(topic, queue_id)
+            if not isinstance(queue, EmptyQueue):  # of which there can be any number
+                self._queues[key] = queue
+        return queue
+
+    def _open_queue(self, topic: str, queue_id: int) -> Queue:
+        special = self.view.generation >= 5 and (
+            (topic, queue_id) in self.store.batch_queues or self._is_compacted(topic, queue_id))
+        if special:
+            return AnsweredQueue(self.view, topic, queue_id)
+        plain = self.store.queue(topic, queue_id)
+        if plain is None or not plain.exists:
+            return EmptyQueue()
+        return StoredQueue(self.view, plain, self.log, self.pages)
+
+    def _is_compacted(self, topic: str, queue_id: int) -> bool:
+        return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))
+
+    @property
+    def log_bounds(self) -> tuple[int, int]:
+        """The store time (ms) of the log's first message, -1 where there is none, and the physical
+        offset of its end.
+        """
+        if self._log_bounds is None:
+            try:
+                first = first_record(self.store.log)
+                end = find_end(self.store).offset
+            except RmqctlError:
+                first, end = None, self.store.log.min_offset
+            limit = self.view.log_end
+            self._log_bounds = (-1 if first is None else first.store_timestamp,
+                                end if limit is None else limit)
+        return self._log_bounds
+
+    # -- configuration ------------------------------------------------------------------------
+
+    def config(self, name: str) -> ConfigFile | None:
+        """A file of ``config/``, or what stands in for it; None where that cannot be judged."""
+        if "config" in self.store.layout.unread:
+            return None
+        known = self._config.get(name)
+        if known is None:
+            known = self._config[name] = load_one(self.store, name)
+        return known
+
+    def rows(self, name: str) -> Iterable[dict[str, Any]]:
+        """The entries of a file of ``config/``."""
+        found = self.config(name)
+        return () if found is None else found.rows()
+
+    def _topics(self) -> dict[str, Topic]:
+        """Topics of the configuration, and those that have queues, by name."""
+        found: dict[str, Topic] = {}
+        for row in self.rows("topics.json"):
+            found[row["topic"]] = Topic(
+                row["topic"], _count(row["read_queue_nums"]), _count(row["write_queue_nums"]),
+                READ | WRITE if row["perm_bits"] is None else row["perm_bits"],
+                bool(row.get("order")), row.get("topic_sys_flag") or 0)
+        on_disk: dict[str, int] = {}
+        for topic, queue_id in (*self.store.known_queues, *self.store.batch_queues):
+            on_disk[topic] = max(on_disk.get(topic, 0), queue_id + 1)
+        for topic in topics_on_disk(self.store):
+            count = _count(on_disk.get(topic, 1))
+            if topic not in found:
+                found[topic] = Topic(topic, count, count, READ | WRITE)
+            elif found[topic].read_queues < count:
+                found[topic].read_queues = count
+        return found
+
+    def learn(self, name: str, config: Mapping[str, Any]) -> None:
+        """Takes over a topic that was just made or changed, as ``topics.json`` has it; nothing
+        else is read again.
+        """
+        self._config.pop("topics.json", None)
+        known = self.topics.get(name)
+        on_disk = 0 if known is None else max((queue_id + 1 for topic, queue_id in (
+            *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
+        self.topics[name] = Topic(
+            name, max(_count(config.get("readQueueNums")), _count(on_disk)),
+            _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),
+            bool(config.get("order")), config.get("topicSysFlag") or 0)
+        self._add_group(self.groups, name)
+
+    def forget(self, name: str) -> None:
+        """A topic is gone from ``topics.json``."""
+        self._config.pop("topics.json", None)
+        self.topics.pop(name, None)
+
+    def learn_groups(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for groups, as ``subscriptionGroup.json`` has them."""
+        self._config.pop("subscriptionGroup.json", None)
+        for name, config in new.items():
+            self.groups[name] = {"group": name, **{snake(key): value
+                                                   for key, value in config.items()}}
+
+    def retry_queues(self, group: str) -> int:
+        """How many queues the retry topic of a group has when it is made; none: nothing that its
+        consumers send back comes again.
+        """
+        return _count(self.groups.get(group, {}).get("retry_queue_nums"))
+
+    @staticmethod
+    def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:
+        """The group that a retry or dead-letter topic is of."""
+        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+            if topic.startswith(prefix):
+                groups.setdefault(topic.removeprefix(prefix), {})
+
+    def _groups(self) -> dict[str, dict[str, Any]]:
+        """Consumer groups of the configuration, of the positions, and of retry and dead-letter
+        topics.
+        """
+        found: dict[str, dict[str, Any]] = {
+            row["group"]: row for row in self.rows("subscriptionGroup.json")}
+        for group in self.groups_that_stand:
+            found.setdefault(group, {})
+        for topic in self.topics:
+            self._add_group(found, topic)
+        return found
+
+    def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
+        """(group, topic) -> queue id -> committed queue offset."""
+        found: dict[tuple[str, str], dict[int, int]] = {}
+        for row in (*self.rows("consumerOffset.json"), *self.rows(LMQ_FILE)):
+            if row["group"] is not None and isinstance(row["offset"], int):
+                found.setdefault((row["group"], row["topic"]), {})[row["queue_id"]] = row["offset"]
+        return found
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def _count(value: object) -> int:
+    return min(max(value, 0), MOST_QUEUES) if isinstance(value, int) else 1
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def stat_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file or folder does; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

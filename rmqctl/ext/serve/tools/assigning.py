@@ -1,0 +1,139 @@
+"""Queues shared out by the broker, and whether a group pulls from them or is given messages (POP)
+(spec: remoting.md §3.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Call, Mode, Response, Table
+from rmqctl.ext.serve.consuming.clients import body_of
+from rmqctl.ext.serve.consuming.groups import BROADCASTING
+from rmqctl.ext.serve.consuming.pop_requests import has_batches
+from rmqctl.ext.serve.naming import json_response
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.source import READ
+from rmqctl.ext.serve.tools.progress import MOST_QUEUES, message_queue
+from rmqctl.formats.local.properties import RETRY_PREFIX
+
+PULL, POP = "PULL", "POP"
+_FILE, _TABLE = "messageRequestMode.json", "messageRequestModeMap"
+_MOST_MODES, _LONGEST_NAME = 10_000, 255
+_MOST_SHARED = (1 << 31) - 1
+_STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
+
+
+def assignment(broker: Broker, call: Call) -> Response:
+    """Which queues of a topic a member has, where clients do not share them among themselves.
+    Without a word of queues where that cannot be told, and a client keeps those it has.
+    """
+    value = body_of(call)
+    name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
+    strategy = value.get("strategyName") or _STRATEGIES[0]
+    queues = [message_queue(each, name, queue_id)
+              for _, each in sorted(broker.cluster.brokers.items())
+              if (topic := each.topic(name)) is not None and topic.perm & READ
+              for queue_id in range(min(topic.read_queues, MOST_QUEUES))]
+    mode, shared = _mode(broker, name, group)
+    if value.get("messageModel") != BROADCASTING:
+        here = broker.groups.consumers.get(group)
+        if here is None or not queues or strategy not in _STRATEGIES:
+            return json_response({})
+        clients = sorted(here.ids)
+        client = str(value.get("clientId") or "")
+        place = clients.index(client) if client in clients else None
+        queues = share_to_pop(queues, len(clients), place, strategy, shared) if mode == POP else (
+            share(queues, len(clients), place, strategy))
+    return json_response({"messageQueueAssignments": [
+        {"messageQueue": queue, "mode": mode} for queue in queues]})
+
+
+def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
+    """The share of sorted queues of the client at a place among all, as the members of a group work
+    it out: in stretches, or in turns (``AVG_BY_CIRCLE``). Nothing for one without a place.
+    """
+    if place is None:
+        return []
+    if strategy == "AVG_BY_CIRCLE":
+        return queues[place::clients]
+    each, more = divmod(len(queues), clients)
+    start = place * each + min(place, more)
+    return queues[start:start + each + (place < more)]
+
+
+def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
+                 ) -> list[Any]:
+    """The same for a group that is given messages: all may ask for any queue of each broker, or
+    each for its own share and those of so many clients behind it.
+    """
+    if shared <= 0 or shared >= clients - 1:
+        by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}
+        return list(by_broker.values())
+    if place is None:
+        return []
+    if clients > len(queues):
+        return [queues[place % len(queues)]] if queues else []
+    return [queue for number in range(shared + 1)
+            for queue in share(queues, clients, (place + number) % clients, strategy)]
+
+
+def _mode(broker: Broker, topic: str, group: str) -> Mode:
+    """How a group gets messages of a topic."""
+    if topic.startswith(RETRY_PREFIX) or any(
+            has_batches(each, topic) for each in broker.cluster.brokers.values()):
+        return PULL, 0
+    known = broker.modes.get((topic, group))
+    if known is None:
+        known = _read(_stored(broker, topic).get(topic, {}).get(group, {}))
+    return known
+
+
+def _read(entry: dict[str, Any]) -> Mode:
+    shared = entry.get("popShareQueueNum")
+    return (POP if entry.get("mode") == POP else PULL), min(max(shared, -1), _MOST_SHARED) if (
+        isinstance(shared, int)) else 0
+
+
+def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the store says of all topics, or of one: topic -> group -> entry; whatever has another
+    shape is left out.
+    """
+    config = broker.source.config(_FILE)
+    value = None if config is None else config.value
+    table = value.get(_TABLE) if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        return {}
+    some = table.items() if wanted is None else [(wanted, table.get(wanted))]
+    return {topic: {group: entry for group, entry in groups.items() if isinstance(entry, dict)}
+            for topic, groups in some if isinstance(groups, dict)}
+
+
+def set_mode(broker: Broker, call: Call) -> Response:
+    """Says how a group is to get messages of a topic: kept in memory, and in a 5.x store that is
+    open for writing.
+    """
+    value = body_of(call)
+    topic, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
+    if topic.startswith(RETRY_PREFIX):
+        raise Answer(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
+    broker.require_topic(topic)
+    if not 0 < len(group) <= _LONGEST_NAME:
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "that is no name of a group")
+    if (topic, group) not in broker.modes and len(broker.modes) >= _MOST_MODES:
+        raise Answer(Status.SYSTEM_BUSY, "too many modes are set already")
+    broker.modes[topic, group] = _read(value)
+    if broker.is_writable and broker.source.view.generation >= 5:
+        from rmqctl.ext.serve.producing.opening import keep_json
+
+        table = _stored(broker)
+        for (name, each), (mode, shared) in broker.modes.items():
+            table.setdefault(name, {})[each] = {
+                "consumerGroup": each, "mode": mode, "popShareQueueNum": shared, "topic": name}
+        keep_json(broker.source, _FILE, {_TABLE: table})
+    return Response()
+
+
+HANDLERS: Table = {
+    "QUERY_ASSIGNMENT": assignment,
+    "SET_MESSAGE_REQUEST_MODE": set_mode,
+}

@@ -1,0 +1,134 @@
+"""What administration tools change: groups of consumers, and what the name server keeps for them
+(spec: remoting.md §3.5). Topics are changed where producers make them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmqctl.engine.config.topics import is_system
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.consuming.clients import body_of, objects
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+
+_MOST_KEPT = 10_000
+_LONGEST = 4096
+"""Values that the name server keeps, and the characters of each."""
+_MOST_GROUPS = 1000
+
+
+def update_group(broker: Broker, call: Call) -> Response:
+    """Makes or changes a group of consumers."""
+    return _update_groups(broker, [body_of(call)])
+
+
+def update_groups(broker: Broker, call: Call) -> Response:
+    """Makes or changes several."""
+    return _update_groups(broker, objects(body_of(call).get("groupConfigList")))
+
+
+def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
+    writer, new = broker.writer, {}
+    assert writer is not None
+    if len(wanted) > _MOST_GROUPS:
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups at once")
+    for each in wanted:
+        name = each.get("groupName")
+        if not isinstance(name, str):
+            raise Answer(Status.SYSTEM_ERROR, "no groupName is given")
+        new[name] = {**(writer.groups.get(name) or {}), **writer.groups.bean(name, each)}
+    if new:
+        writer.groups.put(new)
+        writer.source.learn_groups(new)
+    return Response()
+
+
+def delete_group(broker: Broker, call: Call) -> Response:
+    """Forgets what was set for a group of consumers, and where asked to, its positions; its
+    messages stay.
+    """
+    writer, name = broker.writer, call.fields["groupName"]
+    assert writer is not None
+    if call.fields["removeOffset"] or call.fields["cleanOffset"]:
+        broker.positions.forget(name)
+        writer.source.offsets = broker.positions.stored
+    if writer.groups.get(name) is not None:
+        writer.groups.remove(name)
+        writer.source.refresh(force=True)
+    return Response()
+
+
+def delete_topic(broker: Broker, call: Call) -> Response:
+    """Forgets a topic that has never had a message. Answer for another: none is deleted here."""
+    writer, name = broker.writer, call.fields["topic"]
+    assert writer is not None
+    if is_system(name, writer.settings.profile.generation, broker.cluster.name):
+        raise Answer(Status.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+    topic = broker.topic(name)
+    if topic is not None and any(broker.queue(name, queue_id).end for queue_id in range(
+            max(topic.read_queues, topic.write_queues))):
+        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] has had messages, and none is "
+                     "deleted while a store is served")
+    if writer.topics.get(name) is not None:
+        writer.topics.remove(name)
+        writer.source.forget(name)
+    return Response()
+
+
+def delete_route(broker: Broker, call: Call) -> Response:
+    """The same of the name server, which knows what its brokers have."""
+    name = call.fields["topic"]
+    if any(name in each.source.topics for each in broker.cluster.brokers.values()):
+        raise Answer(Status.SYSTEM_ERROR, f"a broker has the topic[{name}]")
+    return Response()
+
+
+def wipe_writes(broker: Broker, call: Call) -> Response:
+    """Has routes say that nothing can be sent to a broker, so that producers leave it."""
+    return Response({"wipeTopicCount": _let_write(broker, call, False)})
+
+
+def add_writes(broker: Broker, call: Call) -> Response:
+    """Has routes say again what can be sent to."""
+    return Response({"addTopicCount": _let_write(broker, call, True)})
+
+
+def _let_write(broker: Broker, call: Call, wanted: bool) -> str:
+    found = broker.cluster.brokers.get(call.fields["brokerName"])
+    if found is None:
+        return "0"
+    found.is_wiped = not wanted
+    return str(len(found.topics))
+
+
+def put_value(broker: Broker, call: Call) -> Response:
+    """Keeps a value for others, until the server ends."""
+    kept, (namespace, key, value) = broker.cluster.kv, (
+        call.fields[name] for name in ("namespace", "key", "value"))
+    size = sum(map(len, kept.values()))
+    if size >= _MOST_KEPT or len(namespace) + len(key) + len(value) > _LONGEST:
+        raise Answer(Status.SYSTEM_BUSY, "too much is kept already")
+    kept.setdefault(namespace, {})[key] = value
+    return Response()
+
+
+def delete_value(broker: Broker, call: Call) -> Response:
+    """Forgets such a value."""
+    space = broker.cluster.kv.get(call.fields["namespace"], {})
+    space.pop(call.fields["key"], None)
+    if not space:
+        broker.cluster.kv.pop(call.fields["namespace"], None)
+    return Response()
+
+
+HANDLERS: Table = {
+    "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP": update_group,
+    "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST": update_groups,
+    "DELETE_SUBSCRIPTIONGROUP": delete_group,
+    "DELETE_TOPIC_IN_BROKER": delete_topic,
+    "DELETE_TOPIC_IN_NAMESRV": delete_route,
+    "WIPE_WRITE_PERM_OF_BROKER": wipe_writes,
+    "ADD_WRITE_PERM_OF_BROKER": add_writes,
+    "PUT_KV_CONFIG": put_value,
+    "DELETE_KV_CONFIG": delete_value,
+}

@@ -1,0 +1,158 @@
+"""Who is connected, and what tools ask of a client through its broker
+(spec: remoting.md §3.3, §3.5).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from functools import partial
+
+from rmqctl.ext.serve.broker import Broker, Buffer, Call, Response, Table
+from rmqctl.ext.serve.consuming.groups import Member
+from rmqctl.ext.serve.naming import json_response
+from rmqctl.ext.serve.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, Answer, Status
+from rmqctl.ext.serve.remoting.command import Command, read_json, write_json
+from rmqctl.ext.serve.remoting.frame import FrameError
+from rmqctl.formats.local.message import parse_message_id
+from rmqctl.parse_values import now_ms
+
+_MOST_ASKED, _LARGEST = 100, 1 << 20
+"""Clients that are asked for one answer, and bytes of what each of them may say."""
+_QUEUE = ("brokerName", "queueId", "topic")
+_POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
+"""Whole texts are gone over, so that none of them is looked at twice."""
+PATIENCE_S = 10.0
+"""A client that was asked something has so long."""
+
+
+def consumers(broker: Broker, call: Call) -> Response:
+    """The members of a group that are here, and what the group subscribes to."""
+    name = call.fields["consumerGroup"]
+    group = broker.groups.consumers.get(name)
+    if group is None:
+        raise Answer(Status.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+    return json_response({
+        "connectionSet": [member.as_dict() for member in group.members.values()],
+        "consumeFromWhere": group.from_where, "consumeType": group.type,
+        "messageModel": group.model, "subscriptionTable": {
+            topic: each.as_dict() for topic, each in group.subscriptions.items()}})
+
+
+def producers(broker: Broker, call: Call) -> Response:
+    """The members of a group of producers that are here."""
+    name = call.fields["producerGroup"]
+    members = broker.groups.producers.get(name)
+    if not members:
+        raise Answer(Status.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+    return json_response({"connectionSet": [member.as_dict() for member in members.values()]})
+
+
+def all_producers(broker: Broker, _call: Call) -> Response:
+    """The members of all groups of producers that are here."""
+    now, now_seen = now_ms(), time.monotonic()
+    return json_response({"data": {name: [
+        {"clientId": member.client_id, "remoteIP": member.peer.peer, "language": member.language,
+         "version": member.version,
+         "lastUpdateTimestamp": now - int((now_seen - member.seen) * 1000)}
+        for member in members.values()] for name, members in broker.groups.producers.items()}})
+
+
+# Asking a client ------------------------------------------------------------------------------
+
+
+def running_info(broker: Broker, call: Call) -> None:
+    """What a client says of itself."""
+    _pass_on(broker, call, b"")
+
+
+def consume_directly(broker: Broker, call: Call) -> None:
+    """Has a client consume one message now, and says how that went."""
+    text = call.fields["msgId"] or ""
+    try:
+        physical = parse_message_id(text)[2]
+    except ValueError:
+        raise Answer(Status.SYSTEM_ERROR, f"no message id: {text[:80]}") from None
+    raw = broker.raw_at(physical)
+    if raw is None:
+        raise Answer(Status.SYSTEM_ERROR, f"can not find message by the offset, {physical}")
+    _pass_on(broker, call, raw, brokerName=broker.name)
+
+
+def client_positions(broker: Broker, call: Call) -> None:
+    """How far members of a group are in a topic by their own word. Answer where none is here."""
+    wanted = call.fields
+    here = broker.groups.consumers.get(wanted["group"])
+    if here is None:
+        raise Answer(Status.SYSTEM_ERROR,
+                     f"No Any Consumer online in the consumer group: [{wanted['group']}]")
+    asked = [member for member in here.members.values()
+             if wanted["clientAddr"] in (None, "", member.client_id)][:_MOST_ASKED]
+    table: dict[str, dict[str, int]] = {}
+    heard = 0
+
+    def hear(member: Member, response: Command | None) -> None:
+        nonlocal heard
+        heard += 1
+        if response is not None and response.code == Status.SUCCESS:
+            table[member.client_id] = _positions(response.body)
+        if heard == len(asked):
+            call.reply(json_response({"consumerTable": table}))
+
+    if not asked:
+        call.reply(json_response({"consumerTable": {}}))
+    for member in asked:
+        member.peer.ask(Command(GET_CONSUMER_STATUS_FROM_CLIENT, ext={
+            "topic": wanted["topic"], "group": wanted["group"]}), partial(hear, member), PATIENCE_S)
+
+
+def _positions(body: bytes) -> dict[str, int]:
+    """Queues with what stands behind them in a client's answer: objects as keys, as they are or
+    within quotes.
+    """
+    found = {}
+    for key, offset in _POSITION.findall(body[:_LARGEST].decode("utf-8", "replace")):
+        if not offset or "queueId" not in key:
+            continue  # the name of another field
+        try:
+            queue = read_json((json.loads(key) if key[0] == '"' else key).encode())
+            found[write_json({name: queue[name] for name in _QUEUE}).decode()] = int(offset)
+        except (FrameError, ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
+    """Asks a member what was asked of the broker, and answers what it answers."""
+    group = call.fields["consumerGroup"]
+    member = _member(broker, group, call.fields["clientId"])
+
+    def then(response: Command | None) -> None:
+        if response is None:
+            call.reply(Response(code=Status.CONSUME_MSG_TIMEOUT, remark=(
+                f"consumer <{group}> <{member.client_id}> Timeout: no answer "
+                f"within {PATIENCE_S:g} s, or its connection was closed")))
+        else:
+            call.reply(Response(response.ext, (response.body,), response.code, response.remark))
+
+    member.peer.ask(Command(call.command.code, ext={**call.command.ext, **more}, body=bytes(body)),
+                    then, PATIENCE_S)
+
+
+def _member(broker: Broker, group: str, client_id: str | None) -> Member:
+    here = broker.groups.consumers.get(group)
+    member = None if here is None else here.member(client_id or "")
+    if member is None:
+        raise Answer(Status.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+    return member
+
+
+HANDLERS: Table = {
+    "INVOKE_BROKER_TO_GET_CONSUMER_STATUS": client_positions,
+    "GET_CONSUMER_CONNECTION_LIST": consumers,
+    "GET_PRODUCER_CONNECTION_LIST": producers,
+    "GET_ALL_PRODUCER_INFO": all_producers,
+    "GET_CONSUMER_RUNNING_INFO": running_info,
+    "CONSUME_MESSAGE_DIRECTLY": consume_directly,
+}

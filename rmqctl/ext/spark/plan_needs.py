@@ -1,0 +1,212 @@
+"""Find what a query's optimised plan needs of the tables: columns, and conditions on rows.
+
+Spark prunes no columns of a Python data source, and the filters that it hands to one stay with the
+relation when that is scanned again for another part of the query. So both are read from the plan
+here and become part of the relation itself: a schema and load options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.sql.options import Options
+
+_SCAN = "DataSourceV2ScanRelation"
+_THROUGH = ("Filter",)
+_ENDS = ("Project", "Aggregate")
+_NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
+"""Leaves of a plan that read nothing of a store."""
+_SIGNS = {"EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+          "LessThan": "<", "LessThanOrEqual": "<="}
+_TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_LIMITS = {"store_timestamp": ("since", "until", 0), "physical_offset": ("startPhy", "endPhy", 1)}
+"""Column -> (option of the least value, option of the greatest, what is added to the latter)."""
+_EQUALS = {"topic": "topic", "queue_id": "queueId"}
+
+
+@dataclass(slots=True)
+class Scans:
+    """What the scans of one table need: their columns, and the conditions of each scan."""
+
+    columns: set[str] = field(default_factory=set)
+    conditions: list[list[Any]] = field(default_factory=list)
+
+    def options(self, table: str, given: Mapping[str, str]) -> dict[str, str]:
+        """Return load options for the conditions that they state exactly.
+
+        Only of a table that is scanned once: a second scan may need the rows that the first one
+        leaves out. Options in ``given`` stay as they are.
+        """
+        if len(self.conditions) != 1:
+            return {}
+        chosen: dict[str, str] = {}
+        for condition in self.conditions[0]:
+            for name, text in _options_of(condition, table):
+                if name not in chosen and name.lower() not in {key.lower() for key in given}:
+                    chosen[name] = text
+        return chosen
+
+
+class _UnknownLeafError(Exception):
+    """A leaf of the plan that may read anything."""
+
+
+def needs(plan: Any) -> dict[str, Scans] | None:
+    """Return what the scans need by the source's option ``table``; None when it cannot be told.
+
+    ``plan`` is an optimised logical plan (Java). A table that is missing in the answer was
+    optimised away.
+    """
+    scans: dict[str, Scans] = {}
+    try:
+        _visit(plan, None, [], scans)
+    except _UnknownLeafError:
+        return None
+    return scans
+
+
+def _visit(node: Any, above: set[int] | None, conditions: list[Any],
+           scans: dict[str, Scans]) -> None:
+    """Collect the scans below a node.
+
+    ``above``: ids of the columns that are seen from above, None for all; ``conditions`` hold for
+    all rows of the node's output.
+    """
+    name = node.getClass().getSimpleName()
+    if name == _SCAN:
+        scan = scans.setdefault(node.relation().options().get("table"), Scans())
+        scan.conditions.append(conditions)
+        for attribute in _items(node.output()):
+            if above is None or attribute.exprId().id() in above:
+                scan.columns.add(attribute.name())
+        return
+    if name in _ENDS or (name in _THROUGH and above is not None):
+        own = {attribute.exprId().id() for attribute in _items(node.references())}
+        above = own if name in _ENDS else own | (above or set())
+    else:
+        above = None
+    children = list(_items(node.children()))
+    if not children and name.rstrip("$") not in _NO_SOURCE:
+        raise _UnknownLeafError(name)
+    below = list(_conjuncts(node.condition())) if name == "Filter" else []
+    for child in children:
+        _visit(child, above, below, scans)
+    for inner in _items(node.subqueries()):
+        _visit(inner, None, [], scans)
+
+
+def _items(several: Any) -> Iterator[Any]:
+    """Yield the elements of a Scala collection."""
+    iterator = several.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+# -- conditions -----------------------------------------------------------------------------------
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    waiting = [condition]
+    while waiting:
+        node = waiting.pop()
+        if node.getClass().getSimpleName() == "And":
+            waiting += [node.right(), node.left()]
+        else:
+            yield node
+
+
+def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
+    """Yield the options that state a condition exactly: none for anything but a column against
+    literals.
+    """
+    kind = condition.getClass().getSimpleName()
+    if kind in ("In", "InSet"):
+        column = _column(condition.children().head())
+        values = _listed(condition, kind)
+        sign = "="
+    elif kind in _SIGNS:
+        sign, (left, right) = _SIGNS[kind], (condition.left(), condition.right())
+        if _column(left) is None:
+            left, right, sign = right, left, _TURNED[sign]
+        column, values = _column(left), [_literal(right)]
+    else:
+        return
+    if column is None or not values or None in values:
+        return
+    for name, wanted in _bounds(column, sign, values):
+        text = _text(wanted, moment=name in ("since", "until"))
+        if text and _reads_back(table, name, text, wanted):
+            yield name, text
+
+
+def _listed(condition: Any, kind: str) -> list[Any]:
+    """The literals of an IN; one None in it where an element is something else."""
+    if kind == "InSet":
+        return [_plain(value) for value in _items(condition.hset())]
+    return [_literal(child) for child in _items(condition.list())]
+
+
+def _column(node: Any) -> str | None:
+    name: str | None = node.name() if node.getClass().getSimpleName() == "AttributeReference" \
+        else None
+    return name
+
+
+def _literal(node: Any) -> Any:
+    return _plain(node.value()) if node.getClass().getSimpleName() == "Literal" else None
+
+
+def _plain(value: Any) -> str | int | None:
+    """A text or a whole number of Java's; None for a null and all else."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    text = value.getClass().getSimpleName() if hasattr(value, "getClass") else ""
+    return value.toString() if text == "UTF8String" else None
+
+
+def _bounds(column: str, sign: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (option, its value): a set of texts or numbers, or a limit."""
+    if column in _EQUALS and sign == "=":
+        yield _EQUALS[column], set(values)
+    if column not in _LIMITS or len(values) != 1 or not isinstance(values[0], int):
+        return
+    least, greatest, past = _LIMITS[column]
+    if sign in ("=", ">", ">="):
+        yield least, values[0] + (sign == ">")
+    if sign in ("=", "<", "<="):
+        yield greatest, values[0] - (sign == "<") + past
+
+
+def _text(wanted: Any, *, moment: bool) -> str:
+    if isinstance(wanted, set):
+        return ",".join(map(str, wanted))
+    return _moment(wanted) if moment else str(wanted)
+
+
+def _moment(millis: int) -> str:
+    """The time as a text that does not depend on the number of its digits; nothing out of range."""
+    try:
+        return datetime.fromtimestamp(millis // 1000, UTC).replace(
+            microsecond=millis % 1000 * 1000).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
+    """Whether the option's text means the condition that it was made for, and no other."""
+    try:
+        read = Options.of({"table": table, "path": "/", name: text}).filters
+    except UsageError:
+        return False
+    if name == "topic":
+        return all(isinstance(value, str) and "\ufffd" not in value for value in wanted) and (
+            read.topics == frozenset(value.encode() for value in wanted))
+    meant: dict[str, Any] = {"queueId": read.queue_ids, "since": read.since, "until": read.until,
+                             "startPhy": read.start, "endPhy": read.end}
+    return bool(wanted == meant[name])

@@ -1,0 +1,259 @@
+"""A pool of Spark's: tasks are worked on by executors, results come back to the driver in order.
+
+Small tasks share a Spark task (`packed`); a result is one pickled value, which the Java side passes
+on without looking at it. The function and the tasks are sent once (broadcast). Spark tries a task
+again that failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same
+work in the same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer
+to start.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, chdir, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from rmqctl import kernel
+from rmqctl.checks.verify.log.ranges import Range as VerifyRange
+from rmqctl.errors import JobError, RmqctlError
+from rmqctl.ext.spark.session import log_of
+from rmqctl.sql.planning import OPENING, SMALLEST
+from rmqctl.store.log.ranges import Range
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+Watch = Callable[[int, int], None]
+"""(tasks done, tasks in all, as far as they are known)"""
+STORE = 1 << 20
+"""Bytes that a task counts whose size is not known: a small store."""
+POLL = 0.1
+"""Seconds between two looks."""
+_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
+"""The last line of a Python traceback."""
+_SIGNS = (
+    ("crashed", "a Python worker was killed again and again (out of memory?)"),
+    ("ExecutorLostFailure", "executors were lost again and again (out of memory?)"),
+    ("maxResultSize", "the results are larger than spark.driver.maxResultSize"),
+    ("No space left on device", "no space left on the device (Spark's local folder?)"),
+    ("cancelled", "the Spark job was cancelled"),
+)
+
+
+class SparkPool:
+    """A `rmqctl.store.log.ranges.Pool` on a Spark session.
+
+    ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
+    ``kernels``: those that tasks were worked on with so far (`rmqctl.kernel.name`).
+    """
+
+    def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:
+        self.spark, self.watch = spark, watch
+        self.jobs = max(1, spark.sparkContext.defaultParallelism)
+        self.kernels: set[str] = set()
+
+    def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """See `Pool.run`. Interrupted, the Spark job is cancelled."""
+        known = list(tasks)
+        if not known:
+            return
+        for task, pickled in zip(known, self._results(work, known), strict=True):
+            used, value = pickle.loads(pickled)  # noqa: S301  # from this program's workers
+            self.kernels.add(used)
+            if isinstance(value, _Failed):
+                raise value.error
+            yield task, value
+
+    def _results(self, work: Callable[[T], R], tasks: list[T]) -> list[bytes]:
+        from pyspark import cloudpickle
+
+        context = self.spark.sparkContext
+        dumps: Callable[[Any], bytes] = cloudpickle.dumps
+        sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
+        try:
+            results = self._collected(context, _Worker(sent, os.getcwd()),
+                                      packed([weight(task) for task in tasks], self.jobs))
+        finally:
+            sent.unpersist()
+        return results
+
+    def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
+            bytes]:
+        """Runs the job in a thread, so that this one can show progress and be interrupted."""
+        count = packs[-1].stop
+        group = new_group()
+        outcome: list[Any] = []
+
+        def job() -> None:
+            context.setJobGroup(group, "rmqctl", interruptOnCancel=True)
+            try:
+                outcome.append(context.parallelize(packs, len(packs)).flatMap(worker).collect())
+            except BaseException as error:  # noqa: BLE001  # raised again in the other thread
+                outcome.append(error)
+
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=job, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(POLL)
+                if self.watch is not None:
+                    self.watch(min(len(packs), tasks_of(context, group)[0]), len(packs))
+        except BaseException:
+            context.cancelJobGroup(group)
+            thread.join(20)
+            raise
+        result = outcome[0]
+        if isinstance(result, BaseException):
+            raise failure(result, log_of(self.spark)) from None
+        if len(result) != count:
+            raise JobError(f"Spark gave {len(result)} results for {count} tasks")
+        if self.watch is not None:
+            self.watch(len(packs), len(packs))
+        results: list[bytes] = result
+        return results
+
+
+class _Failed:
+    """An error that a task's work ended with, to be raised by the driver."""
+
+    def __init__(self, error: RmqctlError) -> None:
+        self.error = error
+
+
+class _Worker:
+    """What runs on an executor: the numbers of tasks in, pickled their kernels and results out.
+
+    Relative paths mean there what they mean at the driver, if its folder is there, too.
+    """
+
+    def __init__(self, sent: Any, folder: str) -> None:
+        self._sent, self._folder = sent, folder
+
+    def __call__(self, numbers: range) -> Iterator[bytes]:
+        work, tasks = self._sent.value
+        do = pickle.loads(work)  # noqa: S301
+        with ExitStack() as held:
+            with suppress(OSError):
+                held.enter_context(chdir(self._folder))
+            for number in numbers:
+                used = ""
+                try:
+                    used = kernel.name()  # demanded and missing, it is an error of the task
+                    answer = do(pickle.loads(tasks[number]))  # noqa: S301
+                except RmqctlError as error:
+                    answer = _Failed(error)
+                yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """A task that knows about how many bytes it reads."""
+
+    @property
+    def weight(self) -> int: ...
+
+
+def weight(task: Any) -> int:
+    """About how many bytes a task reads: a range's, with what opening its file costs."""
+    if isinstance(task, Range | VerifyRange):
+        return max(task.end - task.start, 0) + OPENING
+    if isinstance(task, Weighed):
+        return task.weight + OPENING
+    return STORE
+
+
+def packed(weights: Sequence[int], jobs: int) -> list[range]:
+    """Cut tasks, by their weights, into runs that are one task of Spark each.
+
+    Four for each job while they weigh little: starting a task of Spark costs as much as reading
+    megabytes. A run ends at `SMALLEST` bytes.
+    """
+    enough = min(SMALLEST, max(sum(weights) // (4 * jobs), 1))
+    packs, start, held = [], 0, 0
+    for number, one_weight in enumerate(weights):
+        held += one_weight
+        if held >= enough:
+            packs.append(range(start, number + 1))
+            start, held = number + 1, 0
+    if start < len(weights):
+        packs.append(range(start, len(weights)))
+    return packs
+
+
+def failure(error: BaseException, log: str | None) -> BaseException:
+    """What a user should read of a Spark job that failed."""
+    if not isinstance(error, Exception):
+        return error
+    text = str(error)
+    where = f" (Spark's messages: {log})" if log else ""
+    for sign, words in _SIGNS:
+        if sign in text:
+            return JobError(words + where)
+    tracebacks = _PYTHON.findall(text)
+    if tracebacks:
+        name, words = tracebacks[-1]
+        said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
+        return JobError(f"the Spark job failed: {said}{where}")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return JobError(f"the Spark job failed: {first or type(error).__name__}{where}")
+
+
+# -- how far Spark has come, from its status tracker ----------------------------------------------
+
+
+def new_group() -> str:
+    """A name for a group of jobs."""
+    return f"rmqctl-{uuid.uuid4().hex}"
+
+
+def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
+    """(tasks done, tasks in all) of the stages of a group's jobs that have begun.
+
+    One that Spark skips, because an earlier job has done it, never begins.
+    """
+    status, done, count = context.statusTracker(), 0, 0
+    for job in status.getJobIdsForGroup(group):
+        info = status.getJobInfo(job)
+        for stage in info.stageIds if info is not None else ():
+            known = status.getStageInfo(stage)
+            if known is not None and (known.numCompletedTasks or known.numActiveTasks):
+                done += known.numCompletedTasks
+                count += known.numTasks
+    return done, count
+
+
+@contextmanager
+def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
+    """``watch`` hears of the tasks of everything this thread has Spark do meanwhile.
+
+    What is under way is cancelled when this is left by an exception.
+    """
+    context, group, over = spark.sparkContext, new_group(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(POLL):
+            with suppress(Exception):  # a look that fails must not end the work
+                watch(*tasks_of(context, group))
+
+    context.setJobGroup(group, "rmqctl", interruptOnCancel=True)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            context.cancelJobGroup(group)
+        raise
+    finally:
+        over.set()
+        thread.join()

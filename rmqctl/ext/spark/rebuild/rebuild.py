@@ -1,0 +1,280 @@
+"""Consumequeues and index made anew from the log on a pool of workers, as files in the scratch
+folder: the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild` makes.
+
+First every range of the log is read by a task that spools what it derived, by group of queues;
+then tasks write the queues of a group, or some index files, out of the spools in log order. The
+driver only checks the seams between ranges, keeps count, and moves folders. Stores and scratch
+folder must be seen by all workers under the same paths; spools take some 60 bytes of the scratch
+folder's disk for each message, until the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.dispatch.index import next_name
+from rmqctl.errors import StoreIOError
+from rmqctl.ext.spark.rebuild.groups import Grouping
+from rmqctl.ext.spark.rebuild.index_tasks import Index, index_tasks, shape_of
+from rmqctl.ext.spark.rebuild.tasks import Group, Job, Made, Spooled, make, spool
+from rmqctl.files.durable import failed, make_folders, move
+from rmqctl.formats.local import names
+from rmqctl.repair.plan import Plan, Watch
+from rmqctl.repair.rebuild import index, seed
+from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.rebuild import (
+    BOTH,
+    CONSUMEQUEUE,
+    INDEX,
+    RebuildProgress,
+    Rebuilt,
+    log_size,
+    wanted_parts,
+)
+from rmqctl.repair.recover import RecoverOptions, plan_recover
+from rmqctl.repair.scratch import DERIVED, Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.ranges import Pool, in_order, split
+from rmqctl.store.store import Store
+
+FOLDER = "pipeline"
+"""The folder in the scratch folder for spools and what tasks make."""
+_STEP = 8 << 20
+_SMALLEST, _LARGEST = 16 << 20, 1 << 30
+_TASKS_PER_JOB = 4
+_MOST_GROUPS = 1024
+_READING = 0.7
+"""The part of the work that reading the log counts for."""
+
+
+def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
+                 partitions: int | None = None) -> Plan:
+    """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
+    with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how many
+    ranges the log is cut. Raises what `plan_recover` raises.
+    """
+    range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
+    making = partial(rebuild_on, pool, range_size=range_size)
+    return plan_recover(root, scratch, replace(options, only=options.only & BOTH), watch, making)
+
+
+def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
+               scratch: Scratch, *, only: Collection[str] = BOTH, topic: str | None = None,
+               queue: int | None = None, jobs: int = 1,  # noqa: ARG001  # the pool has its own
+               progress: Callable[[int], None] | None = None,
+               batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
+               range_size: int | None = None, groups: int | None = None) -> Rebuilt:
+    """See `rmqctl.repair.rebuild.rebuild.rebuild`; but what an interrupted run made is not used
+    again.
+
+    ``range_size``: bytes of log for each task (by default what suits log and pool); ``groups``:
+    into how many tasks the queues are divided. Neither changes a byte of what comes out.
+    StoreIOError also where a worker does not see what the driver sees.
+    """
+    run = _Run(pool, parts, root, settings, scratch, wanted_parts(only, topic, settings), topic,
+               queue, frozenset(batch_topics), log_end, groups)
+    return run.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
+
+
+def log_bytes(root: str, options: RecoverOptions) -> int:
+    """Bytes of a store's log. StoreIOError, NotAStoreError; UnsupportedError for a store of a
+    layout that nothing is planned for, before Spark is started.
+    """
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        store.layout.require_writable(root, options.writes, made_anew=True)
+        return sum(file.size for file in store.log.files)
+
+
+def default_range_size(size: int, jobs: int) -> int:
+    """Bytes of log for each task: some tasks for each worker, none too small or too large."""
+    wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
+    step = _STEP
+    return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
+
+
+class _Share:
+    """Tells of progress: reading the log is the first part of the bytes, writing the rest."""
+
+    def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
+        self._progress, self._total, self._reported, self._read = progress, total, 0, 0
+
+    def read(self, count: int) -> None:
+        self._read += count
+        self._tell(_READING * self._read)
+
+    def written(self, done: int, tasks: int) -> None:
+        self._tell(self._total * (_READING + (1 - _READING) * done / tasks))
+
+    def _tell(self, upto: float) -> None:
+        more = min(int(upto), self._total) - self._reported
+        if self._progress is not None and more > 0:
+            self._progress(more)
+            self._reported += more
+
+
+class _Run:
+    """One rebuild on a pool."""
+
+    def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
+                 scratch: Scratch, wanted: frozenset[str], topic: str | None, queue: int | None,
+                 batch_topics: frozenset[str], log_end: int | None, groups: int | None) -> None:
+        self._pool, self._scratch = pool, scratch
+        self._parts = [part if part.path is None else replace(part, path=os.path.abspath(part.path))
+                       for part in parts]
+        self._root, self._settings = root, settings
+        self._only, self._topic, self._queue = wanted, topic, queue
+        self._log_end = log_end
+        self._log_min = parts[0].base if parts else 0
+        self._folder = scratch.path(FOLDER)
+        count = max(1, min(groups or self._groups(), _MOST_GROUPS))
+        self._grouping = Grouping(count, topic, queue, settings.lmq)
+        self._job = Job(os.path.abspath(root), os.path.abspath(self._folder),
+                        replace(settings, message_index=INDEX in wanted), self._grouping,
+                        CONSUMEQUEUE in wanted, self._log_min, log_end, batch_topics)
+
+    def _groups(self) -> int:
+        return 2 * self._pool.jobs if self._pool.jobs > 1 else 1
+
+    def rebuilt(self, range_size: int | None, share: _Share) -> Rebuilt:
+        self._last_index = ""
+        self._scratch.clear()
+        _remove(self._folder)
+        make_folders(self._folder, durable=False)
+        try:
+            read = self._read(range_size, share)
+            expired = Expired()
+            if INDEX in self._only:
+                expired = index.expired(self._job.root, shape_of(self._settings),
+                                                self._log_min)
+            indexes = self._index_tasks(expired, read.keys)
+            outcomes = self._write(indexes, share)
+        finally:
+            _remove(self._folder)
+        # The log's figures from those who read it, the rows' from those who wrote queues.
+        done = RebuildProgress(read.messages, read.last, read.end, read.newest, read.damage,
+                               logics=read.logics)
+        next_offsets: dict[QueueKey, int] = {}
+        for written in outcomes:
+            done.gaps += written.gaps
+            done.refused += written.refused
+            done.unplaceable += written.unplaceable
+            done.repeated += written.repeated
+            next_offsets.update(written.next_offsets)
+        return Rebuilt.of(
+            done, root=self._root, scratch=self._scratch, settings=self._job.settings,
+            only=self._only, topic=self._topic, queue=self._queue, log_min=self._log_min,
+            log_end=self._log_end, next_offsets=next_offsets, expired=expired,
+            index_timestamp=outcomes[len(indexes) - 1].index_timestamp if indexes else 0)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _read(self, range_size: int | None, share: _Share) -> Spooled:
+        """Spools the log. The sum of all; the names of the spools go into the manifest."""
+        size = range_size or default_range_size(log_size(self._parts, self._log_end),
+                                                self._pool.jobs)
+        total = Spooled()
+        ranges = split(self._parts, size, self._log_min, self._log_end)
+        try:
+            with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
+                    in_order(partial(spool, self._job), ranges, pool=self._pool)) as results:
+                for part, spooled in results:
+                    _refuse_blind(spooled.refused)
+                    self._check_spool(spooled)
+                    manifest.write(f"{spooled.spool} {spooled.keys}\n")
+                    _add(total, spooled)
+                    share.read(part.length)
+        except OSError as error:
+            raise failed(error, self._job.manifest, "write") from None
+        return total
+
+    def _check_spool(self, spooled: Spooled) -> None:
+        """StoreIOError where the driver does not see what a worker wrote."""
+        path = os.path.join(self._folder, spooled.spool)
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            size = -1
+        if size != spooled.size:
+            raise StoreIOError(f"{path}: a worker wrote it and the driver does not see it; "
+                               "workers and driver must see stores and scratch folder under the "
+                               "same paths")
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _index_tasks(self, expired: Expired, entries: int) -> list[Index]:
+        if INDEX not in self._only:
+            return []
+        return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
+
+    def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
+        """What the tasks made, those of the index first."""
+        tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
+        outcomes: list[Made] = []
+        with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
+            for _, outcome in results:
+                _refuse_blind(outcome.troubles)
+                self._take(outcome)
+                outcomes.append(outcome)
+                share.written(len(outcomes), len(tasks))
+        return outcomes
+
+    def _group_tasks(self) -> Iterable[Group]:
+        if CONSUMEQUEUE not in self._only:
+            return
+        seeds: dict[int, list[tuple[StoreFile, int]]] = {}
+        for file, used in seed.expired_batches(
+                self._job.root, self._settings.batch_consumequeue_file_size, self._log_min):
+            folder, queue_id = os.path.split(os.path.dirname(file.path))
+            key = os.path.basename(folder), int(queue_id)
+            seeds.setdefault(self._grouping.of(key), []).append((file, used))
+        for number in range(self._grouping.count):
+            yield Group(number, tuple(seeds.get(number, ())))
+
+    def _take(self, outcome: Made) -> None:
+        """Moves what a task made to where a rebuild makes it: whole queues, or index files."""
+        for kind in DERIVED:
+            top = os.path.join(self._folder, outcome.folder, kind)
+            if kind == INDEX:
+                for file in listing(top, names.INDEX_DIGITS).files:
+                    # Whatever the clock of a worker said, order of names is order of age.
+                    if file.name <= self._last_index:
+                        self._last_index = next_name(self._last_index)
+                    else:
+                        self._last_index = file.name
+                    move(file.path, self._scratch.path(kind, self._last_index), durable=False)
+                continue
+            for topic in listing(top).folders:
+                for queue in listing(os.path.join(top, topic)).folders:
+                    move(os.path.join(top, topic, queue), self._scratch.path(kind, topic, queue),
+                         durable=False)
+
+
+def _add(total: Spooled, spooled: Spooled) -> None:
+    """Takes in what a later range gave."""
+    total.append(spooled)
+    total.logics = spooled.logics or total.logics
+    total.keys += spooled.keys
+
+
+def _refuse_blind(refused: Sequence[str]) -> None:
+    """No plan is made of half a view: a worker went on without a file the system refused it."""
+    if refused:
+        raise StoreIOError(refused[0])
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _closing(results: Iterator[Any]) -> AbstractContextManager[Any]:
+    """Ends what is under way when it is left, if the pool's iterator can."""
+    return closing(results) if isinstance(results, Generator) else nullcontext(results)

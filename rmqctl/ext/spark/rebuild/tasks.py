@@ -1,0 +1,235 @@
+"""The tasks of a rebuild: those that read the log, and those that write queues and index.
+
+A task may run more than once, and anywhere: what it writes has a name of its own each time, below
+the scratch folder, and counts only once the driver has the name.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.dispatch.derive import Derived
+from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.errors import StoreIOError, noting_refusals
+from rmqctl.export.staging import refuse_unseen
+from rmqctl.ext.spark.rebuild.groups import (
+    INDEX_COLUMNS,
+    ROW_COLUMNS,
+    Grouping,
+    Splitter,
+    index_columns,
+    rows_of,
+    there,
+)
+from rmqctl.ext.spark.rebuild.index_tasks import Index, Segment, begin, write_index
+from rmqctl.ext.spark.rebuild.spool import SpoolWriter, segments
+from rmqctl.files.durable import failed
+from rmqctl.repair.rebuild import seed
+from rmqctl.repair.rebuild.derived_range import LogSummary, derive
+from rmqctl.repair.rebuild.kept import KeptEntries
+from rmqctl.repair.rebuild.seed import OldUnits
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.ranges import Range
+
+MOST_HELD = 32 << 20
+"""Bytes of derived columns that a task gathers before it spools them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all tasks of a rebuild know. ``folder``: below the scratch folder, for spools and what
+    is made of them. ``rows`` and ``settings.message_index`` say what is wanted.
+    """
+
+    root: str
+    folder: str
+    settings: Settings
+    grouping: Grouping
+    rows: bool
+    log_min: int
+    log_end: int | None
+    batch_topics: frozenset[str]
+
+    @property
+    def manifest(self) -> str:
+        """The file that lists the spools which count, in log order."""
+        return os.path.join(self.folder, "spools")
+
+
+# -- reading the log ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Spooled(LogSummary):
+    """What a range of the log gave: a `DerivedRange` without its columns, which are in ``spool``.
+
+    ``logics``: store time of the last message with a row, 0 without any. ``keys``: how many index
+    entries the spool has.
+    """
+
+    first: int = 0
+    position: int = 0
+    logics: int = 0
+    keys: int = 0
+    spool: str = ""
+    size: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def spool(job: Job, part: Range[LogPart]) -> Spooled:
+    """Derives what a stretch leads to, and spools it by group. StoreIOError."""
+    with noting_refusals() as refused:
+        writer = SpoolWriter(job.folder)
+        try:
+            sink = _Sink(job, writer)
+            with KeptEntries.of(job.root, job.settings) as kept:
+                derived = derive(job.settings, job.rows, job.log_end, kept, part, sink.take)
+            sink.flush()
+            size = writer.finish()
+        finally:
+            writer.close()
+    return Spooled(derived.messages, derived.last, derived.end, derived.newest, derived.damage,
+                   derived.first, derived.position, sink.logics, sink.keys,
+                   os.path.basename(writer.path), size, refused)
+
+
+class _Sink:
+    """Gathers batches, so that segments are long."""
+
+    def __init__(self, job: Job, writer: SpoolWriter) -> None:
+        self._job, self._writer = job, writer
+        self._splitter = Splitter(job.grouping)
+        self._held: list[Derived] = []
+        self._size = 0
+        self.logics = self.keys = 0
+
+    def take(self, derived: Derived) -> None:
+        self._held.append(derived)
+        self._size += sum(column.nbytes for column in _arrays(derived))
+        rowed = derived.rowed.nonzero()[0]
+        if len(rowed):
+            self.logics = int(derived.store_timestamp[rowed[-1]])
+        if self._size >= MOST_HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._held:
+            if self._job.rows:
+                for group, columns in self._splitter.split(self._held):
+                    self._writer.add(group, columns)
+            keys = index_columns(self._held)
+            if keys is not None:
+                self.keys += len(keys[2])
+                self._writer.add(self._job.grouping.index, keys)
+        self._held, self._size = [], 0
+
+
+def _arrays(derived: Derived) -> Iterator[Array]:
+    yield from (derived.topic, derived.queue_id, derived.queue_offset, derived.physical,
+                derived.size,
+                derived.store_timestamp, derived.tags)
+    if derived.key_row is not None and derived.key_hash is not None:
+        yield from (derived.key_row, derived.key_hash)
+    if derived.further is not None:
+        yield from (derived.further.message, derived.further.name, derived.further.offset)
+    if derived.inner is not None:
+        yield from derived.inner
+
+
+# -- writing queues and index ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of queues to write. ``batches``: what `rebuild_seed.expired_batches` found of it."""
+
+    number: int
+    batches: tuple[tuple[StoreFile, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Made:
+    """What a task wrote below ``folder`` (a name in the job's folder); figures as of `Rebuilt`."""
+
+    folder: str
+    gaps: int = 0
+    refused: int = 0
+    unplaceable: int = 0
+    index_timestamp: int = 0
+    next_offsets: dict[QueueKey, int] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+    repeated: int = 0
+
+
+def make(job: Job, task: Group | Index) -> Made:
+    """Writes the queues of a group, or the index, out of the spools in log order. StoreIOError."""
+    refuse_unseen(job.manifest)
+    name = uuid.uuid4().hex
+    try:
+        os.mkdir(os.path.join(job.folder, name))  # not those above: then nobody waits for it
+    except OSError as error:
+        raise failed(error, os.path.join(job.folder, name), "make the folder") from None
+    with noting_refusals() as refused, Scratch(job.folder, name, keep=True) as scratch:
+        outcome = (_make_group(job, task, scratch) if isinstance(task, Group)
+                   else _make_index(job, task, scratch))
+    outcome.folder, outcome.troubles = name, refused
+    return outcome
+
+
+def _make_group(job: Job, group: Group, scratch: Scratch) -> Made:
+    for file, used in group.batches:
+        seed.seed_batch(job.root, file, used, scratch)
+    recall = OldUnits(job.root) if job.settings.consumequeue_ext else None
+    dispatcher = Dispatcher(
+        scratch.root, replace(job.settings, message_index=False), lambda: 0,
+        job.batch_topics.__contains__, wanted=lambda key: job.grouping.of(key) == group.number,
+        recall=recall)
+    with ExitStack() as held:
+        held.callback(dispatcher.close)
+        for columns in _segments(job, _spools(job), group.number, ROW_COLUMNS):
+            dispatcher.apply(rows_of(columns))
+        outcome = Made("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
+                       dispatcher.next_offsets(), repeated=dispatcher.repeated)
+    seed.take_over(job.root, scratch, job.settings.consumequeue_file_size, job.log_min)
+    return outcome
+
+
+def _make_index(job: Job, index_task: Index, scratch: Scratch) -> Made:
+    spools = _spools(job)
+    first, key_row = begin([keys for _, keys in spools], index_task)
+
+    def read() -> Iterator[Segment]:
+        for columns in _segments(job, spools[first:], job.grouping.index, INDEX_COLUMNS):
+            physical, when, row, key_hash = map(there, columns)
+            yield physical, when, row, key_hash
+
+    return Made("", index_timestamp=write_index(job.settings, job.log_min, index_task, read(),
+                                                key_row,
+                                                scratch))
+
+
+def _spools(job: Job) -> list[tuple[str, int]]:
+    """(name, index keys) of the spools that count, in log order."""
+    try:
+        with open(job.manifest, encoding="ascii") as listed:
+            return [(name, int(keys)) for name, keys in map(str.split, listed)]
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, job.manifest, "read") from None
+
+
+def _segments(job: Job, spools: Iterable[tuple[str, int]], group: int, count: int) -> Iterator[
+        list[Array | None]]:
+    """The segments of a group in log order."""
+    for name, _ in spools:
+        path = os.path.join(job.folder, name)
+        refuse_unseen(path)
+        yield from segments(path, group, count)

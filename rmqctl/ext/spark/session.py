@@ -1,0 +1,260 @@
+"""A quiet Spark session: on this machine, or on a cluster that is there already.
+
+Spark's own words go into a file, which is named when something fails and removed when all is
+well. Workers get the package (``rmqctl``) and its kernel from the driver; what it needs (numpy,
+pyarrow, isal, construct) has to be installed for the Python that runs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmqctl import kernel
+from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError, require
+from rmqctl.ext.spark.versions import has_source, require_jobs
+from rmqctl.files.named import open_to_append
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGE = Path(__file__).resolve().parents[2]
+_COMPANION = "pyspark_rocketmq"
+_SOURCES = (".py", ".pyx", ".pxi", ".toml")
+_TRIES = 4
+"""Times a task is tried, on one machine as on a cluster."""
+_LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
+_MASTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
+NO_JAVA = ("Spark needs Java 17 or newer and none was found: install a JRE (on Debian: "
+           "apt install openjdk-17-jre-headless) or set JAVA_HOME; the local engine needs none")
+_LOG_SETTINGS = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
+"""
+
+
+def workers_of(master: str) -> int | None:
+    """How many tasks ``local[...]`` works on at a time; None for a cluster. UsageError."""
+    match = _LOCAL.match(master.strip())
+    if match is None:
+        if not master.startswith(_MASTERS):
+            raise UsageError(f"--master {master}: neither local[N], spark://HOST:PORT, yarn nor "
+                             "k8s://URL")
+        return None
+    threads = match[2] or "1"
+    count = len(os.sched_getaffinity(0)) if threads == "*" else int(threads)
+    if not count:
+        raise UsageError(f"--master {master}: no worker at all")
+    return count
+
+
+@contextlib.contextmanager
+def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
+            log: str | None = None) -> Iterator[SparkSession]:
+    """A Spark session, stopped at the end.
+
+    ``conf`` are Spark's own settings and win. ``log``: where Spark's messages go; by default a
+    file that is removed unless something fails. UnsupportedError without Java, JobError when
+    the session does not come up; both name what to do. MissingExtraError. RefusedError,
+    StoreIOError for the log.
+    """
+    require("pyspark", "pyarrow")
+    require_jobs()
+    workers = workers_of(master)
+    if log is not None:
+        os.close(open_to_append(log))  # before anybody else opens it by its name
+    with contextlib.ExitStack() as held:
+        folder = tempfile.mkdtemp(prefix="rmqctl-spark-")
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        own_log = log is not None
+        file = log or _log_file()
+        held.enter_context(_logging_to(file))
+        try:
+            settings = _settings(folder, file, workers, conf or {})
+            spark = _start(master, workers, settings, file, held)
+            if workers is None:
+                spark.sparkContext.addPyFile(package_zip(folder))
+                module = kernel.chosen()
+                if module is not None:  # beside the archive, from which it cannot be loaded
+                    spark.sparkContext.addFile(str(module.__file__))
+            spark.rmqctl_log = file  # type: ignore[attr-defined]  # for whoever reports a failure
+            yield spark
+        except BaseException as error:
+            # Kept where the message names it, and where nobody foresaw what happened.
+            own_log = own_log or file in str(error) or (
+                isinstance(error, Exception) and not isinstance(error, RmqctlError))
+            raise
+        finally:
+            held.close()
+            if not own_log:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+
+
+@contextlib.contextmanager
+def _logging_to(file: str) -> Iterator[None]:
+    """What py4j and pyspark log on the Python side (a traceback at Ctrl-C) goes there, too."""
+    handler = logging.FileHandler(file, delay=True)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def log_of(spark: Any) -> str | None:
+    """The file with Spark's own messages."""
+    log: str | None = getattr(spark, "rmqctl_log", None)
+    return log
+
+
+def package_zip(folder: str) -> str:
+    """This package as one archive, for workers which have not installed it.
+
+    With the source of the kernel, by which a compiled one is known to be of this package.
+    """
+    target = os.path.join(folder, "rmqctl.zip")
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for top in (PACKAGE, PACKAGE.parent / _COMPANION):
+            for file in sorted(top.rglob("*")):
+                if file.suffix in _SOURCES:
+                    archive.write(file, file.relative_to(PACKAGE.parent))
+    return target
+
+
+def _log_file() -> str:
+    fd, file = tempfile.mkstemp(prefix="rmqctl-spark-", suffix=".log")
+    os.close(fd)
+    return file
+
+
+def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, str]) -> dict[
+        str, str]:
+    """What Spark is told. The reasons are in docs/pipeline.md."""
+    log_settings = os.path.join(folder, "log4j2.properties")
+    Path(log_settings).write_text(_LOG_SETTINGS.format(log=log), encoding="utf-8")
+    java = f"-Dlog4j2.configurationFile=file:{log_settings}"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.task.maxFailures": str(_TRIES),
+    }
+    if kernel.VARIABLE in os.environ:
+        settings[f"spark.executorEnv.{kernel.VARIABLE}"] = os.environ[kernel.VARIABLE]
+    if workers is not None:
+        # The work is done in Python: a small heap and a compiler that starts fast are enough.
+        java += " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:NewRatio=1 -Xss4m"
+        settings |= {"spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1",
+                     "spark.driver.bindAddress": "127.0.0.1",
+                     "spark.python.daemon.module": "rmqctl.ext.spark.daemon"}
+    own = given.get("spark.driver.extraJavaOptions")
+    settings |= given
+    settings["spark.driver.extraJavaOptions"] = f"{java} {own}" if own else java
+    return settings
+
+
+def _start(master: str, workers: int | None, settings: Mapping[str, str], log: str,
+           held: contextlib.ExitStack) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _show_package()
+    # What pyspark has to say of versions of pandas is nothing a user of rmqctl can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    from rmqctl.ext.spark import register
+
+    if SparkContext._active_spark_context is not None:
+        raise JobError("a Spark session is active in this process already")
+    real = f"local[{workers},{_TRIES}]" if workers is not None else master
+    settings_of_spark = SparkConf().setMaster(real).setAppName("rmqctl").setAll(
+        list(settings.items()))
+    out = held.enter_context(os.fdopen(open_to_append(log), "ab"))  # as long as Spark
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        launch: Any = launch_gateway
+        gateway = launch(settings_of_spark, {"stdout": out, "stderr": out})
+        held.callback(_end_gateway, gateway)
+        context = SparkContext(conf=settings_of_spark, gateway=gateway)
+        held.callback(_stop, context)
+        spark = SparkSession(context)  # a cluster that does not answer is noticed as late as here
+        if has_source():  # Spark's own search fails where Python's path contains a space
+            register(spark)
+    except Exception as error:  # noqa: BLE001  # of py4j, of pyspark, of the system
+        raise _not_started(error, master, log) from None
+    else:
+        return spark
+    finally:
+        # SparkContext answers Ctrl-C itself; here it is the program that does.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _show_package() -> None:
+    """Lets Spark's Python processes on this machine find the package where it is not installed."""
+    root = str(PACKAGE.parent)
+    known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if root not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *known])
+
+
+def _not_started(error: Exception, master: str, log: str) -> Exception:
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        return UnsupportedError(NO_JAVA)
+    text = Path(log).read_text(encoding="utf-8", errors="replace")
+    if "UnsupportedClassVersionError" in text:
+        return UnsupportedError(f"Spark needs Java 17 or newer; {java} is older")
+    if "All masters are unresponsive" in text:
+        return JobError(f"no cluster answers at {master} (Spark's messages: {log})")
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return JobError(f"Spark did not start with --master {master}: {first} (its messages: "
+                        f"{log})")
+
+
+def _stop(context: Any) -> None:
+    with contextlib.suppress(Exception):
+        context.stop()
+
+
+def _end_gateway(gateway: Any) -> None:
+    """Ends the Java process and forgets it, so that a later session can start anew."""
+    from pyspark import SparkContext
+
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    process = gateway.proc
+    with contextlib.suppress(Exception):
+        process.stdin.close()  # at which the Java process ends
+        try:
+            process.wait(20)
+        except Exception:  # noqa: BLE001  # whatever it is, it has to go
+            process.kill()
+            process.wait()
+    SparkContext._gateway = None
+    SparkContext._jvm = None

@@ -1,0 +1,56 @@
+"""Refuse to answer from stores that are known to have lost messages, as Spark's Kafka source does.
+
+`refuse_losses` runs in the driver before anything is read, `refuse_damage` in a task where the log
+is damaged. `failOnDataLoss` is true unless the reader says that what is left is enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from rmqctl.checks.preflight.missing import missing
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.frames import ZERO, Span
+from rmqctl.sql.options import Options
+from rmqctl.sql.schema import FRAMES, MESSAGES
+from rmqctl.store.store import Store
+
+SWITCH = "failOnDataLoss"
+
+
+def refuse_losses(options: Options) -> None:
+    """Raise StoreIOError when a store that is read as messages or frames has lost some.
+
+    Nothing is looked at with ``failOnDataLoss=false``, nor for other tables.
+    """
+    if not options.fail_on_loss or options.table not in (MESSAGES, FRAMES):
+        return
+    lost = list(losses(options.stores(), options.log_folders))
+    if lost:
+        raise StoreIOError(f"{'; '.join(lost)}. The answer would lack them: bring back the missing "
+                           f"files, or set {SWITCH}=false to read what is left")
+
+
+def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each store of which messages are known to be missing."""
+    for path in paths:
+        with Store.open(os.path.abspath(path), log_folders) as store:
+            lost = missing(store, damaged=False).total
+            if lost:
+                yield f"{path}: {lost:,} messages of the log are lost"
+            elif any(store.log.gaps()):
+                yield f"{path}: log files are missing between others"
+
+
+def damage_text(path: str, span: Span) -> str:
+    """A sentence for a place of a log file that holds no message where there was one."""
+    why = f" ({span.reason})" if span.reason else ""
+    what = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{why}")
+    return f"{path}: {what} at physical offset {span.offset}: {span.length:,} bytes are not read"
+
+
+def refuse_damage(path: str, span: Span) -> None:
+    """Raise StoreIOError for a damaged place of a log file."""
+    raise StoreIOError(f"{damage_text(path, span)}. `rmqctl doctor` says what can be repaired; "
+                       f"{SWITCH}=false reads what is left")

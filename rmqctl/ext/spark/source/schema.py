@@ -1,0 +1,52 @@
+"""The columns of the tables as Spark sees them."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rmqctl.errors import UsageError
+from rmqctl.sql.schema import ONLY_ASKED, columns
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def default(table: str, body: bool = True) -> StructType:
+    """The schema of a table for which none was given."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(pa.schema([
+        pa.field(name, kind) for name, kind in columns(table, body).items()
+        if name not in ONLY_ASKED]))
+
+
+def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
+    """(the Arrow schema Spark expects, the names of our columns) for a schema that was asked for.
+
+    Names count without regard to case, as they do for Spark. UsageError names the columns which
+    do not exist or have other types.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+
+    known = columns(table, body)
+    by_name = {name.lower(): name for name in known}
+    names: list[str] = []
+    wrong: list[str] = []
+    for field in schema.fields:
+        name = by_name.get(field.name.lower())
+        if name is None:
+            wrong.append(f"{field.name} (there is none)")
+            continue
+        names.append(name)
+        kind = from_arrow_type(known[name]).simpleString()
+        if field.dataType.simpleString() != kind:
+            wrong.append(f"{field.name} ({field.dataType.simpleString()}, is {kind})")
+    if wrong:
+        raise UsageError(f"the table {table} cannot have these columns: {', '.join(wrong)}; "
+                         f"it has {', '.join(known)}")
+    # PySpark 4.0 and 4.1 take UTC without being told.
+    zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone), names

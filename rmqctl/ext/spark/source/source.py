@@ -1,0 +1,84 @@
+"""The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
+
+Spark makes these objects in Python processes of its own, pickles them and reads on executors, so
+they hold plain values only. Spark does not prune columns: name few with ``.schema("topic string,
+...")``. The reader takes no filters from Spark, whatever the session's settings are: Spark (4.1 to
+4.3) keeps the filters that a reader has taken with the relation, so that a frame used twice with
+other conditions misses rows. Conditions that shall leave bytes unread are load options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source.losses import refuse_damage, refuse_losses
+from rmqctl.ext.spark.source.planning import plan
+from rmqctl.sql import schema
+from rmqctl.sql.options import FOLLOWING, Options
+from rmqctl.sql.reader import Piece, Reading
+
+
+class RocketMQ(DataSource):
+    """Stores of RocketMQ: tables ``messages``, ``frames``, ``consumequeue``, ``index``; tiers of
+    theirs: ``tiered_messages``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return schema.NAME
+
+    def schema(self) -> StructType:
+        options = Options.of(self.options, FOLLOWING)
+        options.stores()
+        return spark_schema.default(options.table, options.body)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return Reader(Options.of(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from rmqctl.ext.spark.source.stream import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from rmqctl.ext.spark.source.write import StoreWriter
+
+        return StoreWriter(schema, self.options)
+
+
+class Partition(InputPartition):
+    """The pieces one task reads."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__(pieces)
+        self.pieces = pieces
+
+
+class Reader(DataSourceReader):
+    """Plans in the driver, reads on executors."""
+
+    def __init__(self, options: Options, asked: StructType) -> None:
+        self.options, self.filters = options, options.filters
+        self.arrow, self.names = spark_schema.asked(asked, options.table, options.body)
+
+    def partitions(self) -> list[InputPartition]:
+        refuse_losses(self.options)
+        return [Partition(pieces) for pieces in plan(self.options, self.filters)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Partition)
+        options = self.options
+        lost = refuse_damage if options.fail_on_loss and options.table == schema.MESSAGES else None
+        reading = Reading(options.table, self.names, self.arrow, self.filters, lost=lost)
+        return reading.rows(partition.pieces)

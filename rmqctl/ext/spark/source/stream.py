@@ -1,0 +1,279 @@
+"""``spark.readStream.format("rocketmq")``: follows stores that are being written, exactly once.
+
+An offset is, for each store, the physical offset of a frame border: everything before it was
+read. Borders are found by walking on from the last one, so no task ever has to look for the start
+of a record. What a batch holds follows from its two offsets and the logs alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
+from rmqctl.ext.spark import versions
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source.limits import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from rmqctl.ext.spark.source.losses import SWITCH, damage_text, losses
+from rmqctl.parse_values import parse_size
+from rmqctl.scan.frames import Span
+from rmqctl.scan.walk import Walk
+from rmqctl.sql import schema
+from rmqctl.sql.options import FOLLOWING, Options, Start, starting
+from rmqctl.sql.reader import Holes, Reading
+from rmqctl.store.files import listing
+from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, Piece
+from rmqctl.store.store import Store
+
+Offset = dict[str, int]
+LOOK_AGAIN = 1.0
+"""Seconds between two looks for stores that are new."""
+_NEVER = 1 << 40
+"""A step no file has: ``splitSize`` 0, whole files."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """The messages of one store between two borders of one file."""
+
+    store: str
+    file: str
+    piece: Piece
+
+    @property
+    def value(self) -> Piece:
+        return self.piece
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches in one process of the driver, which lives as long as the query."""
+
+    def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
+        self._options = Options.of(given, FOLLOWING)
+        if self._options.table != schema.MESSAGES:
+            raise UsageError(f"table={self._options.table}: only {schema.MESSAGES} can be followed")
+        texts = {name.lower(): text for name, text in given.items()}
+        self._start = starting(texts.get("startingoffsets"))
+        most = texts.get("maxbytespertrigger")
+        self._most = None if most is None else parse_size(most)
+        if self._most is not None and self._most < 1:
+            raise UsageError("maxBytesPerTrigger: at least one byte")
+        if self._most is not None and versions.installed() < versions.LIMITS:
+            raise UsageError("maxBytesPerTrigger: needs PySpark 4.2 or newer")
+        self._arrow, self._names = spark_schema.asked(asked, self._options.table,
+                                                      self._options.body)
+        if self._options.partitions is not None:
+            raise UsageError("numPartitions: a batch is cut by splitSize")
+        size = self._options.split_size
+        self._step = STEP if size is None else size or _NEVER
+        self._logs: dict[str, GrowingLog] = {}
+        self._target: Offset | None = None
+        self._ends: Offset = {}
+        self._looked: float | None = None
+        self._missed: set[str] = set()
+        self._turn = -1
+
+    # -- Spark's side, in the driver ----------------------------------------------------------
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        """Where a query without a checkpoint starts: the option ``startingOffsets``."""
+        logs = self._known(now=True)
+        if strange := sorted(self._start.named() - logs.keys()):
+            raise UsageError(f"startingOffsets names {', '.join(strange)}, which is none of the "
+                             f"stores: {', '.join(logs)}")
+        # What was lost before the end of a log concerns only who reads from before it.
+        early = [store for store in logs if self._start.of(store) != "latest"]
+        for text in losses(early, self._options.log_folders):
+            self._lose(text)
+        return {store: self._first(store, log) for store, log in sorted(logs.items())}
+
+    def _first(self, store: str, log: GrowingLog) -> int:
+        asked: Start = self._start.of(store)
+        if asked == "earliest":
+            return log.first()
+        return log.advance(log.last_file()) if asked == "latest" else log.border(int(asked))
+
+    def latestOffset(self, start: Offset | None = None,  # noqa: N802
+                     limit: ReadLimit | None = None) -> Offset:
+        """How far a batch from ``start`` on can go. A store that is new begins at its start.
+
+        PySpark 4.0 and 4.1 do not say where a batch starts: then it goes on from where the last
+        answer ended, at first from the last file in use, whose start is a border.
+        """
+        if start is None:
+            start = {store: self._ends.get(store, log.last_file())
+                     for store, log in self._known().items()}
+        reached = dict(start)
+        for store, log in self._known().items():
+            if store not in reached and (self._target is None or store in self._target):
+                reached[store] = log.first()
+        for store in sorted(reached.keys() - self._logs.keys() - self._missed):
+            self._lose(f"{store}: the store is not there any more; the query goes on without it")
+            self._missed.add(store)
+        if isinstance(limit, ReadMaxBytes):
+            self._share(reached, limit.max_bytes)
+        else:
+            for store in reached.keys() & self._logs.keys():
+                self._go(reached, store, None)
+        self._ends = dict(sorted(reached.items()))
+        return dict(self._ends)
+
+    def _share(self, reached: Offset, most: int) -> None:
+        """Goes on in all stores by ``most`` bytes together, each by an equal part as far as it can.
+
+        At least one frame is taken where there is one at all; whose it is goes round.
+        """
+        going = sorted(reached.keys() & self._logs.keys())
+        self._turn = (self._turn + 1) % max(len(going), 1)
+        going = going[self._turn:] + going[:self._turn]
+        taken = False
+        while going and most > 0:
+            part = max(most // len(going), 1)
+            further = []
+            for store in going:
+                gained = self._go(reached, store, min(part, most), least=not taken)
+                if gained:
+                    taken = True
+                    most -= gained
+                    further.append(store)
+                if most <= 0:
+                    return
+            going = further
+
+    def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
+        """Moves one store's offset; the bytes that were gained."""
+        start = reached[store]
+        limit = None if most is None else start + most
+        if self._target is not None:
+            end = self._target.get(store, start)
+            limit = end if limit is None else min(limit, end)
+            if start >= limit:
+                return 0
+        reached[store] = self._logs[store].advance(
+            start, limit, patient=self._target is not None, least=least)
+        return reached[store] - start
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Remembers how far the logs go now; what is being written gets a moment to be whole."""
+        logs = self._known(now=True)
+        target = {store: log.advance(log.last_file()) for store, log in logs.items()}
+        if any(log.torn for log in logs.values()):
+            time.sleep(PATIENCE)
+        for store, log in logs.items():
+            target[store] = log.advance(target[store], patient=True)
+        self._target = target
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The parts of a batch, cut at borders; they follow from the offsets and the logs."""
+        parts: list[InputPartition] = []
+        known = self._known()
+        for store, stop in sorted(end.items()):
+            log = known.get(store)
+            first = start.get(store, log.first() if log is not None else stop)
+            if first >= stop:
+                continue
+            if log is None:
+                raise StoreIOError(f"{store}: the store is not there any more, and a batch that "
+                                   f"was begun needs its physical offsets {first} to {stop}")
+            parts += [Part(store, os.path.relpath(piece.file.path, store), piece)
+                      for piece in log.pieces(first, stop, self._step)]
+        return parts
+
+    def commit(self, end: Offset) -> None:
+        """Nothing is kept for a batch, so nothing has to be given up."""
+
+    # -- the stores ---------------------------------------------------------------------------
+
+    def _known(self, *, now: bool = False) -> dict[str, GrowingLog]:
+        """The stores that are there, looked for once a second."""
+        clock = time.monotonic()
+        if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
+            self._looked = clock
+            logs: dict[str, GrowingLog] = {}
+            for path in self._options.stores():
+                try:
+                    with Store.open(path, self._options.log_folders) as store:
+                        folders = store.log_folders
+                        witness = partial(store.new_witness, current=True)
+                except NotAStoreError:
+                    if path in self._options.paths or path in self._logs:
+                        raise
+                    continue  # a folder of a glob in which a store may be yet to come
+                logs[path] = self._logs.get(path) or GrowingLog(
+                    folders, _log.warning, witness=witness, lost=self._lose)
+            self._logs = logs
+        return self._logs
+
+    def _lose(self, text: str) -> None:
+        """Fail for messages that a query can no longer read, or go on with a warning."""
+        if self._options.fail_on_loss:
+            raise StoreIOError(f"{text}; {SWITCH}=false goes on without them")
+        _log.warning("%s", text)
+
+    # -- on executors -------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one part."""
+        assert isinstance(partition, Part)
+        reading = _Following(self._options.table, self._names, self._arrow, self._options.filters)
+        return reading.part(partition, self._lose)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_logs": {}, "_looked": None}
+
+
+class _Following(Reading):
+    """Reads between two borders, where nothing has to be looked for."""
+
+    def part(self, part: Part, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part; ``lose`` hears of a file that has expired."""
+        piece = part.piece
+        base = piece.file.base
+        try:
+            source = piece.file.open()
+        except StoreIOError:
+            if not _expired(piece):
+                raise
+            lose(f"{piece.file.path}: expired before it was read: physical offsets "
+                 f"{piece.start} to {piece.end} are left out")
+            return
+        with source:
+            constant: dict[str, str | int] = {"store": part.store, "file": part.file}
+            walk = Walk(source, piece.start - base, piece.end - base)
+            found: list[Span] = []
+            holes = Holes(piece.file.path, lambda _path, span: found.append(span))
+            for batch in walk:
+                holes.passed(batch)
+                rows = self._finished(self._of_batch(batch, base), constant)
+                if rows.num_rows:
+                    yield rows
+            if walk.position < piece.end - base:
+                raise StoreIOError(f"{piece.file.path}: the file was cut at byte {walk.position} "
+                                   f"while it was read; up to {piece.end - base} is wanted")
+            holes.settle()  # a part ends at a border: something follows, or the file was left
+            for span in found:
+                lose(damage_text(piece.file.path, span))
+
+
+def _expired(piece: Piece) -> bool:
+    """Whether a file is gone because the log begins behind it by now."""
+    files = listing(os.path.dirname(piece.file.path)).files
+    return bool(files) and files[0].base > piece.file.base and not os.path.lexists(piece.file.path)

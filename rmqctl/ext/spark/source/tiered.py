@@ -1,0 +1,339 @@
+"""What is read of tiers: units of consume queues, or ranges of commit logs, and their messages.
+
+A unit leads to just one message, so pieces of units need no seams: any cut between two units is
+one. Only who wants what no unit leads to (``orphans=include``) has the commit logs walked.
+
+A message counts when its unit leads to it and it says so itself: its place, its size and its
+queue offset, and that topic and queue are those of the folder. What was planned and is not there
+any more ends the job with its name; what was added since is not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from rmqctl.errors import NotAStoreError, StoreIOError
+from rmqctl.ext.tiered.files.opening import open_reader
+from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.ext.tiered.tier import Tier, index_folder, with_witness
+from rmqctl.ext.tiered.witness import KnownItems
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import MIN_SIZE, Message, Record
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, is_coda
+from rmqctl.parse_values import is_url
+from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.walk import CHUNK
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.schema import TIERED_MESSAGES
+from rmqctl.sql.seams import PlannedSource, Seams, shrank, walk_range
+
+_BLOCK_UNITS = 1 << 14
+_HOLE = 64 << 10
+"""Bytes between two messages that are rather read with them than jumped over."""
+_SIZE = layout.field(Message, "total_size")
+_PHYSICAL = layout.field(Message, "physical_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class TierQueue:
+    """The queue that pieces belong to. ``root`` is where the tier lies, for any process; folders
+    are relative to it. ``log``: (start, end) of what the commit log's segments had at planning.
+    """
+
+    store: str
+    root: str
+    cluster: str
+    broker: str
+    topic: str
+    queue_id: int
+    log_folder: str
+    queue_folder: str
+    log: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierPiece:
+    """Numbers ``[start, end)`` of a segment: what they count, its two kinds say."""
+
+    queue: TierQueue
+    segment: Segment
+    start: int
+    end: int
+
+    @property
+    def constants(self) -> dict[str, str | int]:
+        """What is the same for all its rows, but for the file."""
+        return {"store": self.queue.store, "cluster": self.queue.cluster,
+                "broker": self.queue.broker}
+
+    def batches(self) -> Iterator[tuple[str, Batch]]:
+        """Yield (commit log segment, messages that lie in it) of a piece. StoreIOError."""
+        queue = self.queue
+        own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
+                      frozenset((queue.queue_id,)))
+        with closing(open_reader(queue.root)) as reader:
+            for path, batch in self._read(reader):
+                if len(batch):
+                    yield path, own.of_messages(batch)
+
+    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+        raise NotImplementedError
+
+
+class UnitPiece(TierPiece):
+    """Messages of the units ``[start, end)`` of a consume queue segment (numbers in the file)."""
+
+    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+        return _led_to(reader, self)
+
+
+class RecordPiece(TierPiece):
+    """The records of a commit log segment that begin in ``[start, end)``, two cuts anywhere."""
+
+    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+        return _walked(reader, self)
+
+
+TierItem = tuple[int, Callable[[int, int], TierPiece]]
+"""(bytes of it, what makes a piece of a range of them)."""
+
+
+def has_tier(path: str) -> bool:
+    """Whether a path is a tier, or a store that has one. StoreIOError."""
+    try:
+        Tier.open(path).close()
+    except NotAStoreError:
+        return False
+    return True
+
+
+def holding(table: str, paths: Sequence[str]) -> list[str]:
+    """Of stores and tiers those that a table is read of: all, where none has a tier."""
+    return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
+
+
+# -- pieces of a tier, at planning ----------------------------------------------------------------
+
+
+def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
+    """What is read of the tier ``path``. NotAStoreError; StoreIOError for what cannot be looked
+    at: its messages would be missing.
+    """
+    with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
+        for problem in tier.problems:
+            if problem.unreadable:
+                raise StoreIOError(f"cannot look at {tier.reader.where(problem.path)}: "
+                                   f"{problem.reason}")
+        for flat in tier.queues():
+            if filters.takes_topic(flat.name.topic) and filters.takes_queue(flat.name.queue_id):
+                queue = _queue(path, tier.name, flat)
+                yield from _records(queue, flat) if orphans else _units(queue, flat)
+
+
+def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
+    name, log = flat.name, flat.commit_log
+    return TierQueue(path, root, name.cluster, name.broker, name.topic, name.queue_id,
+                     log.folder, flat.consume_queue.folder,
+                     tuple((segment.base, segment.end)
+                           for segment in log.segments if segment.usable))
+
+
+def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
+    """The weight of units is that of their messages, if all were of one size."""
+    segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
+    of_log = sum(segment.usable for segment in flat.commit_log.segments)
+    of_rows = sum(segment.usable for segment in segments)
+    rows = weight = 0
+    for segment in segments:
+        rows += segment.usable
+        before, weight = weight, of_log * rows // of_rows
+        yield _unit_item(queue, segment, max(segment.usable, weight - before))
+
+
+def _unit_item(queue: TierQueue, segment: Segment, weight: int) -> TierItem:
+    count = segment.usable // UNIT_SIZE
+
+    def cut(start: int, end: int) -> UnitPiece:
+        return UnitPiece(queue, segment, start * count // weight, end * count // weight)
+
+    return weight, cut
+
+
+def _records(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
+    for segment in flat.commit_log.segments:
+        if segment.usable:
+            yield _record_item(queue, segment)
+
+
+def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
+    def cut(start: int, end: int) -> RecordPiece:
+        return RecordPiece(queue, segment, start, end)
+
+    return segment.usable, cut
+
+
+# -- their messages, on executors -----------------------------------------------------------------
+
+
+def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
+    """The commit log, which has all that it had at planning."""
+    log = FlatFile.open(reader, queue.log_folder)
+    now = {segment.base: segment for segment in log.segments if segment.usable}
+    for start, end in queue.log:
+        segment = now.get(start)
+        if segment is None:
+            raise StoreIOError(f"{reader.where(queue.log_folder)}: the segment of offset {start} "
+                               "is not there any more: what it had when the job was planned is "
+                               "missing")
+        if segment.end < end:
+            raise StoreIOError(f"{reader.where(segment.path)}: it ends at offset {segment.end}, at "
+                               f"{end} when the job was planned: what was there is missing")
+    return log
+
+
+# -- what units lead to ---------------------------------------------------------------------------
+
+
+def _led_to(reader: Reader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
+    log = _planned_log(reader, piece.queue)
+    segment = piece.segment
+    for start in range(piece.start, piece.end, _BLOCK_UNITS):
+        count = min(_BLOCK_UNITS, piece.end - start)
+        data = reader.read(segment.path, start * UNIT_SIZE, count * UNIT_SIZE)
+        if len(data) < count * UNIT_SIZE:
+            raise shrank(reader.where(segment.path), segment.size,
+                         start * UNIT_SIZE + len(data))
+        units = np.frombuffer(data, UNIT.dtype())
+        yield from _Units(reader, log, units, segment.base // UNIT_SIZE + start).batches()
+
+
+class _Units:
+    """The messages of some units, read in runs of messages that follow each other."""
+
+    def __init__(self, reader: Reader, log: FlatFile, units: Array, first: int) -> None:
+        self._reader, self._log = reader, log
+        self._segments = [segment for segment in log.segments if segment.usable]
+        self.offset = units["commit_log_offset"].astype(np.int64)
+        self.size = units["size"].astype(np.int64)
+        self.number: Array = first + np.arange(len(units), dtype=np.int64)
+
+    def batches(self) -> Iterator[tuple[str, Batch]]:
+        if not self._segments:
+            return
+        base = np.array([segment.base for segment in self._segments], np.int64)
+        end = np.array([segment.end for segment in self._segments], np.int64)
+        place = np.searchsorted(base, self.offset, "right") - 1
+        inside = (place >= 0) & (self.size >= MIN_SIZE) & (self.size <= MAX_RECORD)
+        inside &= self.offset < end[np.maximum(place, 0)]
+        rows = np.flatnonzero(inside)
+        for start, stop in _runs(place[rows], self.offset[rows], self.size[rows],
+                                 end[place[rows]]):
+            some = rows[start:stop]
+            yield from self._run(self._segments[int(place[some[0]])], some)
+
+    def _run(self, segment: Segment, rows: Array) -> Iterator[tuple[str, Batch]]:
+        first = int(self.offset[rows[0]])
+        length = min(int(self.offset[rows[-1]] + self.size[rows[-1]]), segment.end) - first
+        if length > CHUNK and not self._promises(segment, first, int(self.size[rows[0]])):
+            return
+        data = self._reader.read(segment.path, first - segment.base, length)
+        if len(data) < length:
+            raise shrank(self._reader.where(segment.path), segment.size,
+                         first - segment.base + len(data))
+        batch, ok = examine(np.frombuffer(data, np.uint8), first, self.offset[rows] - first)
+        codas = [row for row in np.flatnonzero(~ok).tolist()
+                 if is_coda(data, int(self.offset[rows[row]]) - first)]
+        if not codas:
+            yield segment.path, self._proven(batch, np.flatnonzero(ok), rows)
+            return
+        for before, row in pairwise([-1, *codas, len(rows)]):
+            between = before + 1 + np.flatnonzero(ok[before + 1:row])
+            yield segment.path, self._proven(batch, between, rows)
+            if row < len(rows):
+                yield self._behind_coda(segment, int(rows[row]))
+
+    def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
+        """Whether a message, or a coda, of which a unit says it is so large is worth reading."""
+        head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
+        return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
+
+    def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
+        """The messages ``good`` of a batch whose size and queue offset are those of their units."""
+        records = batch.select(good)
+        units = rows[good]
+        keep = records.column("total_size") == self.size[units]
+        keep &= records.column("queue_offset") == self.number[units]
+        return records if keep.all() else records.select(np.flatnonzero(keep))
+
+    def _behind_coda(self, segment: Segment, row: int) -> tuple[str, Batch]:
+        """The message of a unit that leads to a coda: a broker passes over it (tiered.md §3)."""
+        physical_offset = int(self.offset[row]) + CODA_SIZE
+        data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
+        holder = self._log.segment_of(physical_offset) or segment
+        said = int.from_bytes(data[_PHYSICAL.offset:][:_PHYSICAL.size], "big", signed=True)
+        base = said if said == physical_offset - CODA_SIZE else physical_offset
+        batch, ok = examine(np.frombuffer(data, np.uint8), base, np.zeros(1, np.int64))
+        return holder.path, self._proven(batch, np.flatnonzero(ok), np.array([row]))
+
+
+def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tuple[int, int]]:
+    """Ranges of units of one segment, in order and near to each other, of about 2 MiB.
+
+    A unit whose message would reach behind its segment comes alone.
+    """
+    if not len(offset):
+        return
+    stop = offset + size
+    crossing = stop > end
+    broken = (place[1:] != place[:-1]) | (offset[1:] < stop[:-1]) | (
+        offset[1:] - stop[:-1] > _HOLE) | crossing[1:] | crossing[:-1]
+    for first, last in pairwise([0, *(np.flatnonzero(broken) + 1).tolist(), len(offset)]):
+        start = first
+        while start < last:
+            within = start + int(np.searchsorted(stop[start:last], offset[start] + CHUNK, "right"))
+            yield start, max(within, start + 1)
+            start = max(within, start + 1)
+
+
+# -- all of a commit log --------------------------------------------------------------------------
+
+
+def _walked(reader: Reader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
+    segment, queue = piece.segment, piece.queue
+    items = KnownItems(reader, index_folder(queue.cluster, queue.broker), None)
+    flat = with_witness(FlatQueue(
+        QueueName(queue.cluster, queue.broker, queue.topic, queue.queue_id),
+        FlatFile.open(reader, queue.log_folder), FlatFile.open(reader, queue.queue_folder)),
+        lambda: items)
+    with closing(items), flat.commit_log.source(segment) as source:
+        planned = PlannedSource(source, segment.usable)
+        seams = Seams(planned, _Proof(flat.consume_queue))
+        for batch in walk_range(planned, seams, piece.start, piece.end,
+                                last=piece.end == segment.usable):
+            yield segment.path, batch
+
+
+class _Proof:
+    """A record is proven when the unit of its queue offset leads to just its place and size."""
+
+    def __init__(self, units: FlatFile) -> None:
+        self._units = units
+
+    def __call__(self, record: Record) -> bool:
+        try:
+            data = self._units.read(record.queue_offset * UNIT_SIZE, UNIT_SIZE)
+        except StoreIOError:
+            return False
+        if len(data) < UNIT_SIZE:
+            return False
+        unit = UNIT.decode(data)
+        return (unit.commit_log_offset == record.physical_offset
+                and unit.size == record.total_size)

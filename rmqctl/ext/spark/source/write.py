@@ -1,0 +1,235 @@
+"""``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
+
+Tasks check their rows and spool them, sorted, into a folder beside the target which the driver and
+all executors have to see; the commit has one engine put them, in order, into a store in that
+folder, and publishes it by one rename: until then there is no store, afterwards it is whole and on
+the disk. Whatever fails before that leaves nothing at the target.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.config.create import create_store, plan_store
+from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
+from rmqctl.engine.put import ingest
+from rmqctl.engine.put.put import Message
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.export.staging import refuse_unseen
+from rmqctl.ext.spark.source.rows import (
+    RECORD,
+    RECORD_SCHEMA,
+    RecordRows,
+    is_recorded,
+    outgoing,
+    put_columns,
+    put_schema,
+)
+from rmqctl.ext.spark.source.runs import Run, Spooler, merged, spool_schema
+from rmqctl.files.durable import make_folders, publish_folder, remove_folder
+from rmqctl.formats.local.message import decode
+from rmqctl.parse_values import parse_size, parse_watermark
+from rmqctl.sql.options import by_name, local, number
+from rmqctl.store.inside_store import refuse_in_store
+
+AS_RECORDED, KEEP_OFFSETS = "asRecorded", "keepQueueOffsets"
+_SIZES = {"commitlogFileSize": "commitlog_file_size",
+          "consumequeueFileSize": "consumequeue_file_size",
+          "batchConsumequeueFileSize": "batch_consumequeue_file_size"}
+_COUNTS = {"indexSlots": "index_slots", "indexMax": "index_max"}
+_SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
+             "multiDispatch": "multi_dispatch"}
+_TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
+OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
+           "diskWatermark")
+"""The options of writing; names and meanings are those of ``rmqctl init``."""
+_POSITIONS = 1 << 40
+"""Rows a partition may have."""
+STAGING = ".rmqctl-write-"
+_STORE = "store"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Spooled(WriterCommitMessage):
+    """What one task has spooled."""
+
+    runs: tuple[Run, ...]
+    batch_topics: frozenset[str]
+
+
+class StoreWriter(DataSourceArrowWriter):
+    """Writes the rows of a DataFrame with ``schema`` as a new store.
+
+    ``options`` are the data source's; ``path`` says where the store is to be. What cannot be
+    (columns, options, a place that is taken) is refused here, before any task runs.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        given = by_name(options, OPTIONS)
+        if not given.get("path"):
+            raise UsageError("no path given: name the new store with .save(PATH)")
+        self._target = os.path.abspath(local(given["path"]))
+        self._names = schema.fieldNames()
+        asked = given.get(AS_RECORDED.lower())
+        self._keep = _switch(KEEP_OFFSETS, given.get(KEEP_OFFSETS.lower(), "false"))
+        self._recorded = is_recorded(
+            self._names, None if asked is None else _switch(AS_RECORDED, asked))
+        self._settings = settings_of(options, recorded=self._recorded)
+        self._schema = spool_schema(
+            RECORD_SCHEMA if self._recorded else put_schema(self._names))
+        refuse_existing(self._target)
+        plan_store(self._target, self._settings)
+        self._staging = f"{self._target}{STAGING}{uuid.uuid4().hex}"
+        # Only the driver makes it: a task that does not find it sees other files, or is too late.
+        make_folders(self._staging, durable=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """On an executor: spools the rows of one partition."""
+        context = TaskContext.get()
+        position = (context.partitionId() if context is not None else 0) * _POSITIONS
+        refuse_unseen(self._staging)
+        spooler = Spooler(self._staging, self._schema)
+        rows = RecordRows(self._names, self._settings)
+        for batch in iterator:
+            order = np.arange(position, position + batch.num_rows)
+            position += batch.num_rows
+            columns: list[pa.Array]
+            if self._recorded:
+                places, records = rows.columns(batch)
+                columns = [pa.array(places), pa.array(order), records]
+            else:
+                columns = [pa.array(np.zeros(batch.num_rows, np.int64)), pa.array(order),
+                           *put_columns(batch, put_schema(self._names))]
+            spooler.add(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return Spooled(tuple(spooler.finish()), frozenset(rows.batch_topics))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done: makes the store and publishes it."""
+        spooled = [message for message in messages if isinstance(message, Spooled)]
+        make_store(self._target, self._staging,
+                   [run for message in spooled for run in message.runs],
+                   self._schema, self._settings, keep_queue_offsets=self._keep,
+                   batch_topics=[topic for message in spooled for topic in message.batch_topics])
+        remove_folder(self._staging)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when something failed: nothing was published, so nothing is lost."""
+        remove_folder(self._staging)
+
+
+def refuse_existing(target: str) -> None:
+    """RefusedError unless nothing, or an empty folder, lies at ``target``; UsageError where that
+    is in a store.
+    """
+    refuse_in_store(os.path.dirname(target) or os.curdir, target)
+    if not os.path.lexists(target):
+        return
+    try:
+        if not os.path.islink(target) and not os.listdir(target):
+            return
+    except OSError:
+        pass
+    raise RefusedError(f"{target} exists: a new store is made where nothing is, and nothing is "
+                       "ever replaced or added to (rmqctl append adds to a store)")
+
+
+# -- the store, on the driver ---------------------------------------------------------------------
+
+
+def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema,
+               settings: Settings, *, batch_topics: Iterable[str] = (),
+               keep_queue_offsets: bool = False) -> int:
+    """Makes the store from the rows of all runs and publishes it; the number of messages.
+
+    Rows with a column ``record`` are stored as recorded, others are put. Queue offsets that do not
+    go on in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
+    RefusedError when the store may not take a row, StoreIOError; then nothing is published.
+    """
+    refuse_existing(target)
+    root = os.path.join(staging, _STORE)
+    new_store = create_store(root, plan_store(root, settings).settings)
+    topics = new_store.settings.batch_topics | frozenset(batch_topics)
+    settings = replace(new_store.settings, batch_topics=topics)
+    count = 0
+    with Engine.open(root, settings, keep_queue_offsets=keep_queue_offsets) as engine:
+        for group in _groups(merged(staging, runs, schema), settings):
+            results = engine.put_many(group, stop=True)
+            last = results[-1]
+            if not last.stored:
+                topic = group[len(results) - 1].topic
+                name = topic if isinstance(topic, str) else topic.decode("utf-8", "replace")
+                raise RefusedError(f"a message of topic {name}: {last.reason or last.status}")
+            count += len(results)
+        moved, misplaced = engine.renumbered, engine.misplaced
+    if moved:
+        _log.warning("%s: %d messages got new queue offsets, because rows before them in their "
+                     "queues are missing", target, moved)
+    if misplaced:
+        _log.warning("%s: %d messages kept a queue offset at which their queue does not go on",
+                     target, misplaced)
+    publish_folder(root, target, "publish the store as")
+    return count
+
+
+def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
+    """Messages in the numbers in which the engine takes them best."""
+    prepare = ingest.Preparer(settings, ingest.unique_ids())
+    group: list[Message] = []
+    size = 0
+    for batch in batches:
+        messages: Iterable[Message] = (
+            map(decode, batch.column(RECORD).to_pylist()) if RECORD in batch.schema.names
+            else outgoing(batch, prepare))
+        for message in messages:
+            group.append(message)
+            size += len(message.body) if not hasattr(message, "messages") else 0
+            if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
+    """The settings of the store that the options describe. UsageError."""
+    given = {name.lower(): text for name, text in options.items()}
+    fields: dict[str, Any] = {}
+    if recorded:
+        # A record that names its rows in other queues had them.
+        fields |= {"lmq": True, "multi_dispatch": True}
+    for name, field in {**_SIZES, **_COUNTS, **_SWITCHES, **_TEXTS}.items():
+        text = given.get(name.lower())
+        if text is None:
+            continue
+        if name in _SWITCHES:
+            fields[field] = _switch(name, text)
+        else:
+            fields[field] = parse_size(text) if name in _SIZES else (
+                number(name, text, 0) if name in _COUNTS else text.strip())
+    if (share := given.get("diskwatermark")) is not None:
+        fields["disk_watermark"] = parse_watermark(share)
+    settings = Settings(**fields)
+    _ = settings.profile
+    return settings
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise UsageError(f"{name}={text}: true or false")
+    return text.strip().lower() == "true"

@@ -1,0 +1,323 @@
+"""A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
+and, of those that have a tier, ``tiered_messages``.
+
+Only the views that a query names are made, and of these only what its optimised plan needs is read
+(`plan_needs`): a view has all columns, those that the query does not use are typed nulls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import date
+from typing import TYPE_CHECKING, Any, Literal
+
+import rmqctl.errors
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError
+from rmqctl.export.staging import Staging
+from rmqctl.ext.spark import register
+from rmqctl.ext.spark.plan_needs import Scans, needs
+from rmqctl.ext.spark.pool import failure
+from rmqctl.ext.spark.session import log_of
+from rmqctl.ext.spark.source import schema as spark_schema
+from rmqctl.ext.spark.source.losses import SWITCH
+from rmqctl.ext.spark.source.tiered import holding
+from rmqctl.files.durable import sync_file, sync_folder
+from rmqctl.sql import schema
+from rmqctl.sql.json_values import binary_text, distinct, moment_text, number_of
+from rmqctl.sql.schema import NAME, named_tables, says
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+FileFormat = Literal["parquet", "json", "csv"]
+Convert = Callable[[Any], Any]
+_CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
+          schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
+          schema.TIERED_MESSAGES: "physical_offset"}
+"""What is read where a query needs rows, but no column of them."""
+_SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
+            "ShowColumns", "ShowFunctions", "ExplainCommand")
+_CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
+             "org.apache.spark.sql.catalyst.plans.logical.ParsedStatement",
+             "org.apache.spark.sql.catalyst.plans.logical.CompoundPlanStatement")
+_OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
+_DATA_STATES = ("22", "P0001")
+"""What the SQL states of errors in data begin with (a division by zero, raise_error)."""
+_PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
+
+
+def query(spark: SparkSession, stores: Sequence[str], text: str, *,
+          options: Mapping[str, str] | None = None) -> DataFrame:
+    """The answer of a query, not computed yet; only what it needs of the stores will be read.
+
+    ``options`` are further ones of the data source. UsageError with Spark's words for a query that
+    is wrong, or that is none (statements which change something are refused).
+    """
+    given = dict(options or {})
+    register(spark)
+    with spark_errors(spark):
+        shows = _check(spark, text)
+        names = named_tables(text)
+        columns = {table: _columns(table, text) for table in names}
+        for table in names:
+            _make_view(spark, table, stores, given, columns[table], None)
+        if shows or not names:
+            return spark.sql(text)
+        found = needs(spark.sql(text)._jdf.queryExecution().optimizedPlan())
+        if found is not None:
+            for table in names:
+                scans = found.get(table, Scans())
+                _make_view(spark, table, stores, given | scans.options(table, given),
+                           columns[table], scans.columns)
+        return spark.sql(text)
+
+
+def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
+    """How many damaged places the logs of stores have, by store: no answer about messages has what
+    was there. Reads the logs once, without bodies.
+    """
+    register(spark)
+    with spark_errors(spark):
+        found = (spark.read.format(NAME).schema("store string, kind string")
+                 .option("table", schema.FRAMES).option("paths", json.dumps(list(stores)))
+                 .option(SWITCH, "false").load()
+                 .where("kind = 'damaged'").groupBy("store").count().collect())
+    return {row[0]: row[1] for row in found}
+
+
+def _columns(table: str, text: str) -> StructType:
+    """The columns of a view; ``record`` is among them where the query names it."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    struct = spark_schema.default(table)
+    for column in schema.ONLY_ASKED:
+        if column in schema.columns(table) and says(text, column):
+            struct = struct.add(column, from_arrow_type(schema.columns(table)[column]))
+    return struct
+
+
+def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: Mapping[str, str],
+               struct: StructType, needed: set[str] | None) -> None:
+    """The view of a table with the columns ``struct``; of ``needed`` None all of them are read."""
+    from pyspark.sql.functions import col, lit
+    from pyspark.sql.types import StructType
+
+    read = struct
+    if needed is not None:
+        read = StructType([field for field in struct.fields
+                           if field.name in (needed or {_CHEAP[table]})])
+    frame = (spark.read.format(NAME).options(**options).option("table", table).schema(read)
+             .load(holding(table, paths)))
+    known = set(read.names)
+    frame.select(*(col(field.name) if field.name in known else
+                   lit(None).cast(field.dataType).alias(field.name) for field in struct.fields)
+                 ).createOrReplaceTempView(table)
+
+
+def _check(spark: Any, text: str) -> bool:
+    """Whether a text is a statement that only shows something; UsageError if it changes it."""
+    from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    if plan.getClass().getSimpleName() in _SHOWING:
+        return True
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        name = node.getClass().getSimpleName()
+        if name.startswith("Insert") or any(
+                is_instance_of(spark.sparkContext._gateway, node, class_name)
+                for class_name in _CHANGING):
+            raise UsageError(f"SQL: only queries are run, no statements that change something "
+                             f"({name})")
+        children = node.children().iterator()
+        while children.hasNext():
+            waiting.append(children.next())
+    return False
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows as they come, as JSON-ready mappings.
+
+    Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
+    """
+    names = distinct(frame.columns)
+    changes = [converter(field.dataType) for field in frame.schema.fields]
+    with spark_errors(frame.sparkSession):
+        for row in frame.toLocalIterator(prefetchPartitions=True):
+            yield {name: value if change is None or value is None else change(value)
+                   for name, value, change in zip(names, row, changes, strict=True)}
+
+
+def columns(frame: DataFrame) -> list[str]:
+    """The columns of `rows`."""
+    return distinct(frame.columns)
+
+
+def write(frame: DataFrame, out: str, form: FileFormat) -> None:
+    """The rows as a folder of files, which is there whole or not at all.
+
+    CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
+    ``out`` is there already; StoreIOError.
+    """
+    with Staging(out) as staging, spark_errors(frame.sparkSession):
+        flat_frame = flat(frame) if form == "csv" else frame
+        options = {"header": "true"} if form == "csv" else {}
+        target = staging.path("")
+        flat_frame.write.format(form).options(**options).mode("append").save(f"file:{target}")
+        _settle(target)
+        staging.publish()
+
+
+def flat(frame: DataFrame) -> DataFrame:
+    """The columns as CSV can hold them: structures as JSON, binary as base64."""
+    from pyspark.sql import functions, types
+
+    selected = []
+    for field in frame.schema.fields:
+        column = frame[field.name]
+        if isinstance(field.dataType, types.BinaryType):
+            column = functions.translate(functions.base64(column), "\r\n", "").alias(field.name)
+        elif isinstance(field.dataType, types.MapType | types.ArrayType | types.StructType):
+            column = functions.to_json(column).alias(field.name)
+        selected.append(column)
+    return frame.select(*selected)
+
+
+def _settle(folder: str) -> None:
+    """Forces all files to the disk; leaves out what Hadoop puts beside them for itself."""
+    for where, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            path = os.path.join(where, name)
+            if not name.startswith(".") and name != "_SUCCESS":
+                sync_file(path)
+                continue
+            try:
+                os.unlink(path)
+            except OSError as error:
+                raise StoreIOError.from_oserror(error, path, "remove") from None
+        sync_folder(where)
+
+
+# -- values as JSON knows them --------------------------------------------------------------------
+
+
+def converter(kind: DataType) -> Convert | None:
+    """What makes a value of a type JSON-ready; None where it is already."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.BinaryType):
+        return binary_text
+    if isinstance(kind, types.TimestampType):
+        return moment_text
+    if isinstance(kind, types.TimestampNTZType | types.DateType):
+        return _iso
+    if isinstance(kind, types.DecimalType):
+        return number_of
+    if isinstance(kind, types.ArrayType):
+        convert = converter(kind.elementType)
+        return None if convert is None else lambda values: [_apply(convert, value)
+                                                            for value in values]
+    if isinstance(kind, types.MapType):
+        key, value = converter(kind.keyType), converter(kind.valueType)
+        return lambda values: {_text(_apply(key, name)): _apply(value, item)
+                               for name, item in values.items()}
+    if isinstance(kind, types.StructType):
+        fields = [(field.name, converter(field.dataType)) for field in kind.fields]
+        return lambda row: {name: _apply(change, value)
+                            for (name, change), value in zip(fields, row, strict=True)}
+    plain = (types.StringType, types.BooleanType, types.NumericType, types.NullType,
+             types.CharType, types.VarcharType)
+    return None if isinstance(kind, plain) else str
+
+
+def _apply(change: Convert | None, value: Any) -> Any:
+    return value if change is None or value is None else change(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _iso(value: date) -> str:
+    return value.isoformat()
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def spark_errors(spark: SparkSession) -> Iterator[None]:
+    """Turns Spark's errors into ours: UsageError for the query, else that of the job."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    # It repeats on stderr what the exception says, with all of Java's stack.
+    with suppress(ImportError):  # PySpark 3.5 has no logger of its own
+        from pyspark.logger import PySparkLogger
+
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    try:
+        yield
+    except RmqctlError:
+        raise
+    except (PySparkException, Py4JError) as error:
+        raise _interruption(error) or _error(error, log_of(spark)) from None
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """Ctrl-C or SIGTERM behind an error: pyspark tidies up after them and fails at it."""
+    while error is not None:
+        if not isinstance(error, Exception):
+            return error
+        error = error.__context__
+    return None
+
+
+def _error(error: Exception, log: str | None) -> BaseException:
+    from pyspark.errors import AnalysisException, ParseException
+
+    causes = list(_causes(error))
+    text = "\n".join([str(error), *(words for _, words in causes)])
+    ours = _OWN_ERROR.search(text)
+    kind = getattr(rmqctl.errors, ours[1], None) if ours else None
+    if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
+        return kind(ours[2])
+    if isinstance(error, AnalysisException | ParseException):
+        return UsageError(f"SQL: {_sentence(str(error))}")
+    wrong = next((words for state, words in causes if state.startswith(_DATA_STATES)), None)
+    return failure(error, log) if wrong is None else UsageError(f"SQL: {_sentence(wrong)}")
+
+
+def _causes(error: Any) -> Iterator[tuple[str, str]]:
+    """(SQL state or nothing, message) of what Java says, and of its causes."""
+    from py4j.java_gateway import is_instance_of
+    from pyspark import SparkContext
+
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    gateway = SparkContext._gateway
+    while cause is not None and gateway is not None:
+        known = is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable")
+        yield (cause.getSqlState() or "") if known else "", cause.getMessage() or ""
+        cause = cause.getCause()
+
+
+def _sentence(text: str) -> str:
+    """Spark's message on one line: without the plan and the query it repeats, with the place."""
+    sentences: list[str] = []
+    for line in text.strip().splitlines():
+        words = line.strip()
+        if words.startswith(("== ", "'", "+-", ":-")) or not words:
+            break
+        sentences.append(words)
+    place = _PLACE.search(text)
+    said = " ".join(sentences).rstrip("; ")
+    return f"{said} ({place[1]})" if place else said

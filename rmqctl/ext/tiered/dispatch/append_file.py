@@ -1,0 +1,132 @@
+"""A flat file that grows: appended to its last segment, rolled where a broker rolls (§2).
+
+What is appended is in the files at once and in the metadata only when it was made to last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from rmqctl.errors import RefusedError
+from rmqctl.ext.tiered.files.writer import TierWriter
+from rmqctl.ext.tiered.flat_file import FlatFile, QueueName, Segment
+from rmqctl.files.durable import Part
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.formats.tiered.units import NEVER
+from rmqctl.scan.frames import Array
+
+
+class AppendFile:
+    """The end of a flat file. ``limit``: the most bytes of a segment.
+
+    ``entries`` is what metadata knows of its segments; what changes is given out by `changes`,
+    the paths that were appended to by `dirty`.
+    """
+
+    def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
+                 entries: dict[int, SegmentEntry], now: Callable[[], int]) -> None:
+        self.writer, self.owner, self.kind = writer, owner, flat.kind
+        self.limit, self._now = limit, now
+        self._changed: dict[int, SegmentEntry] = {}
+        self._dirty: dict[str, None] = {}
+        self.path: str | None = None
+        self.base = self.size = 0
+        self.begin = self.until = NEVER
+        if flat.segments:
+            self._take(flat.segments[-1], entries)
+
+    def _take(self, last: Segment, entries: dict[int, SegmentEntry]) -> None:
+        self.path, self.base, self.size = last.path, last.base, last.size
+        known = entries.get(last.base)
+        if known is None:
+            self._created = self._now()
+            return
+        self._created = known.create_timestamp
+        if self.size:
+            self.begin, self.until = known.begin_timestamp, known.end_timestamp
+
+    @property
+    def end(self) -> int:
+        """Logical offset behind the last byte; 0 without segments."""
+        return self.base + self.size
+
+    def start(self, base: int) -> None:
+        """Begins a segment at a logical offset; the file is made, empty."""
+        owner = self.owner
+        path = names.segment_path(owner.cluster, owner.broker, owner.topic, owner.queue_id,
+                                  self.kind, base)
+        present = self.writer.size(path)
+        if present:
+            raise RefusedError(f"{self.writer.where(path)}: holds {present} bytes already, "
+                               "although no segment before it ends there")
+        self.writer.create(path)
+        self._dirty[path] = None
+        self.path, self.base, self.size = path, base, 0
+        self.begin = self.until = NEVER
+        self._created = self._now()
+        self._note()
+
+    def roll(self) -> None:
+        """Ends the segment; the next one begins behind it."""
+        self.start(self.end)
+
+    def is_old(self, interval: int, least: int, now: int) -> bool:
+        """Whether a broker rolls the segment for its age, before a group commit (§2)."""
+        return (self.begin != NEVER and self.begin + interval < now and self.size >= least
+                and self.size > 0)
+
+    def append(self, data: Part, ends: Array, times: Array) -> None:
+        """Appends records one behind the other: ``ends`` is the place in ``data`` behind each,
+        ``times`` their store times. None is longer than the limit. StoreIOError.
+        """
+        view = memoryview(data)
+        first = 0
+        while first < len(ends):
+            # The records from ``first`` on that the segment has room for; rolled where for none.
+            begin = int(ends[first - 1]) if first else 0
+            stop = int(np.searchsorted(ends, begin + self.limit - self.size, "right"))
+            if stop <= first:
+                if not self.size:
+                    raise RefusedError(f"{self.owner.path}: a record is longer than the most "
+                                       f"that a {self.kind} segment may have, {self.limit} bytes")
+                self.roll()
+                continue
+            end = int(ends[stop - 1])
+            assert self.path is not None
+            self.writer.append(self.path, [view[begin:end]], self.size)
+            self._dirty[self.path] = None
+            self.size += end - begin
+            low, high = int(times[first:stop].min()), int(times[first:stop].max())
+            self.begin = low if self.begin == NEVER else min(self.begin, low)
+            self.until = high if self.until == NEVER else max(self.until, high)
+            self._note()
+            first = stop
+
+    def _note(self) -> None:
+        self._changed[self.base] = SegmentEntry(
+            self.owner.path, names.KINDS.index(self.kind), self.base, size=self.size,
+            create_timestamp=self._created, begin_timestamp=self.begin,
+            end_timestamp=self.until)
+
+    def changes(self) -> list[SegmentEntry]:
+        """The entries that changed since it was asked last."""
+        entries, self._changed = list(self._changed.values()), {}
+        return entries
+
+    def dirty(self) -> list[str]:
+        """The files appended to or made since it was asked last."""
+        paths, self._dirty = list(self._dirty), {}
+        return paths
+
+
+def enter_changes(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
+    """Enters what `AppendFile.changes` gave; what is not known here of an entry stays."""
+    for new in entries:
+        old = metadata.segments[names.KINDS[new.type]].get(new.path, {}).get(new.base_offset)
+        metadata.put_segment(new if old is None else replace(
+            old, size=new.size, begin_timestamp=new.begin_timestamp,
+            end_timestamp=new.end_timestamp))

@@ -1,0 +1,350 @@
+"""The sweep of dispatch: once through the local log, window by window, for all queues together.
+
+What a queue has in a window becomes a block: its records are joined behind each other, given their
+place in the tiered commit log, and every one has to prove itself as the record it will be. Small
+blocks of several queues are made in one go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.kernel import active
+from rmqctl.scan.frames import Array, Batch, examine, gather, gather_int
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log.commit_log import CommitLog
+
+WINDOW = 16 << 20
+"""Bytes of the log that are gone through at a time."""
+_NEAR = 1 << 17
+"""Bytes between two records that are rather read than jumped over."""
+_TOGETHER = 4 << 20
+"""Bytes of small blocks that are made in one go."""
+_PHYSICAL = layout.field(message.Message, "physical_offset")
+_TOTAL = layout.field(message.Message, "total_size")
+
+
+@dataclass(slots=True)
+class Block:
+    """Messages of one queue as the tier has them, one behind the other in ``data``.
+
+    ``offset`` is the first one's queue offset, ``base`` its tiered offset; ``end`` is the place
+    behind each in ``data``.
+    """
+
+    queue: LocalQueue
+    offset: int
+    base: int
+    data: memoryview
+    end: Array
+    size: Array
+    tags: Array
+    batch: Batch
+    group_starts: list[int] = field(default_factory=list)
+    """The messages with which a broker's group commits begin."""
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.end[-1]) if len(self.end) else 0
+
+    @property
+    def begin(self) -> Array:
+        """The tiered offset of each message."""
+        begins: Array = self.base + self.end - self.size
+        return begins
+
+    @property
+    def times(self) -> Array:
+        """Store times (ms), read where they really are."""
+        return self.batch.column("store_timestamp")
+
+    def head(self, count: int) -> Block:
+        """The first messages only."""
+        keep = slice(0, count)
+        return Block(self.queue, self.offset, self.base, self.data, self.end[keep],
+                     self.size[keep], self.tags[keep], self.batch.select(keep), self.group_starts)
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows of a queue that lead into a window."""
+
+    queue: LocalQueue
+    first: int
+    rows: Array
+
+    def cut(self, good: int, reason: str) -> None:
+        """Only the first rows can be uploaded; why."""
+        physical = int(self.rows["physical_offset"][good])
+        self.queue.stop(self.first + good, f"physical offset {physical}: {reason}")
+        self.rows = self.rows[:good]
+
+
+@dataclass(slots=True)
+class Cut:
+    """A window of the log, which begins at ``start``, and the room for what is cut out of it."""
+
+    log: memoryview
+    start: int
+    room: memoryview
+    used: int = 0
+
+    def joined(self, rows: Array) -> tuple[Array, memoryview]:
+        """(sizes, the records of rows one behind the other)."""
+        size = rows["size"].astype(np.int64)
+        start = rows["physical_offset"].astype(np.int64) - self.start
+        total = int(size.sum())
+        end = self.used + total
+        if end > len(self.room):  # damaged rows claim more than there is
+            part = memoryview(bytearray(total))
+        else:
+            part, self.used = self.room[self.used:end], end
+        kernel = active()
+        if kernel is not None:
+            kernel.join(self.log, start, size, part)
+        else:
+            part[:] = b"".join(map(self.log.__getitem__, map(slice, start.tolist(),
+                                                             (start + size).tolist())))
+        return size, part
+
+
+def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+    """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
+    for group in _groups(taken):
+        yield from (block for block in _blocks(group, cut, place) if len(block))
+
+
+def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
+    """Neighbours that are made together: small ones only."""
+    group: list[Taken] = []
+    size = 0
+    for taken_rows in taken:
+        own = int(taken_rows.rows["size"].sum(dtype=np.int64))
+        if group and size + own > _TOGETHER:
+            yield group
+            group, size = [], 0
+        group.append(taken_rows)
+        size += own
+    if group:
+        yield group
+
+
+def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+    """The blocks of some rows, as far as the records are what the rows say.
+
+    The records are joined first: then what follows finds them in the processor's cache. Where all
+    of a group are right, that is told by one look at all of them.
+    """
+    bases = [place(taken.queue) for taken in group]
+    rows = np.concatenate([taken.rows for taken in group])
+    size, data = cut.joined(rows)
+    end = np.cumsum(size)
+    begin = end - size
+    counts = [len(taken.rows) for taken in group]
+    last = np.cumsum(counts)
+    first = last - counts
+    shift = np.repeat(np.array(bases) - begin[first], counts)
+    """From a place in the data to the tiered offset."""
+    # What each record says of its place: the local one, then the one it will have.
+    records = np.frombuffer(data, np.uint8)
+    places = begin + _PHYSICAL.offset
+    ok = gather_int(records, places, "i8") == rows["physical_offset"]
+    _scatter(data, places, begin + shift)
+    batch, proven = examine(records, shift, begin)  # the record as it will be proves itself
+    ok &= proven
+    # None reaches over into another queue's block.
+    ok &= gather_int(records, begin + _TOTAL.offset, "i4") <= np.repeat(end[last - 1],
+                                                                         counts) - begin
+    offsets = np.arange(len(rows)) + np.repeat([taken.first for taken in group] - first, counts)
+    right = bool(
+        ok.all() and (batch.column("total_size") == rows["size"]).all()
+        and _have_topics(batch, [taken.queue.topic for taken in group], counts)
+        and (batch.column("queue_id") == np.repeat([taken.queue.queue_id for taken in group],
+                                                   counts)).all()
+        and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all())
+    if right:
+        batch.column("store_timestamp")  # so it is not cut out for each
+    for taken, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
+        begins, ends = int(begin[low]), int(end[high - 1])
+        part = batch.select(slice(low, high))
+        part.base = base - begins
+        if not right:
+            part = _proven(taken, part, ok[low:high])
+        good = slice(low, low + len(part))
+        yield Block(taken.queue, taken.first, base, data[begins:ends], end[good] - begins,
+                    size[good], _tags(taken, part), part)
+
+
+def _tags(taken: Taken, batch: Batch) -> Array:
+    """The tags code of each row, computed where its extension unit is lost."""
+    tags, lost = taken.queue.tags(taken.rows)
+    for number in lost:
+        tags[number] = computed_tags(batch.bytes_at(number))
+    return tags
+
+
+def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
+    """The records of a queue, up to the first that is not what its row says."""
+    count = len(ok)
+    good = count if ok.all() else int(ok.argmin())
+    if good < count:  # columns of what is no record mean nothing
+        batch = batch.select(slice(0, good))
+    tests = _tests(taken, batch)
+    passed = np.logical_and.reduce([test for _, test in tests])
+    if not passed.all():
+        good = int(passed.argmin())
+        taken.cut(good, next(text for text, test in tests if not test[good]))
+        return batch.select(slice(0, good))
+    if good < count:
+        taken.cut(good, "no record lies there, or it is damaged")
+    return batch
+
+
+def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
+    """What every record must pass, and what to say of one that does not; the first counts."""
+    queue, count = taken.queue, len(batch)
+    topic = queue.topic.encode("utf-8", "surrogateescape")
+    return [
+        ("the record there has another size than its row",
+         batch.column("total_size") == taken.rows["size"][:count]),
+        ("the record there is of another topic", _has_topic(batch, topic)),
+        ("the record there is of another queue", batch.column("queue_id") == queue.queue_id),
+        ("the record there has another queue offset",
+         batch.column("queue_offset") == taken.first + np.arange(count)),
+        ("the body of the record there does not match its CRC", batch.crc_ok()),
+    ]
+
+
+def _has_topic(batch: Batch, topic: bytes) -> Array:
+    good: Array = batch.column("topic_length") == len(topic)
+    rows = np.flatnonzero(good)
+    if len(rows) and topic:
+        raw = _bytes_at(batch.data, batch.column("topic_start")[rows], len(topic))
+        good[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return good
+
+
+def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
+    """Whether the first messages are of the first topic, and so on."""
+    raw = [topic.encode("utf-8", "surrogateescape") for topic in topics]
+    lengths = np.array([len(topic) for topic in raw])
+    wanted = np.repeat(lengths, counts)
+    if (batch.column("topic_length") != wanted).any():
+        return False
+    for width in np.unique(lengths[lengths > 0]).tolist():
+        rows = np.flatnonzero(wanted == width)
+        texts = np.frombuffer(b"".join(topic for topic in raw if len(topic) == width), f"V{width}")
+        expected = np.repeat(texts, [count for topic, count in zip(raw, counts, strict=True)
+                                     if len(topic) == width])
+        present = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
+        if (present != expected.view(np.uint8).reshape(-1, width)).any():
+            return False
+    return True
+
+
+def _bytes_at(data: Array, position: Array, width: int) -> Array:
+    """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
+    raw: Array = gather(data, position, width).view(np.uint8).reshape(-1, width)
+    return raw
+
+
+def _scatter(data: memoryview, position: Array, values: Array) -> None:
+    """Writes big-endian numbers of eight bytes at places of a buffer."""
+    width = _PHYSICAL.size
+    window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    window[position] = values.astype(">i8").view(f"V{width}")
+
+
+# -- the sweep ------------------------------------------------------------------------------------
+
+class Sweep:
+    """Goes through what is left of some queues; `windows` yields blocks, a window at a time.
+
+    ``place`` says at which tiered offset a queue goes on. What cannot be uploaded stops its queue
+    (`LocalQueue.fault`); the others go on. StoreIOError where the log cannot be read.
+    """
+
+    def __init__(self, log: CommitLog, queues: Sequence[LocalQueue],
+                 place: Callable[[LocalQueue], int], window: int = WINDOW) -> None:
+        self._log, self._queues, self._place, self._window = log, queues, place, window
+        self._buffer = memoryview(b"")
+        self._buffers = BufferPool()
+
+    def windows(self) -> Iterator[Iterator[Block]]:
+        """For each window its blocks, which are made as they are asked for; take all of them
+        before the next window.
+        """
+        heap = []
+        for number, queue in enumerate(self._queues):
+            physical = queue.next_physical()
+            if physical is not None:
+                heap.append((physical, number))
+        heapq.heapify(heap)
+        while heap:
+            start = heap[0][0]
+            place = self._log.locate(start)
+            if place is None:
+                queue = self._queues[heapq.heappop(heap)[1]]
+                queue.stop(queue.cursor, f"physical offset {start}: {self._log.explain(start)}")
+                continue
+            source = place[0]
+            limit = min(start + self._window, source.base + source.size)
+            taken: list[Taken] = []
+            numbers = []
+            while heap and heap[0][0] < limit:
+                number = heapq.heappop(heap)[1]
+                taken.append(Taken(self._queues[number], *self._queues[number].take(limit)))
+                numbers.append(number)
+            yield self._blocks(source, start, taken)
+            for number in numbers:
+                physical = self._queues[number].next_physical()
+                if physical is not None:
+                    heapq.heappush(heap, (physical, number))
+
+    def _blocks(self, source: FileSource, start: int, taken: list[Taken]) -> Iterator[Block]:
+        file_end = source.base + source.size
+        for queue_taken in taken:
+            inside = queue_taken.rows["physical_offset"] + queue_taken.rows["size"] <= file_end
+            if not inside.all():
+                queue_taken.cut(int(inside.argmin()), "the record would reach over the end of the "
+                                                      "log file")
+        taken = [queue_taken for queue_taken in taken if len(queue_taken.rows)]
+        if not taken:
+            return
+        rows = np.concatenate([queue_taken.rows for queue_taken in taken])
+        self._read(source, start, rows)
+        # Damaged rows may claim far more than a window has: that is joined elsewhere, if at all.
+        room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
+        cut = Cut(self._buffer, start, self._buffers.take(room))
+        yield from blocks_of(taken, cut, self._place)
+
+    def _read(self, source: FileSource, start: int, rows: Array) -> None:
+        """Fills the buffer so that the records lie at their places minus ``start``."""
+        physical = rows["physical_offset"].astype(np.int64)
+        order = np.argsort(physical, kind="stable")
+        physical = physical[order]
+        end = np.maximum.accumulate(physical + rows["size"][order])
+        wanted = int(end[-1]) - start
+        if len(self._buffer) < wanted:
+            self._buffer = self._buffers.take(max(wanted, min(self._window, source.size)))
+        far = np.flatnonzero(physical[1:] - end[:-1] > _NEAR)
+        begins = np.concatenate((physical[:1], physical[far + 1])).tolist()
+        ends = np.concatenate((end[far], end[-1:])).tolist()
+        view = self._buffer
+        for begin, other in zip(begins, ends, strict=True):
+            part = view[begin - start:other - start]
+            done = source.read_into(part, begin - source.base)
+            if done < len(part):  # it was shortened meanwhile: no record proves itself in zeros
+                part[done:] = bytes(len(part) - done)

@@ -1,0 +1,237 @@
+"""What dispatch does with each local queue: where it begins, or why it is left alone, and how its
+messages are grouped into commits (tiered.md §7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.broker.offset_by_time import offset_by_time
+from rmqctl.errors import UsageError
+from rmqctl.ext.tiered.dispatch.append_file import AppendFile
+from rmqctl.ext.tiered.dispatch.blocks import Block
+from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
+from rmqctl.ext.tiered.dispatch.resume import TagsOf
+from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.settings import TierSettings
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
+from rmqctl.ext.tiered.tier import Tier, with_witness
+from rmqctl.formats import layout
+from rmqctl.formats.local import consume_queue, message
+from rmqctl.formats.tiered import names
+from rmqctl.scan.frames import Array
+from rmqctl.store.controller import read_identity
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Store
+
+DEFAULT_CLUSTER = "DefaultCluster"
+BROKERS_START = 120_000
+"""So many ms before now a broker begins a queue it has not tiered yet."""
+_PHYSICAL = layout.field(message.Message, "physical_offset")
+
+UPLOADED, UP_TO_DATE, WAITING = "uploaded", "up to date", "waiting"
+STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a queue. ``start`` and ``end`` are queue offsets, ``messages`` what was
+    uploaded between them and ``bytes`` their size; ``completed`` units of an earlier run.
+    """
+
+    topic: str
+    queue_id: int
+    start: int = 0
+    end: int = 0
+    messages: int = 0
+    bytes: int = 0
+    completed: int = 0
+    status: str = UP_TO_DATE
+    reason: str | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        return self.status in (STOPPED, REFUSED)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"topic": self.topic, "queue_id": self.queue_id, "from": self.start,
+                "to": self.end, "messages": self.messages, "bytes": self.bytes,
+                "completed": self.completed, "status": self.status, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class Upload:
+    """A queue that is uploaded: its local rows and the two flat files that grow."""
+
+    local: LocalQueue
+    flat: FlatQueue
+    log: AppendFile
+    rows: AppendFile
+    groups: GroupCommit
+    topic_id: int
+    outcome: Outcome
+    first_base: int = 0
+    """The tiered offset of the first message of this run."""
+    next_base: int = 0
+    """The tiered offset of the next message, appended or not yet."""
+
+
+Blocks = list[tuple[Upload, Block]]
+"""What of a window is uploaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a queue begins that was never tiered: at the first local message, or at a time."""
+
+    time: int | None = None
+
+    def offset(self, view: View, local: LocalQueue) -> int:
+        """The queue offset, inside of the local queue."""
+        if self.time is None:
+            return local.first
+        answer = offset_by_time(view, local.topic, local.queue_id, self.time)
+        start = local.first if answer is None else answer.queue_offset
+        return min(max(start, local.first), local.end)
+
+
+def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
+    """(cluster, broker): what was given, else the only ones in the tier or its metadata.
+
+    UsageError where nothing says which broker.
+    """
+    owners = tier.found.owners
+    clusters = sorted({owner for owner, name in owners if broker in (None, name)})
+    if cluster is None:
+        if len(clusters) > 1:
+            raise UsageError(f"{tier.name} has several clusters ({', '.join(clusters)}): name one "
+                             "with --cluster")
+        cluster = clusters[0] if clusters else None
+    brokers = {name for owner, name in owners if cluster in (None, owner)}
+    brokers |= tier.metadata.brokers
+    identity = read_identity(store)
+    if broker is None and not brokers and identity is not None:
+        brokers = {identity.broker_name}
+        cluster = cluster or identity.cluster
+    if broker is None:
+        if len(brokers) != 1:
+            known = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
+            raise UsageError(f"name the broker with --broker (its brokerName): {tier.name} has "
+                             f"{known}")
+        broker = next(iter(brokers))
+    cluster = cluster or DEFAULT_CLUSTER
+    for name in (cluster, broker):
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise UsageError(f"{name!r} cannot be the name of a cluster or broker")
+    return cluster, broker
+
+
+def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
+    """A queue of a tier, there or not."""
+    folder = f"{names.cluster_folder(name.cluster)}/{name.path}"
+    return with_witness(FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
+                                          for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))))
+
+
+def same_message(local: LocalQueue) -> TagsOf:
+    """Gives the tags code of a tiered record that is the local one of that queue offset."""
+    place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
+
+    def tags(queue_offset: int, raw: bytes) -> int | None:
+        known, unit = local.raw(queue_offset), local.row(queue_offset)
+        if known is None or unit is None:
+            return None
+        if raw[:place.start] != known[:place.start] or raw[place.stop:] != known[place.stop:]:
+            return None
+        codes, lost = local.tags(np.array([tuple(unit)], consume_queue.dtype()))
+        return computed_tags(raw) if lost else int(codes[0])
+
+    return tags
+
+
+@dataclass(slots=True)
+class LocalQueues:
+    """(topic, queue id) of the local queues to upload; ``batch``: those with a batch
+    consumequeue, which are not uploaded.
+    """
+
+    queues: list[tuple[str, int]] = field(default_factory=list)
+    batch: list[tuple[str, int]] = field(default_factory=list)
+
+
+def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str]) -> LocalQueues:
+    """The local queues whose topics a broker tiers. UsageError for a topic that is not there."""
+    wanted = set(topics)
+    chosen = LocalQueues()
+    for keys, into in ((store.queues, chosen.queues), (store.batch_queues, chosen.batch)):
+        for topic, number in keys:
+            if wanted and topic not in wanted:
+                continue
+            if names.is_filtered(topic, cluster, broker):
+                if topic in wanted:
+                    raise UsageError(f"the topic {topic} is never tiered: it is the broker's own")
+                continue
+            into.append((topic, number))
+    missing = wanted - {topic for topic, _ in (*chosen.queues, *chosen.batch)}
+    if missing:
+        raise UsageError(f"{store.root} has no topic {', '.join(sorted(missing))}")
+    return chosen
+
+
+def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None:
+    """(status, reason) of a tiered queue that the local one cannot continue; None: it can."""
+    if current < local.first:
+        return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
+                         f"{local.first}: what was between is gone. A broker would delete the "
+                         "tiered queue here; --restart-queue moves its files aside and begins "
+                         "anew")
+    if current > local.end:
+        return SKIPPED, (f"the tier ends at queue offset {current}, the local queue already at "
+                         f"{local.end}")
+    return None
+
+
+class GroupCommit:
+    """Cuts one queue's messages, which come in pieces, into the groups a broker commits together.
+
+    A group ends before the message with which it would reach the size, or after the count. A
+    message that alone is larger is a group of its own; a broker stops there for ever (tiered.md
+    §7, 12).
+    """
+
+    def __init__(self, settings: TierSettings) -> None:
+        self._settings = settings
+        self._count = 0
+        self._bytes = 0
+
+    def starts(self, sizes: Array) -> list[int]:
+        """The messages of the next piece with which a group begins. ``sizes``: bytes (int64)."""
+        most, limit = self._settings.group_commit_count, self._settings.group_commit_size
+        until = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+        starts: list[int] = []
+        row, count = 0, len(sizes)
+        while row < count:
+            if self._count:  # a group is begun: what still goes into it
+                room = limit - self._bytes + int(until[row])
+                fits = int(np.searchsorted(until, room, "left")) - 1
+                stop = max(row, min(count, row + most - self._count, fits))
+                self._count += stop - row
+                self._bytes += int(until[stop] - until[row])
+                row = stop
+                if row == count:
+                    break
+            starts.append(row)
+            self._count, self._bytes = 1, int(sizes[row])
+            row += 1
+        return starts
+
+
+def is_due(settings: TierSettings, oldest: int, waiting: int, now: int) -> bool:
+    """Whether a broker would begin a group: the oldest pending message is old enough (its store
+    time, ms), or more than the count are waiting.
+    """
+    return (oldest + settings.group_commit_timeout < now
+            or waiting > settings.group_commit_count)

@@ -1,0 +1,283 @@
+"""What a dispatch is asked for, where it then writes, who looks on, and what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rmqctl.checks.findings import ERROR
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.ext.tiered.dispatch.blocks import Block, Sweep
+from rmqctl.ext.tiered.dispatch.local import LocalQueue
+from rmqctl.ext.tiered.dispatch.plan import Outcome, Start, Upload, flat_queue
+from rmqctl.ext.tiered.dispatch.resume import unit_rows
+from rmqctl.ext.tiered.files.metadata_file import broker_root_of, find_metadata, tier_root
+from rmqctl.ext.tiered.files.opening import open_reader
+from rmqctl.ext.tiered.files.reader import PosixReader, Reader
+from rmqctl.ext.tiered.files.settings import TierSettings
+from rmqctl.ext.tiered.flat_file import FlatQueue
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.parse_values import is_url
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Sizes, Store
+
+_FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index", "config",
+                       "timerlog", "timerwheel", "compaction", "transaction",
+                       names.LOCAL_INDEX_FOLDER, ".rmqctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given.
+
+    ``outside``: folders that links in the tier may lead to.
+    """
+
+    store: str
+    root: str
+    metadata: str | None = None
+    cluster: str | None = None
+    broker: str | None = None
+    topics: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start)
+    only_due: bool = False
+    restart_queue: bool = False
+    index: bool = True
+    seal_index: bool = False
+    verify_after: bool = False
+    given: dict[str, int | None] = field(default_factory=dict)
+    commitlog_dirs: tuple[str, ...] = ()
+    sizes: Sizes | None = None
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it. ``items`` were put into the index, ``index_files`` uploaded."""
+
+    cluster: str
+    broker: str
+    outcomes: list[Outcome]
+    notes: list[str] = field(default_factory=list)
+    items: int = 0
+    index_files: int = 0
+    checked: Checked | None = None
+    stopped: bool = False
+
+    @property
+    def is_fault(self) -> bool:
+        """A queue could not be uploaded, what was uploaded is not there, or verify fails."""
+        return (any(outcome.is_fault for outcome in self.outcomes)
+                or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster, "broker": self.broker,
+            "messages": sum(outcome.messages for outcome in self.outcomes),
+            "bytes": sum(outcome.bytes for outcome in self.outcomes),
+            "index_items": self.items, "index_files": self.index_files,
+            "checked": None if self.checked is None else {
+                "messages": self.checked.messages, "problems": self.checked.problems,
+                "findings": self.checked.findings},
+            "queues": [outcome.as_dict() for outcome in self.outcomes]}
+
+
+@dataclass(slots=True)
+class Watch:
+    """How somebody looks on: a progress bar, and whether Ctrl-C came."""
+
+    total: Callable[[int], None] = lambda _: None
+    advance: Callable[[int], None] = lambda _: None
+    label: Callable[[str], None] = lambda _: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+# -- where it writes ------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a dispatch writes: the tier root, its metadata (there or not), and the broker's local
+    root, which has the index files that are not uploaded.
+    """
+
+    tier: str
+    metadata_path: str
+
+    @property
+    def broker_root(self) -> str:
+        """UsageError for metadata behind a URL."""
+        broker_root = broker_root_of(self.metadata_path)
+        if broker_root is None:
+            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
+        return broker_root
+
+    def open(self) -> Tier:
+        """The tier, there or not, with this metadata or its backup."""
+        path: str | None = self.metadata_path
+        if not os.path.lexists(self.metadata_path):
+            backup = f"{self.metadata_path}.bak"
+            path = backup if os.path.lexists(backup) else None
+        reader = open_reader(self.tier) if is_url(self.tier) else PosixReader(self.tier)
+        return Tier(reader, path, self.broker_root)
+
+
+def locate(request: Request) -> tuple[Request, Target, list[str]]:
+    """(the request with the broker's name where the metadata tells it, where it writes, notes).
+
+    The metadata is the file that is given; else that of a tier which lies apart from the store
+    and has its own; else the store's. RefusedError for a tier in the store's own folders,
+    UsageError where other metadata knows the tier.
+    """
+    if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
+            request.store):
+        tier = os.path.join(request.root, names.TIER_FOLDER)
+    else:
+        tier = tier_root(request.root)
+    _refuse_inside_store(tier, request)
+    if request.metadata is not None:
+        return request, Target(tier, request.metadata), []
+    target = Target(tier, os.path.join(request.store, "config", names.METADATA_NAME))
+    if is_url(tier):
+        return request, target, []
+    if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
+        with closing(target.open()) as known:
+            path = _own_metadata(tier, request.store, known)
+            brokers = known.metadata.brokers
+        if path is not None:
+            broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
+            note = (f"{tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "
+                    f"{target.metadata_path} is another tier's (--metadata names another file)")
+            return replace(request, broker=broker), Target(tier, path), [note]
+    # New metadata is not begun for a tier that has some elsewhere.
+    other = find_metadata(tier)
+    if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
+            broker_root_of(other) or "") != os.path.realpath(target.broker_root):
+        raise UsageError(f"{tier} has its metadata in {other}: name it with --metadata "
+                         "(or, to begin anew beside the store, name the new file)")
+    return request, target, []
+
+
+def _refuse_inside_store(tier: str, request: Request) -> None:
+    """A broker would take clusters' folders among its own for topics or files. RefusedError."""
+    if is_url(tier):
+        return
+    tier_path = os.path.realpath(tier)
+    for folder in (*_FOLDERS_OF_A_STORE, *request.commitlog_dirs):
+        path = os.path.realpath(os.path.join(request.store, folder))
+        if tier_path == path or tier_path.startswith(f"{path}{os.sep}"):
+            raise RefusedError(f"{tier}: lies in {folder} of the store itself; a tier needs a "
+                               "folder of its own, such as "
+                               f"{os.path.join(request.store, 'tieredstore')}")
+
+
+def _own_metadata(tier: str, store: str, known: Tier) -> str | None:
+    """The metadata in ``config/`` of a tier that lies apart, where that is the tier's; else None.
+
+    It is where a dispatch began it; and where the store's own metadata (``known`` has it) is of
+    another tier, which must not lose its only map: one that lies in the store, or, since nothing
+    of a tier is in ``tier`` yet, somewhere else.
+    """
+    folder = os.path.join(tier, "config")
+    path = os.path.join(folder, names.METADATA_NAME)
+    if os.path.isdir(folder):
+        return path
+    in_use = any(entry.size for tables in known.metadata.segments.values()
+                 for table in tables.values() for entry in table.values())
+    inside = os.path.join(store, names.TIER_FOLDER)
+    return path if in_use and (_is_tier(inside) or not _is_tier(tier)) else None
+
+
+def _is_tier(folder: str) -> bool:
+    try:
+        return any(names.parse_cluster(name) for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from error
+
+
+_MOST_FINDINGS, _MOST_LISTED = 1_000, 20
+"""Findings that are held at all, information among them, and that are listed one by one."""
+
+
+# -- what was uploaded is read back ---------------------------------------------------------------
+
+@dataclass(slots=True)
+class Checked:
+    """``messages`` that are in the tier as they are in the store; ``problems`` in words.
+
+    ``findings``: what `verify` says of the whole of the broker's part, older things too; it
+    ``is_damaged`` by one that is more than a warning.
+    """
+
+    messages: int = 0
+    problems: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    is_damaged: bool = False
+
+
+def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
+              advance: Callable[[int], None] = lambda _: None) -> Checked:
+    """Compares every message of a run, and its unit, with the local one. StoreIOError."""
+    view, checked = View(store), Checked()
+    bases: dict[int, int] = {}
+    tiered: dict[int, FlatQueue] = {}
+    locals_: list[LocalQueue] = []
+    for upload in uploads:
+        if not upload.outcome.messages:
+            continue
+        local = LocalQueue(view, store.queues[upload.local.topic, upload.local.queue_id])
+        local.end = min(local.end, upload.outcome.end)
+        local.seek(upload.outcome.start)
+        locals_.append(local)
+        bases[id(local)] = upload.first_base
+        tiered[id(local)] = flat_queue(reader, upload.flat.name)
+    sweep = Sweep(store.log, locals_, lambda local: bases[id(local)])
+    for blocks in sweep.windows():
+        for block in blocks:
+            number = id(block.queue)
+            bases[number] += block.bytes
+            advance(block.bytes)
+            wrong = _difference(tiered[number], block)
+            if wrong is None:
+                checked.messages += len(block)
+            else:
+                checked.problems.append(f"{tiered[number].name.path}: {wrong}")
+    for local in locals_:
+        if local.fault is not None:
+            checked.problems.append(f"{local.topic}/{local.queue_id}: queue offset "
+                                  f"{local.fault.queue_offset}: {local.fault.reason}")
+    return checked
+
+
+def _difference(queue: FlatQueue, block: Block) -> str | None:
+    """What of a block is not in the tier; None: all of it is."""
+    last = block.offset + len(block) - 1
+    rows, _ = unit_rows(block.begin, block.size, block.tags)
+    if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:
+        return f"the units of queue offsets {block.offset} to {last} are not what was written"
+    if queue.commit_log.read(block.base, block.bytes) != memoryview(block.data)[:block.bytes]:
+        return f"the messages of queue offsets {block.offset} to {last} are not what was written"
+    return None
+
+
+def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings,
+               advance: Callable[[int], None] = lambda _: None) -> None:
+    """Adds what `verify` has to say against a broker's part of a tier."""
+    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+
+    result = verdict(Verification(tier, Options(
+        broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
+        progress=advance), _MOST_FINDINGS)
+    checked.is_damaged = any(severity == ERROR for _, severity in result.counts)
+    for finding in [finding for finding in result.findings if finding.is_trouble][:_MOST_LISTED]:
+        place = f"{finding.file or ''}{'' if finding.offset is None else f' @{finding.offset}'}"
+        checked.findings.append(f"{finding.category}: {place}: {finding.detail}")
+    if result.troubles > len(checked.findings):
+        checked.findings.append(f"{result.troubles - len(checked.findings)} more: "
+                              f"`rmqctl tiered verify {tier.name}` tells all")

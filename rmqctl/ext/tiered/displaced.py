@@ -1,0 +1,106 @@
+"""Messages of a tiered queue that lie at another place than they say (tiered.md §8.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from rmqctl.errors import FormatError
+from rmqctl.ext.tiered.flat_file import QueueName
+from rmqctl.formats import layout
+from rmqctl.formats.local import message, properties
+from rmqctl.formats.local.javahash import tags_code
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import Source
+
+_HEAD = layout.reader(message.Message, "total_size", "magic")
+_WINDOW = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A message: ``position`` is where it lies, ``says`` what its own field has (both logical
+    offsets).
+    """
+
+    position: int
+    says: int
+    size: int
+    queue_offset: int
+    tags_code: int
+    store_time: int
+
+
+def find_shifted(source: Source, start: int, length: int, name: QueueName,
+                 last: int, *, most: int | None = None) -> list[Shifted]:
+    """The messages of a queue in a damaged range (positions in ``source``), in their order.
+
+    They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
+    first continues after ``last`` or repeats what was there (or begins the file: then what was
+    before may be hidden by it), each further one continues. Who sends a message can put all that
+    into its body, so each begins where the range or the one before it ends, or with the very bytes
+    before it, of which the first were written before the damage. ``most``: how many things that
+    look like one are tried.
+    """
+    shifted: list[Shifted] = []
+    done, end = start, start + length
+    for position in islice(_candidates(source, start, end), most):
+        if position < done:
+            continue
+        one = _shifted_at(source, position, end, name)
+        expected = shifted[-1].queue_offset + 1 if shifted else None
+        if one is None or (one.queue_offset > last + 1 and position if expected is None
+                           else one.queue_offset != expected):
+            continue
+        origins = {one.says - source.base}
+        if shifted:
+            origins.add(one.says - source.base + shifted[-1].position - shifted[-1].says)
+        if position == done or any(origin <= done and _repeats(source, origin, position)
+                                   for origin in origins):
+            shifted.append(one)
+            done = position + one.size
+    return shifted
+
+
+def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
+    """Where things that look like the head of a message begin."""
+    overlap = _HEAD.size - 1
+    while start < end:
+        data = source.read(start, min(_WINDOW, end - start))
+        for hit in message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET):
+            yield start + hit.start() - message.MAGIC_OFFSET
+        if len(data) < _WINDOW:
+            return
+        start += len(data) - overlap
+
+
+def _repeats(source: Source, start: int, position: int) -> bool:
+    """Whether what lies at a position begins with all that lies before it from ``start`` on: a
+    block that was written again behind a part of itself.
+    """
+    length = position - start
+    return 0 <= start < position and all(
+        source.read(start + at, min(_WINDOW, length - at))
+        == source.read(position + at, min(_WINDOW, length - at))
+        for at in range(0, length, _WINDOW))
+
+
+def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
+    """The message of a queue at a position, wherever it says it lies; None where there is none."""
+    head = source.read(position, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    total: int = _HEAD.unpack(head)[0]
+    if not message.MIN_SIZE <= total <= min(MAX_RECORD, end - position):
+        return None
+    try:
+        record = message.decode(source.read(position, total))
+    except FormatError:
+        return None
+    if (not record.crc_ok or record.queue_id != name.queue_id or record.queue_offset < 0
+            or record.topic != name.topic.encode("utf-8", "surrogateescape")):
+        return None
+    tags = properties.parse(record.properties.decode("utf-8", "replace")).get(properties.TAGS)
+    return Shifted(source.base + position, record.physical_offset, total, record.queue_offset,
+                   tags_code(tags), record.store_timestamp)

@@ -1,0 +1,66 @@
+"""Who may write to a tier, and where: the locks, and the links that lead elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from rmqctl.errors import InternalError, StoreHeldError, StoreIOError
+from rmqctl.ext.tiered.files.metadata_file import broker_root_of, writable_around
+from rmqctl.files.bounds import Bounds, stores_around
+from rmqctl.files.lock import StoreLock
+from rmqctl.files.lock_probe import probe
+from rmqctl.formats.tiered.names import LOCAL_INDEX_FOLDER
+from rmqctl.parse_values import is_url
+
+
+def refuse_noted(root: str, metadata_path: str, metadata: str | None,
+                 outside: Sequence[str]) -> None:
+    """RefusedError where metadata, or the index files beside it, is neither in the tier nor beside
+    it, nor named: by ``metadata``, or in one of the folders ``outside``.
+    """
+    broker_root = broker_root_of(metadata_path) or ""
+    around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
+    bounds = Bounds(root, [*around, *outside])
+    # The index folder first: the folder that its refusal names has the metadata in it, too.
+    bounds.refuse_links(os.path.join(broker_root, LOCAL_INDEX_FOLDER), metadata_path,
+                        f"{metadata_path}.bak")
+
+
+@contextmanager
+def locked(root: str, metadata_path: str, source: str | None = None, *,
+           metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
+    """Holds what a run that writes needs: nobody else may while a broker runs, or another rmqctl.
+
+    These are the broker's lock in the root that has ``metadata_path`` (``metadata``: as the user
+    named it), a lock of ours in the tier's ``root`` (a URL has none), those of other stores that
+    contain one of the folders ``outside``, and that of the store ``source``, which is only read,
+    where it has a lock file: on a read-only disk it is enough that nobody else holds it.
+
+    Before anything is changed: StoreHeldError; RefusedError for a link, or a note in the tier, that
+    leads out of the tier, its metadata and the broker's index files, and into none of the folders
+    ``outside``; StoreIOError.
+    """
+    broker_root = broker_root_of(metadata_path)
+    if broker_root is None:
+        raise InternalError(f"{metadata_path}: metadata behind a URL is not written")
+    refuse_noted(root, metadata_path, metadata, (*outside, *(() if source is None else (source,))))
+    if not is_url(root):
+        Bounds(root, outside).refuse_links(root)
+    folders = [os.path.realpath(broker_root)]
+    if not is_url(root):
+        folders.append(os.path.realpath(root))
+    with ExitStack() as stack:
+        for folder in dict.fromkeys((*folders, *stores_around(outside, [
+                *folders, *(() if source is None else (source,))]))):
+            stack.enter_context(StoreLock(folder))
+        if (source is not None and os.path.realpath(source) not in folders
+                and os.path.lexists(os.path.join(source, "lock"))):
+            try:
+                stack.enter_context(StoreLock(source))
+            except StoreIOError:
+                if probe(os.path.join(source, "lock")).held:
+                    raise StoreHeldError(
+                        f"{source}: the store is held by another process") from None
+        yield

@@ -1,0 +1,206 @@
+"""``tieredStoreMetadata.json``: where it lies, and how it is written (tiered.md §6).
+
+A broker has it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier that lies
+elsewhere has a note of the file it was written with (`NOTE`), which counts in that very folder
+only: in a copy it would lead to the original's metadata.
+
+A broker of 5.3.3 writes over the file in place; here there is the old file or the new one at any
+moment, and the one before is kept as ``.bak``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing, suppress
+
+from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.ext.tiered.files.opening import open_reader, open_writer
+from rmqctl.files.durable import STAGING, make_folders, publish
+from rmqctl.formats.config import config_json
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.parse_values import is_url
+
+NOTE = ".rmqctl/home.json"
+"""Below the root of a tier in a folder: the path of its metadata."""
+_MAX_NOTE = 1 << 16
+_IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLDER, "lock",
+                   "checkpoint", "abort")
+"""What shows that a folder is a broker's local root."""
+
+
+# -- where it lies --------------------------------------------------------------------------------
+
+def tier_root(root: str) -> str:
+    """The folder itself, or the ``tieredstore`` of a store that was named instead."""
+    inner = f"{root.rstrip('/')}/{names.TIER_FOLDER}"
+    if is_url(root):
+        with closing(open_reader(root)) as reader:
+            folders = [entry.name for entry in reader.list("") if entry.is_folder]
+        if names.TIER_FOLDER not in folders:
+            return root
+    elif not os.path.isdir(inner):
+        return root
+    else:
+        try:
+            folders = os.listdir(root)
+        except OSError:
+            return root
+    return root if any(map(names.parse_cluster, folders)) else inner
+
+
+def find_metadata(root: str) -> str | None:
+    """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
+    in it; else the one that is noted_path. Relative to the working folder where ``root`` is.
+    """
+    behind_url = is_url(root)
+    relative = not behind_url and not os.path.isabs(root)
+    root = root.rstrip("/") if behind_url else os.path.abspath(root)
+    above = os.path.dirname(root)
+    for folder in (f"{root}/config", f"{above}/config", root):
+        for suffix in ("", ".bak"):
+            path = os.path.join(folder, names.METADATA_NAME + suffix)
+            if is_url(path):
+                with suppress(StoreIOError):  # who may read a tier need not see what is above it
+                    if exists(path):
+                        return path
+            elif not behind_url and os.path.isfile(path):
+                return os.path.relpath(path) if relative else path
+    path_noted = None if behind_url else noted_path(root)
+    return path_noted if path_noted is not None and os.path.isfile(path_noted) else None
+
+
+def expected_path(root: str) -> str | None:
+    """Where the metadata of a tier in a folder lies or lay; None where nothing tells."""
+    path = find_metadata(root)
+    if path is not None:
+        return path.removesuffix(".bak")
+    full = os.path.abspath(root)
+    path = noted_path(full)
+    if path is not None:
+        return path
+    above = os.path.dirname(full)
+    if os.path.isdir(os.path.join(full, "config")):
+        broker_root = full
+    elif any(os.path.lexists(os.path.join(above, name)) for name in _IN_BROKER_ROOT):
+        broker_root = above
+    else:
+        return None
+    path = os.path.join(broker_root, "config", names.METADATA_NAME)
+    return path if os.path.isabs(root) else os.path.relpath(path)
+
+
+def broker_root_of(metadata_path: str | None) -> str | None:
+    """The broker's local root, from the path of its metadata; None behind a URL."""
+    if metadata_path is None or is_url(metadata_path):
+        return None
+    folder = os.path.dirname(os.path.abspath(metadata_path))
+    return os.path.dirname(folder) if os.path.basename(folder) == "config" else folder
+
+
+def writable_around(root: str, metadata: str | None) -> list[str]:
+    """What may be written around a tier in a folder: the metadata, its backup, the local index.
+
+    By where the tier lies, or by ``metadata`` that the user named: never by what a file says.
+    """
+    path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
+                                    names.METADATA_NAME)
+    home = broker_root_of(path)
+    around = [path, f"{path}.bak"]
+    if home is not None:
+        around.append(os.path.join(home, names.LOCAL_INDEX_FOLDER))
+    # A link beside the tier names no folder in its user's stead.
+    return around if metadata is not None else [
+        each for each in around if os.path.realpath(each) == each]
+
+
+def exists(path: str) -> bool:
+    """Whether there is something at a path or behind a URL. StoreIOError."""
+    if not is_url(path):
+        return os.path.lexists(path)
+    folder, _, name = path.rpartition("/")
+    with closing(open_reader(folder)) as reader:
+        return reader.size(name) is not None
+
+
+# -- the note in the tier -------------------------------------------------------------------------
+
+def noted_path(root: str) -> str | None:
+    """The path of the metadata that a tier in a folder was written with, there or not; None where
+    nothing is noted_path, or the note is of another folder. Never raises for what the file holds.
+    """
+    try:
+        with open(os.path.join(root, NOTE), "rb") as file:
+            note = config_json.parse(file.read(_MAX_NOTE)).value
+    except (OSError, FormatError):
+        return None
+    path = note.get("metadata") if isinstance(note, dict) else None
+    if not isinstance(path, str) or not os.path.isabs(path) or "\0" in path:
+        return None
+    return path if note.get("folder") == _folder_identity(root) else None
+
+
+def note_path(root: str, metadata_path: str) -> None:
+    """Notes in a tier in a folder where its metadata is, unless `find_metadata` finds it anyway.
+    StoreIOError.
+    """
+    path = find_metadata(root)
+    if path is not None and os.path.realpath(path) == os.path.realpath(metadata_path):
+        return
+    path = os.path.abspath(metadata_path)
+    if noted_path(root) != path:
+        note = json.dumps({"metadata": path, "folder": _folder_identity(root)}) + "\n"
+        with closing(open_writer(root)) as writer:
+            writer.replace(NOTE, note.encode())
+
+
+def _folder_identity(root: str) -> list[int]:
+    """What tells a folder from a copy of it; it stays when the folder is renamed."""
+    about = os.stat(root)
+    return [about.st_dev, about.st_ino]
+
+
+# -- reading and writing --------------------------------------------------------------------------
+
+def load(path: str) -> meta.Metadata | None:
+    """The metadata in a file; None where there is no such file. FormatError for what is none or
+    empty, StoreIOError.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    if not data.strip(b"\0 \t\r\n"):
+        raise FormatError("it is empty")
+    return meta.read(data)
+
+
+def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
+    """Publishes metadata at ``path``, what was there as ``.bak``; False where nothing changed.
+
+    ``broker_root``: on whose file system the new file is staged. StoreIOError; RefusedError for
+    metadata behind a URL: a broker has it on its machine.
+    """
+    if is_url(path):
+        raise RefusedError(f"{path}: metadata is not written behind a URL; copy it to this "
+                           "machine and name it with --metadata")
+    data = meta.build(metadata)
+    staging = os.path.join(broker_root, STAGING)
+    try:
+        with open(path, "rb") as file:
+            old: bytes | None = file.read()
+    except FileNotFoundError:
+        old = None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    if old == data:
+        return False
+    make_folders(os.path.dirname(os.path.abspath(path)))
+    if old:
+        publish(f"{path}.bak", old, store=broker_root, staging=staging)
+    publish(path, data, store=broker_root, staging=staging)
+    return True

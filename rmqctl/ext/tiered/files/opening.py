@@ -1,0 +1,40 @@
+"""A tier root opened, for reading or for writing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rmqctl.errors import NotAStoreError
+from rmqctl.ext.tiered.files.reader import PosixReader, Reader
+from rmqctl.files import durable
+from rmqctl.parse_values import is_url
+
+if TYPE_CHECKING:
+    from rmqctl.ext.tiered.files.writer import TierWriter
+
+
+def open_reader(target: str) -> Reader:
+    """A tier root to read from. NotAStoreError where there is no folder."""
+    if is_url(target):
+        from rmqctl.ext.tiered.files.remote_reader import RemoteReader
+
+        return RemoteReader(target)
+    if not os.path.isdir(target):
+        words = "is no folder" if os.path.lexists(target) else "no such folder"
+        raise NotAStoreError(f"{target}: {words}")
+    return PosixReader(target)
+
+
+def open_writer(target: str) -> TierWriter:
+    """A tier root to write to; made where it is missing. NotAStoreError, StoreIOError."""
+    if is_url(target):
+        from rmqctl.ext.tiered.files.remote_writer import RemoteWriter
+
+        return RemoteWriter(target)
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise NotAStoreError(f"{target}: is no folder")
+    from rmqctl.ext.tiered.files.writer import PosixWriter
+
+    durable.make_folders(os.path.abspath(target))
+    return PosixWriter(target)

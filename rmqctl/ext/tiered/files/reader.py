@@ -1,0 +1,138 @@
+"""Where a tier lies: files by relative path, opened for reading only.
+
+The shape is that of the drivers brokers have: read a range, size, list;
+`rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` is a folder of this
+machine; `rmqctl.ext.tiered.files.remote_reader` brings the same through fsspec.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import Closing, FileSource, Source
+
+ASIDE = ".rmqctl/tiered"
+"""Below the tier root: where this program keeps what it replaces, and its own notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
+
+    name: str
+    is_folder: bool
+    size: int = 0
+    mtime_ms: int = 0
+    is_strange: bool = False
+    """Neither a folder nor a regular file."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Files of a tier by path relative to its root, with ``/``. All raise StoreIOError."""
+
+    name: str
+    """The root as the user named it."""
+
+    def where(self, path: str) -> str:
+        """A path in the user's words, for messages."""
+
+    def list(self, folder: str) -> list[Entry]:
+        """What is in a folder, by name; empty where there is no such folder."""
+
+    def size(self, path: str) -> int | None:
+        """The size of a file; None where there is none."""
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Bytes ``[position, position + length)``; fewer only at the end of the file."""
+
+    def source(self, path: str, base: int = 0) -> Source:
+        """The file as something to walk over, its first byte at logical offset ``base``.
+
+        To be closed by `close_source`.
+        """
+
+    def close(self) -> None: ...
+
+
+def close_source(source: Source) -> None:
+    """Closes what `Reader.source` opened."""
+    close = getattr(source, "close", None)
+    if close is not None:
+        close()
+
+
+class PosixReader(Closing):
+    """A folder, opened for reading. Holds no descriptors but a few recently used ones."""
+
+    _MOST_OPEN = 32
+
+    def __init__(self, root: str) -> None:
+        self.name = root
+        self.root = os.path.abspath(root)
+        self._open: dict[str, FileSource] = {}
+
+    def where(self, path: str) -> str:
+        return os.path.join(self.name, path) if path else self.name
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def list(self, folder: str) -> list[Entry]:
+        full = self._full(folder)
+        listed: list[Entry] = []
+        try:
+            with os.scandir(full) as entries:
+                listed.extend(map(self._entry, entries))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise failed(error, self.where(folder), "list") from None
+        return sorted(listed, key=lambda entry: entry.name)
+
+    @staticmethod
+    def _entry(entry: os.DirEntry[str]) -> Entry:
+        try:
+            about = entry.stat()
+        except OSError:  # vanished meanwhile, or a link to nowhere
+            return Entry(entry.name, False, is_strange=True)
+        folder = stat.S_ISDIR(about.st_mode)
+        return Entry(entry.name, folder, 0 if folder else about.st_size,
+                     about.st_mtime_ns // 1_000_000,
+                     not folder and not stat.S_ISREG(about.st_mode))
+
+    def size(self, path: str) -> int | None:
+        try:
+            return os.stat(self._full(path)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise failed(error, self.where(path), "look at") from None
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        source = self._open.pop(path, None)
+        if source is None:
+            source = FileSource(self._full(path))
+            while len(self._open) >= self._MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+        self._open[path] = source
+        return source.read(position, length)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        return FileSource(self._full(path), base)
+
+    def close(self) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()
+
+
+def failed(error: Exception, where: str, doing: str) -> StoreIOError:
+    """The StoreIOError for what the system said, or for a name it cannot have."""
+    if isinstance(error, OSError):
+        return StoreIOError.from_oserror(error, where, doing)
+    return StoreIOError(f"cannot {doing} {where!r}: {error}")

@@ -1,0 +1,246 @@
+"""A tier behind a URL, read through fsspec: object stores, file servers, memory (for tests).
+
+Only ranges are asked for, never a file as a whole. Sizes are remembered as they were last listed
+or asked for, so that a read inside of what is known costs one request.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
+from rmqctl.ext.tiered.files.reader import Entry, failed
+from rmqctl.scan.source import Closing, Source, Witness
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""What the drivers call the time of the last change."""
+_ERRNO: tuple[tuple[type[OSError], int], ...] = (
+    (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
+    (FileExistsError, errno.EEXIST), (IsADirectoryError, errno.EISDIR),
+    (NotADirectoryError, errno.ENOTDIR))
+
+
+class RemoteReader(Closing):
+    """A URL, opened for reading. UsageError where there is no driver for it."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._fs, self._root = _driver(url)
+        self._sizes: dict[str, int] = {}
+
+    def where(self, path: str) -> str:
+        named = without_secrets(self.name)
+        return f"{named.rstrip('/')}/{path}" if path else named
+
+    def _full(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else self._root
+
+    def list(self, folder: str) -> list[Entry]:
+        full = self._full(folder)
+        with failing(self.where(folder), "list"):
+            self._fs.invalidate_cache()
+            try:
+                rows = self._fs.ls(full, detail=True)
+            except FileNotFoundError:
+                return []
+        listed = []
+        for row in rows:
+            entry = _entry(row)
+            if _same(row["name"], full):
+                if not entry.is_folder and len(rows) == 1 and not row["name"].endswith("/"):
+                    raise failed(NotADirectoryError(errno.ENOTDIR, ""), self.where(folder), "list")
+                continue  # the marker some tools put into an object store for a folder
+            listed.append(entry)
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if not entry.is_folder:
+                self._sizes[path] = entry.size
+        return sorted(listed, key=lambda entry: entry.name)
+
+    def size(self, path: str) -> int | None:
+        with failing(self.where(path), "look at"):
+            self._fs.invalidate_cache()
+            try:
+                row = self._fs.info(self._full(path))
+            except (FileNotFoundError, NotADirectoryError):
+                row = None
+        if row is None or row.get("type") == "directory":
+            self._sizes.pop(path, None)
+            return None
+        if not isinstance(row.get("size"), int):
+            raise StoreIOError(f"cannot read {self.where(path)}: its size is not told")
+        self._sizes[path] = row["size"]
+        return int(row["size"])
+
+    def _known(self, path: str, wanted: int) -> int:
+        """The size of a file; asked for again where it is known to have less than ``wanted``."""
+        size = self._sizes.get(path)
+        if size is None or size < wanted:
+            size = self.size(path)
+        if size is None:
+            raise failed(FileNotFoundError(errno.ENOENT, ""), self.where(path), "open")
+        return size
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        if position < 0 or length <= 0:
+            return b""
+        end = min(position + length, self._known(path, position + length))
+        parts = []
+        while position < end:
+            with failing(self.where(path), f"read at offset {position} of"):
+                part = self._fs.cat_file(self._full(path), start=position, end=end)
+            if not part:  # it is shorter by now
+                self._sizes.pop(path, None)
+                break
+            if len(part) > end - position:
+                raise StoreIOError(f"cannot read at offset {position} of {self.where(path)}: "
+                                   "the other side does not serve ranges")
+            parts.append(part)
+            position += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        size = self.size(path)
+        if size is None:
+            raise failed(FileNotFoundError(errno.ENOENT, ""), self.where(path), "open")
+        return RemoteSource(self, path, size, base)
+
+    def close(self) -> None:
+        self._sizes.clear()
+
+
+class RemoteSource:
+    """A file behind a URL to walk over: small reads are served from a few blocks that are kept.
+
+    ``size`` is taken at opening, as for a local file.
+    """
+
+    BLOCK = 1 << 20
+    CACHED = 4
+    head = 0
+
+    def __init__(self, reader: RemoteReader, path: str, size: int, base: int = 0) -> None:
+        self.name, self.base, self.size = reader.where(path), base, size
+        self.witness: Witness | None = None
+        self._reader, self._path = reader, path
+        self._blocks: dict[int, bytes] = {}
+
+    def read(self, position: int, length: int) -> bytes:
+        length = min(length, self.size - position)
+        if position < 0 or length <= 0:
+            return b""
+        if length >= self.BLOCK:
+            return self._reader.read(self._path, position, length)
+        first, last = position // self.BLOCK, (position + length - 1) // self.BLOCK
+        data = self._block(first)
+        # A file that became shorter ends in the first block that is not full.
+        if last > first and len(data) == self.BLOCK:
+            data += self._block(last)
+        return data[position - first * self.BLOCK:][:length]
+
+    def _block(self, number: int) -> bytes:
+        data = self._blocks.pop(number, None)
+        if data is None:
+            start = number * self.BLOCK
+            data = self._reader.read(self._path, start, min(self.BLOCK, self.size - start))
+            while len(self._blocks) >= self.CACHED:
+                self._blocks.pop(next(iter(self._blocks)))
+        self._blocks[number] = data
+        return data
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        data = self.read(position, len(buffer))
+        buffer[:len(data)] = data
+        return len(data)
+
+    def next_data(self, position: int) -> int:
+        """``position``: nothing is known of holes."""
+        return min(position, self.size)
+
+    def close(self) -> None:
+        self._blocks.clear()
+
+
+def _driver(url: str) -> tuple[Any, str]:
+    """(fsspec file system, the path in it). UsageError without a driver, else StoreIOError."""
+    protocol = url.partition("://")[0]
+    require("fsspec")
+    import fsspec
+    from fsspec.core import url_to_fs
+
+    try:
+        fsspec.get_filesystem_class(protocol.rpartition("::")[2])
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"{without_secrets(url)}: there is no driver for {protocol}:// "
+                         f"({_words(error)})") from None
+    with failing(without_secrets(url), "open"):
+        fs, path = url_to_fs(url)
+    return fs, str(path)
+
+
+def without_secrets(url: str) -> str:
+    """A URL without the user and password in it, for messages."""
+    return _CREDENTIALS.sub("***@", url)
+
+
+@contextmanager
+def failing(where: str, doing: str) -> Iterator[None]:
+    """Says what a driver raised inside: StoreIOError, or RefusedError for what it cannot do."""
+    try:
+        yield
+    except (RmqctlError, MemoryError):
+        raise
+    except NotImplementedError:
+        raise RefusedError(f"cannot {doing} {where}: its driver cannot do that") from None
+    except OSError as error:
+        raise failed(_numbered(error), where, doing) from None
+    except Exception as error:  # noqa: BLE001  # each driver has its own family of errors
+        raise StoreIOError(f"cannot {doing} {where}: {_words(error)}") from None
+
+
+def _numbered(error: OSError) -> OSError:
+    """Drivers raise FileNotFoundError and its like with nothing but a path in it."""
+    if error.errno is None:
+        for kind, number in _ERRNO:
+            if isinstance(error, kind):
+                return kind(number, "")
+    return error
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _same(name: str, full: str) -> bool:
+    return name.strip("/") == full.strip("/")
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    name = row["name"].rstrip("/").rpartition("/")[2]
+    kind, size = row.get("type"), row.get("size")
+    if kind == "directory":
+        return Entry(name, True)
+    strange = kind != "file" or not isinstance(size, int)
+    return Entry(name, False, size if isinstance(size, int) else 0, _changed(row), strange)
+
+
+def _changed(row: dict[str, Any]) -> int:
+    """The time of the last change in ms, 0 where the driver does not tell it."""
+    for key in _TIMES:
+        value = row.get(key)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            value = value.timestamp()
+        if isinstance(value, int | float):
+            return int(value * 1000)
+    return 0

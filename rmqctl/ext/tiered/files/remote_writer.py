@@ -1,0 +1,299 @@
+"""A tier behind a URL that is written to through fsspec.
+
+Object stores have no append. What `append` takes is therefore kept on this side (in memory, a
+lot of it in a temporary file of this machine) until `commit`, which adds it to the file where the
+driver can, and else writes the file anew: old bytes and new ones go to a staged file below
+`ASIDE`, which then takes the place of the old one.
+
+What lasts: a commit that came back means that the driver has closed the file, with what its
+service promises for that (an object store has stored the object; a file of this machine has been
+forced to disk, its name has not). Reads of the same writer see what is not committed, as with a
+local folder; other readers see it after the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING
+
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.ext.tiered.files.reader import ASIDE, Entry
+from rmqctl.ext.tiered.files.remote_reader import RemoteReader, failing
+from rmqctl.files.durable import sync
+
+if TYPE_CHECKING:
+    from rmqctl.files.durable import Part
+
+_PIECE = 4 << 20
+_writers = itertools.count()
+"""Numbers of the writers of this process."""
+_IN_MEMORY = 8 << 20
+"""What one file may have in memory before it goes to a temporary file."""
+_IN_MEMORY_OF_ALL = 64 << 20
+APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
+                       "s3a"})
+"""Drivers whose mode "ab" is known to keep what is there. Others may take it and write over it."""
+
+
+class _Pending:
+    """What was appended to a file and is not committed; ``base`` is the size without it."""
+
+    def __init__(self, base: int) -> None:
+        self.base, self.length = base, 0
+        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+
+    def add(self, parts: Sequence[Part]) -> int:
+        """Takes all the parts or none. OSError."""
+        self._spool.seek(self.length)
+        try:
+            added = sum(map(self._spool.write, parts))
+        except BaseException:
+            self.cut(self.length)
+            raise
+        self.length += added
+        return added
+
+    def cut(self, length: int) -> None:
+        with contextlib.suppress(OSError):  # what is behind the length is never read
+            self._spool.truncate(length)
+        self.length = length
+
+    def read(self, position: int, length: int) -> bytes:
+        self._spool.seek(position)
+        return self._spool.read(max(0, min(length, self.length - position)))
+
+    def pieces(self) -> Iterator[bytes]:
+        for position in range(0, self.length, _PIECE):
+            yield self.read(position, _PIECE)
+
+    def out_of_memory(self) -> None:
+        """Puts it into a temporary file."""
+        rollover = getattr(self._spool, "rollover", None)
+        if rollover is not None:
+            rollover()
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+class RemoteWriter(RemoteReader):
+    """A URL that is written to. See the module for what lasts when."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        protocol = self._fs.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._appends = bool(names & APPENDING)
+        self._pending: dict[str, _Pending] = {}
+        self._torn: set[str] = set()
+        self._folders: set[str] = set()
+        self._number = next(_writers)
+
+    # -- reading what is not committed, too ------------------------------------------------------
+
+    def list(self, folder: str) -> list[Entry]:
+        below = f"{folder}/" if folder else ""
+        return [replace(entry, size=pending.base + pending.length)
+                if (pending := self._pending.get(below + entry.name)) else entry
+                for entry in super().list(folder)]
+
+    def size(self, path: str) -> int | None:
+        pending = self._pending.get(path)
+        return super().size(path) if pending is None else pending.base + pending.length
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        pending = self._pending.get(path)
+        if pending is None or position < 0 or length <= 0:
+            return super().read(path, position, length)
+        data = b""
+        if position < pending.base:
+            self._sizes[path] = pending.base
+            data = super().read(path, position, min(length, pending.base - position))
+        with failing(self.where(path), "read the pending part of"):
+            rest = pending.read(max(position, pending.base) - pending.base, length - len(data))
+        return data + rest if rest else data
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def create(self, path: str) -> None:
+        if self.size(path) is None:
+            self._make_folder_of(path)
+            with failing(self.where(path), "create"):
+                self._fs.pipe_file(self._full(path), b"")
+            self._sizes[path] = 0
+
+    def append(self, path: str, parts: Sequence[Part], position: int) -> int:
+        present = self.size(path)
+        if present is None:
+            self.create(path)
+            present = 0
+        if present != position:
+            raise self._somebody_else(path, present, position)
+        pending = self._pending.get(path) or _Pending(present)
+        with failing(self.where(path), "keep what is to be written to"):
+            added = pending.add(parts)
+            if sum(other.length for other in self._pending.values()) > _IN_MEMORY_OF_ALL:
+                pending.out_of_memory()
+        self._pending[path] = pending
+        return added
+
+    def commit(self, path: str) -> None:
+        pending = self._pending.get(path)
+        if pending is None:
+            return
+        if path in self._torn:
+            self._shorten(path, pending.base)
+        present = super().size(path)
+        if present != pending.base:
+            raise self._somebody_else(path, present, pending.base)
+        if pending.length:
+            self._add(path, pending)
+        pending.close()
+        del self._pending[path]
+        self._sizes[path] = pending.base + pending.length
+
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        """Commits at once: a driver cannot prepare it."""
+        for path in paths:
+            self.commit(path)
+        return lambda: None
+
+    def settle(self, path: str) -> None:
+        """Nothing: a file that the driver has closed lasts."""
+
+    def _somebody_else(self, path: str, present: int | None, wanted: int) -> RefusedError:
+        return RefusedError(f"{self.where(path)}: {present or 0} bytes are there, {wanted} were "
+                            "expected; somebody else writes to this tier")
+
+    def _add(self, path: str, pending: _Pending) -> None:
+        """Adds what is pending to the file; what a failure leaves of it is taken back."""
+        self._torn.add(path)  # until it is known to be whole
+        try:
+            if self._appends:
+                self._write(path, pending.pieces(), "ab")
+            else:
+                self._staged(path, self._both(path, pending))
+            present = super().size(path)
+            if present != pending.base + pending.length:
+                raise StoreIOError(f"cannot write to {self.where(path)}: {present} bytes are there "
+                                   f"afterwards, not {pending.base + pending.length}")
+        except BaseException:
+            with contextlib.suppress(StoreIOError, RefusedError):  # the next commit tries again
+                self._shorten(path, pending.base)
+            raise
+        self._torn.discard(path)
+
+    def _both(self, path: str, pending: _Pending) -> Iterator[bytes]:
+        yield from self._committed(path, pending.base)
+        yield from pending.pieces()
+
+    def _committed(self, path: str, end: int) -> Iterator[bytes]:
+        for position in range(0, end, _PIECE):
+            length = min(_PIECE, end - position)
+            data = super().read(path, position, length)
+            if len(data) != length:
+                raise StoreIOError(f"cannot read {self.where(path)}: it ends before {end} bytes")
+            yield data
+
+    def _shorten(self, path: str, size: int) -> None:
+        """Makes a file end at ``size`` if it is longer; its end is lost."""
+        present = super().size(path)
+        if present is not None and present > size:
+            self._staged(path, self._committed(path, size))
+        self._torn.discard(path)
+
+    def cut(self, path: str, size: int) -> str | None:
+        present = self.size(path)
+        if present is None or present <= size:
+            return None
+        pending = self._pending.get(path)
+        if pending is not None and path in self._torn:
+            self._shorten(path, pending.base)
+        aside = f"{self._aside(path)}@{size}"
+        self._staged(aside, (self.read(path, position, min(_PIECE, present - position))
+                             for position in range(size, present, _PIECE)))
+        if pending is None or size < pending.base:
+            self._shorten(path, size)
+            if pending is not None:
+                self._pending.pop(path).close()
+        else:
+            pending.cut(size - pending.base)
+        return aside
+
+    def _aside(self, path: str) -> str:
+        numbers = [int(entry.name) for entry in super().list(f"{ASIDE}/aside")
+                   if entry.name.isascii() and entry.name.isdigit()]
+        return f"{ASIDE}/aside/{max(numbers, default=-1) + 1:06d}/{path}"
+
+    def put_aside(self, path: str) -> str:
+        aside = self._aside(path)
+        self.commit(path)
+        self._move(path, aside)
+        return aside
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._staged(path, (data[start:start + _PIECE] for start in range(0, len(data), _PIECE)))
+        pending = self._pending.pop(path, None)
+        if pending is not None:
+            pending.close()
+        self._torn.discard(path)
+
+    def close(self) -> None:
+        super().close()
+        for pending in self._pending.values():
+            pending.close()
+        self._pending.clear()
+
+    # -- through the driver ----------------------------------------------------------------------
+
+    def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
+        """A whole file, written beside and then put in its place: old or new, never half."""
+        # Two writers of one run may stage segments of one name at the same time.
+        staged = f"{ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"
+        self._make_folder_of(staged)
+        size = self._write(staged, pieces, "wb")
+        self._move(staged, path)
+        present = super().size(path)
+        if present != size:  # not every driver's rename takes the place of a file, or says so
+            raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
+                               f"afterwards, not {size}")
+
+    def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
+        """Writes pieces to a file and has it closed; how many bytes they were."""
+        self._sizes.pop(path, None)
+        size = 0
+        with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+            file.flush()
+            if hasattr(file, "fileno"):
+                with contextlib.suppress(NotImplementedError, ValueError):
+                    sync(file.fileno(), self.where(path), whole=True)
+        return size
+
+    def _move(self, path: str, place: str) -> None:
+        from fsspec import AbstractFileSystem
+
+        old, new = self._full(path), self._full(place)
+        self._make_folder_of(place)
+        with failing(self.where(path), "move"):
+            # Without a rename of its own a driver would take the names for patterns.
+            if type(self._fs).mv is AbstractFileSystem.mv:
+                self._fs.cp_file(old, new)
+                self._fs.rm_file(old)
+            else:
+                self._fs.mv(old, new)
+        self._sizes.pop(path, None)
+        self._sizes.pop(place, None)
+
+    def _make_folder_of(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            with failing(self.where(folder), "create"):
+                self._fs.makedirs(self._full(folder), exist_ok=True)
+            self._folders.add(folder)

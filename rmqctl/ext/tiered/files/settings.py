@@ -1,0 +1,103 @@
+"""The configuration a tier is written with: a broker's, remembered in the tier (tiered.md §15).
+
+``DIR/.rmqctl/tier.json`` holds what was given when the tier was first written to: files of other
+sizes than before are no damage, but a broker that is configured otherwise rolls them elsewhere, and
+an index file of other numbers it cannot read at all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.writer import TierWriter
+from rmqctl.formats.config import config_json
+from rmqctl.formats.tiered import index
+from rmqctl.formats.tiered.units import UNIT_SIZE
+
+PLACE = ".rmqctl/tier.json"
+"""Below the tier root."""
+_FORMAT = 1
+_MOST = 1 << 62
+_MAX_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Sizes in bytes, times in ms; the defaults are a broker's of 5.3.3."""
+
+    commit_log_max: int = 1 << 30
+    consume_queue_max: int = 104_857_600
+    index_slots: int = index.DEFAULT_SLOTS
+    index_max: int = index.DEFAULT_MAX_ITEMS
+    group_commit_count: int = 4096
+    group_commit_size: int = 4 << 20
+    group_commit_timeout: int = 30_000
+    rolling_interval: int = 24 * 3_600_000
+    rolling_min_size: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if not _LEAST.get(option.name, 0) <= value <= _MOST:
+                raise UsageError(f"{option.name.replace('_', ' ')} cannot be {value}")
+
+    @property
+    def shape(self) -> index.Shape:
+        """What index files look like."""
+        return index.Shape(self.index_slots, self.index_max)
+
+    @property
+    def consume_queue_limit(self) -> int:
+        """The largest consume queue segment: whole units."""
+        return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
+
+
+_LEAST = {"commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
+          "group_commit_count": 1, "group_commit_size": 1}
+_REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
+"""What later runs need to be the same; the others may be given anew each time."""
+
+
+def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
+    """(settings, notes): what was given, else what is remembered, else a broker's defaults."""
+    known, notes = recall(reader)
+    values = {**known, **{name: value for name, value in given.items() if value is not None}}
+    for name in _REMEMBERED:
+        if name in known and values[name] != known[name]:
+            notes.append(f"{name.replace('_', ' ')}: {values[name]} now, {known[name]} before; "
+                         "files written from now on follow the new one")
+    return TierSettings(**values), notes
+
+
+def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
+    """(what is remembered, what is wrong with it). Never raises for what the file holds."""
+    size = reader.size(PLACE)
+    if size is None:
+        return {}, []
+    where = reader.where(PLACE)
+    try:
+        note: Any = config_json.parse(reader.read(PLACE, 0, min(size, _MAX_SIZE))).value
+    except FormatError as error:
+        return {}, [f"{where}: {error.reason}; as if it were not there"]
+    if not isinstance(note, dict) or note.get("format") != _FORMAT:
+        return {}, [f"{where}: of another format; as if it were not there"]
+    values = {}
+    for name in _REMEMBERED:
+        value = note.get(name)
+        if (isinstance(value, int) and not isinstance(value, bool)
+                and _LEAST[name] <= value <= _MOST):
+            values[name] = value
+    return values, []
+
+
+def remember(writer: TierWriter, settings: TierSettings) -> None:
+    """Notes the settings for later runs, where they are not noted already."""
+    known, _ = recall(writer)
+    wanted = {name: getattr(settings, name) for name in _REMEMBERED}
+    if known != wanted:
+        text = json.dumps({"format": _FORMAT, **wanted}, indent=2) + "\n"
+        writer.replace(PLACE, text.encode())

@@ -1,0 +1,233 @@
+"""A tier that is written to: create, append, commit; what has to go is kept aside.
+
+Nothing here deletes. What is appended and could not be written whole is taken back, so a block is
+never written behind a part of itself (tiered.md §8.4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Protocol, runtime_checkable
+
+from rmqctl.errors import RefusedError
+from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader, failed
+from rmqctl.files import durable, odirect
+from rmqctl.files.durable import Part
+from rmqctl.scan.source import FileSource
+
+_SYNCS = 4
+"""Threads that force files to disk."""
+_PIECE = 4 << 20
+
+
+@runtime_checkable
+class TierWriter(Reader, Protocol):
+    """A tier that is written to. What `append` takes is safe when `commit` came back, not before.
+    All raise StoreIOError.
+    """
+
+    def create(self, path: str) -> None:
+        """An empty file, its folders too. Nothing happens where it is there."""
+
+    def append(self, path: str, parts: Sequence[Part], position: int) -> int:
+        """Puts bytes at ``position``, which must be the end of what was appended or committed.
+
+        The number of bytes. After a StoreIOError nothing of them is there.
+        """
+
+    def commit(self, path: str) -> None:
+        """Makes what was appended to a file last, and its name."""
+
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        """`commit` of many files, as something to be called once, from any thread.
+
+        What is appended after this is not part of it. StoreIOError when it is called.
+        """
+
+    def settle(self, path: str) -> None:
+        """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
+
+    def cut(self, path: str, size: int) -> str | None:
+        """Shortens a file; what is cut off is kept aside. Its place, None where nothing was."""
+
+    def put_aside(self, path: str) -> str:
+        """Moves a file aside; its place below `ASIDE`."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """A whole file, published at once: old or new, never half. The old one is not kept."""
+
+
+class PosixWriter(PosixReader):
+    """A folder that is written to: by position, and forced to disk by `commit`."""
+
+    _MOST_OPEN = 64
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._writing: dict[str, int] = {}
+        self._new: set[str] = set()
+        self._dirty: set[str] = set()
+        self._direct = odirect.DirectWriter()
+        self._syncs: ThreadPoolExecutor | None = None
+
+    def create(self, path: str) -> None:
+        if self.size(path) is None:
+            self._fd(path)
+
+    def append(self, path: str, parts: Sequence[Part], position: int) -> int:
+        fd, where = self._fd(path), self.where(path)
+        size = os.fstat(fd).st_size
+        if size != position:
+            raise RefusedError(f"{where}: {size} bytes are there, {position} were expected; "
+                               "somebody else writes to this tier")
+        self._dirty.add(path)
+        try:
+            if len(parts) == 1 and len(parts[0]) >= odirect.FROM:
+                self._direct.write(fd, parts[0], position, where)
+                return len(parts[0])
+            return durable.write_parts(fd, parts, position, where)
+        except BaseException:
+            _truncate(fd, position, where)
+            raise
+
+    def commit(self, path: str) -> None:
+        if path in self._dirty:
+            durable.sync(self._fd(path), self.where(path))
+            self._dirty.discard(path)
+        if path in self._new:
+            self._sync_names(path)
+            self._new.discard(path)
+
+    def settle(self, path: str) -> None:
+        if self.size(path) is not None:
+            durable.sync(self._fd(path), self.where(path))
+            self._sync_names(path)
+            self._dirty.discard(path)
+
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        files: list[tuple[int, str]] = []
+        folders: dict[str, None] = {}
+        for path in paths:
+            if path in self._dirty:
+                files.append((os.dup(self._fd(path)), self.where(path)))
+                self._dirty.discard(path)
+            if path in self._new:
+                folders[os.path.dirname(self._full(path))] = None
+                self._new.discard(path)
+
+        def commit() -> None:
+            try:
+                # A file system commits together what is asked for at the same time.
+                under_way = [self._syncing().submit(_sync_all, files[n::_SYNCS])
+                             for n in range(min(_SYNCS, len(files)))]
+                wait(under_way)  # nothing is closed while another thread forces it to disk
+                for part in under_way:
+                    part.result()
+                for folder in folders:
+                    durable.sync_folder(folder)
+            finally:
+                for fd, _ in files:
+                    os.close(fd)
+
+        return commit
+
+    def _syncing(self) -> ThreadPoolExecutor:
+        if self._syncs is None:
+            self._syncs = ThreadPoolExecutor(_SYNCS, "sync")
+        return self._syncs
+
+    def _sync_names(self, path: str) -> None:
+        durable.sync_folder(os.path.dirname(self._full(path)))
+
+    def cut(self, path: str, size: int) -> str | None:
+        present = self.size(path)
+        if present is None or present <= size:
+            return None
+        aside = f"{self._aside(path)}@{size}"
+        self._copy_end(path, size, aside)
+        fd = self._fd(path)
+        _truncate(fd, size, self.where(path))
+        durable.sync(fd, self.where(path), whole=True)
+        return aside
+
+    def _copy_end(self, path: str, start: int, aside: str) -> None:
+        """Copies a file from ``start`` on, in pieces: it may be most of a segment."""
+        full = self._full(aside)
+        durable.make_folders(os.path.dirname(full))
+        fd = durable.open_file(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "create")
+        try:
+            with FileSource(self._full(path)) as source:
+                position = start
+                while part := source.read(position, _PIECE):
+                    durable.write_all(fd, part, position - start, full)
+                    position += len(part)
+            durable.sync(fd, full, whole=True)
+        finally:
+            os.close(fd)
+        durable.sync_folder(os.path.dirname(full))
+
+    def _aside(self, path: str) -> str:
+        """A free path for what is put aside."""
+        for number in range(1_000_000):
+            folder = f"{ASIDE}/aside/{number:06d}"
+            if not os.path.lexists(self._full(folder)):
+                return f"{folder}/{path}"
+        raise RefusedError(f"{self.where(ASIDE)}: too many files are kept here")
+
+    def put_aside(self, path: str) -> str:
+        aside = self._aside(path)
+        self._forget(path)
+        durable.move(self._full(path), self._full(aside))
+        return aside
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._forget(path)
+        durable.publish(self._full(path), data, store=self.root, staging=self._full(ASIDE))
+
+    def _fd(self, path: str) -> int:
+        fd = self._writing.pop(path, None)
+        if fd is None:
+            full = self._full(path)
+            is_new = not os.path.lexists(full)
+            if is_new:
+                durable.make_folders(os.path.dirname(full))
+            fd = durable.open_file(full, os.O_RDWR | os.O_CREAT, "open")
+            if is_new:
+                self._new.add(path)
+            while len(self._writing) >= self._MOST_OPEN:
+                self._forget(next(iter(self._writing)))
+        self._writing[path] = fd
+        return fd
+
+    def _forget(self, path: str) -> None:
+        """Closes a file; what was appended to it is made to last before."""
+        fd = self._writing.get(path)
+        if fd is not None:
+            self.commit(path)
+            os.close(self._writing.pop(path))
+        source = self._open.pop(path, None)
+        if source is not None:
+            source.close()
+
+    def close(self) -> None:
+        super().close()
+        for fd in self._writing.values():
+            os.close(fd)
+        self._writing.clear()
+        self._direct.close()
+        if self._syncs is not None:
+            self._syncs.shutdown()
+
+
+def _sync_all(files: list[tuple[int, str]]) -> None:
+    for fd, where in files:
+        durable.sync(fd, where)
+
+
+def _truncate(fd: int, size: int, where: str) -> None:
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        raise failed(error, where, "cut") from None

@@ -1,0 +1,215 @@
+"""The rearranged form of an open index file, as it is uploaded (tiered.md §5.3).
+
+Items of a slot come together, in the order of its chain: the newest first. Where they go follows
+from counting them by slot, so the file is read from front to back, once to count and once for each
+part of the result. That is what a broker makes of it where each link leads to the item before it
+in its slot, which is proven for every item. Memory: 8 bytes for each slot and one part of the
+result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.errors import FormatError, RefusedError
+from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, examine
+from rmqctl.ext.tiered.index.open_file import link, raw, slots_of
+from rmqctl.files import durable
+from rmqctl.files.odirect import DirectWriter
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.kernel import active
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+
+PART_ITEMS = 2_700_000
+"""Items of the result that are in memory at once, 72 MiB; the file is read once for each part."""
+_ITEM_SIZE = fmt.COMPACTED_ITEM.size
+_ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
+AT_ONCE = 1 << 17
+"""Slots or items that are worked on together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The rearranged form of a file, not yet written.
+
+    ``size`` in bytes; ``items`` that it has; ``sound``: the chains lead to all items and to
+    nothing else. `parts` gives the bytes in order.
+    """
+
+    file: IndexFile
+    size: int
+    items: int
+    sound: bool
+    _counts: Array
+
+    def parts(self) -> Iterator[memoryview]:
+        """The bytes from front to back; a part is valid until the next is asked for. FormatError,
+        StoreIOError.
+        """
+        if not self.size:
+            return
+        header = self.file.header
+        if not self.sound:
+            header = header._replace(slot_count=int(np.count_nonzero(self._counts)))
+        yield memoryview(fmt.HEADER.build(header._replace(magic=fmt.END_MAGIC)))
+        yield from slot_table(self._counts, self.file.shape)
+        yield from _counted_items(self.file, self._counts, self.items)
+
+
+def compact(file: IndexFile) -> Compacted:
+    """Works out the rearranged form of an open file of 5.2.0 or newer.
+
+    Byte by byte what a broker makes of it (no bytes at all without items); but where its chains are
+    not sound, items are put to the slots of their hashes, newest first, so that none is lost.
+    FormatError where the file is cut short; RefusedError where it is another form.
+    """
+    if file.form == COMPACTED or file.shape.old:
+        raise RefusedError(f"{file.where}: only the open form of 5.2.0 and newer can be rearranged")
+    if not file.items:
+        return Compacted(file, 0, 0, True, np.zeros(0, np.int32))
+    counts, sound = counted(file)
+    return Compacted(file, file.shape.compacted_size(file.items), file.items, sound, counts)
+
+
+@contextmanager
+def opened(path: str, slots: int | None = None, max_items: int | None = None) -> Iterator[
+        IndexFile]:
+    """An open index file at a path. FormatError (with the file), StoreIOError."""
+    with FileSource(path) as source:
+        yield examine(source.read, source.size, path, status="UNSEALED", slots=slots,
+                      max_items=max_items)
+
+
+def write(compacted: Compacted, path: str) -> None:
+    """Writes the rearranged form as a new file, which lasts. StoreIOError, also where it exists.
+
+    What was written of it before an error is taken away again.
+    """
+    fd = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
+    writer = DirectWriter()
+    try:
+        position = 0
+        for part in compacted.parts():
+            writer.write(fd, part, position, path)
+            position += len(part)
+        durable.sync(fd, path, whole=True)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        writer.close()
+        os.close(fd)
+    durable.sync_folder(os.path.dirname(path))
+
+
+# -- the bytes ------------------------------------------------------------------------------------
+
+def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
+    """The bytes of all slots, from the number of items of each. An empty slot has the place where
+    the next items go (of 5.1.x: 0).
+    """
+    position = shape.items_at
+    for first in range(0, shape.slots, AT_ONCE):
+        sizes = counts[first:first + AT_ONCE].astype(np.int64) * _ITEM_SIZE
+        ends = np.cumsum(sizes) + position
+        part: Array = np.empty(len(sizes), fmt.COMPACTED_SLOT.dtype())
+        part["position"], part["length"] = ends - sizes, sizes
+        if shape.old:
+            part["position"][sizes == 0] = 0
+        position = int(ends[-1])
+        yield raw(part)
+
+
+def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memoryview]:
+    ends = np.cumsum(counts, dtype=np.int32)
+    room: Array = np.empty(min(PART_ITEMS, items), _ITEM_BYTES)
+    for start in range(0, items, PART_ITEMS):
+        end = min(start + PART_ITEMS, items)
+        part = room[:end - start]
+        # The slots that have items in this part; of the last one others may come in the next.
+        low = int(np.searchsorted(ends, np.int32(start), "right"))
+        high = int(np.searchsorted(ends, np.int32(end))) + 1
+        last = int(ends[high - 1])
+        for _, block in blocks_of(file):
+            _put(block, ends, low, high, start, part)
+        ends[high - 1] = last
+        yield raw(part)
+
+
+def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
+    """Puts the items of a block whose slots are in ``[low, high)`` where they belong: the newest
+    of a slot first, before its ``ends``, which are moved. ``part`` begins at the place ``start``.
+    """
+    kernel = active()
+    if kernel is not None:
+        kernel.place_items(block.view(np.uint8), ends, low, high, start, part.view(np.uint8))
+        return
+    slot = slots_of(block["key_hash"], len(ends))
+    chosen = np.flatnonzero((slot >= low) & (slot < high))
+    chosen = chosen[np.argsort(slot[chosen], kind="stable")]
+    touched, first, length = np.unique(slot[chosen], return_index=True, return_counts=True)
+    place = np.repeat(ends[touched] + first, length) - np.arange(1, len(chosen) + 1) - start
+    ends[touched] -= length.astype(np.int32)
+    inside = (place >= 0) & (place < len(part))
+    part[place[inside]] = _shortened(block)[chosen[inside]]
+
+
+def _shortened(items: Array) -> Array:
+    """The first 28 bytes of each item, as one thing."""
+    view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
+                                "itemsize": fmt.ITEM.size}))
+    shortened: Array = view["kept"]
+    return shortened
+
+
+# -- chains: what leads where, proven for all items at once (§5.2, §5.3) -------------------------
+
+def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
+    """(the first slot, the newest item of it and those that follow), 0 for an empty one."""
+    shape = file.shape
+    for first in range(0, shape.slots, AT_ONCE):
+        count = min(AT_ONCE, shape.slots - first)
+        data = file.read(shape.slot_position(first), count * fmt.SLOT.size)
+        if len(data) < count * fmt.SLOT.size:
+            raise FormatError("the file ends here", file=file.where, path="slot",
+                              offset=shape.slot_position(first) + len(data))
+        yield first, np.maximum(fmt.SLOT.array(data)["item"], 0)
+
+
+def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
+    """All items by blocks. FormatError where some are not there."""
+    expected = 1
+    for number, items in file.blocks():
+        yield number, items
+        expected = number + len(items)
+    if expected != file.items + 1:
+        raise FormatError(f"the file ends before item {expected} of {file.items}", path="item",
+                          file=file.where, offset=file.shape.item_position(expected))
+
+
+def counted(file: IndexFile) -> tuple[Array, bool]:
+    """The items of each slot (int32), by their hashes; and whether the chains of the file have
+    all of them, newest first: each link leads to the item before it in its slot, each slot to its
+    newest.
+    """
+    slots = file.shape.slots
+    cells: Array = np.zeros((slots, 2), np.int32)
+    newest, counts = cells[:, 0], cells[:, 1]
+    kernel = active()
+    sound = True
+    for number, items in blocks_of(file):
+        if kernel is not None:
+            sound = kernel.count_items(items.view(np.uint8), number, cells) and sound
+            continue
+        links = link(slots_of(items["key_hash"], slots), newest, number)
+        sound = sound and bool((links.previous == np.maximum(items["previous"], 0)).all())
+        counts[links.touched] += np.diff(np.append(links.first, len(items))).astype(np.int32)
+    for first, heads in _heads(file):
+        sound = sound and bool((heads == newest[first:first + len(heads)]).all())
+    return counts.copy(), sound

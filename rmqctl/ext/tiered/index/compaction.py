@@ -1,0 +1,392 @@
+"""Full index files of a broker go up into its tier, rearranged (tiered.md §5.5, §18.6): one file
+(`upload`), several (`upload_files`), or those that are in a broker's local root (`upload_local`).
+
+Segment first, made to last; then metadata; then the local file is moved aside. Killed anywhere in
+between, the next run finds how far it came: nothing is uploaded twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.ext.tiered.files import metadata_file
+from rmqctl.ext.tiered.files.locking import locked
+from rmqctl.ext.tiered.files.opening import open_writer
+from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.settings import recall
+from rmqctl.ext.tiered.files.writer import TierWriter
+from rmqctl.ext.tiered.flat_file import FlatFile
+from rmqctl.ext.tiered.index.compacted_form import Compacted, compact, opened
+from rmqctl.ext.tiered.index.index_file import IndexFile, local_names
+from rmqctl.ext.tiered.index.progress import IndexProgress
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.files.aside import AsideFolder
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.parse_values import time_text
+from rmqctl.scan import malloc_tuning
+
+Status = Literal["uploaded", "completed", "known", "empty"]
+"""``completed``: the segment was there whole, metadata did not know it; ``known``: it did."""
+
+Opening = Callable[[str], AbstractContextManager[IndexFile]]
+
+_RECOVER = "let `rmqctl tiered recover` look at the tier first"
+_INDEX = names.KINDS.index(names.INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """What became of a file. ``path`` of its segment below the tier root (empty: of none).
+
+    ``sound``: its chains led to all of its items (otherwise they were put to their slots by their
+    hashes). ``moved_to``: where a part of a segment that a killed run had left was moved.
+    """
+
+    source: str
+    status: Status
+    timestamp: int
+    items: int
+    path: str = ""
+    base: int = -1
+    size: int = 0
+    sound: bool = True
+    moved_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a segment belongs; ``there`` is the size of the file that lies there, None: none."""
+
+    path: str
+    base: int
+    there: int | None
+
+
+def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
+           now: int, *, ahead: set[int] | None = None) -> Uploaded:
+    """Uploads one open file as the next INDEX segment and enters it into ``metadata``.
+
+    The segment lasts when this returns; the caller saves the metadata, and only then the local
+    file may go. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases that
+    are planned, nothing is written: that is what would be done. RefusedError where tier and
+    metadata do not fit together; FormatError where the file is cut short; StoreIOError, after
+    which a further run completes what is there.
+    """
+    if not file.items:
+        return Uploaded(file.where, "empty", file.timestamp, 0)
+    known = _known(reader, metadata, cluster, broker, file)
+    if known is not None:
+        return known
+    place = _next_place(reader, metadata, cluster, broker, ahead or ())
+    compacted = compact(file)
+    is_there = bool(place.there) and _is_there(reader, place, compacted)
+    if place.there and not is_there:
+        _refuse_foreign(reader, place, file)
+    aside = None
+    if ahead is not None:
+        ahead.add(place.base)
+    else:
+        assert isinstance(reader, TierWriter)
+        aside = _write(reader, place, compacted, is_there=is_there)
+    _enter(metadata, broker, place, compacted, now)
+    return Uploaded(file.where, "completed" if is_there else "uploaded", file.timestamp,
+                    compacted.items, place.path, place.base, compacted.size, compacted.sound, aside)
+
+
+def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
+           is_there: bool) -> str | None:
+    """Makes the segment last; where what lay in its place is kept."""
+    if is_there:
+        writer.settle(place.path)  # who wrote it may have been killed before it was forced
+        return None
+    aside = writer.put_aside(place.path) if place.there else None
+    _send(writer, place.path, compacted)
+    writer.commit(place.path)
+    return aside
+
+
+def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
+                file: IndexFile) -> bool:
+    """Whether a file's segment is in the tier, whole: a run was killed before the file went away.
+
+    Such a file must not be written to: what it has would go up twice. RefusedError, StoreIOError.
+    """
+    if not file.items:
+        return False
+    if any(entry.begin_timestamp == file.timestamp and entry.size
+           for entry in _entries(metadata, broker).values()):
+        return True
+    place = _next_place(reader, metadata, cluster, broker)
+    return (place.there == file.shape.compacted_size(file.items)
+            and _is_there(reader, place, compact(file)))
+
+
+def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
+                 paths: Iterable[str], opening: Opening, broker_root: str,
+                 now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
+    """Uploads local files, oldest first, and moves each below ``broker_root``/.rmqctl/aside.
+
+    ``opening`` opens one (`opened_as` where the shape is known), ``save`` publishes ``metadata``.
+    Files without items go aside, too. Between two files is a safe point.
+    """
+    aside = AsideFolder(os.path.abspath(broker_root))
+    for path in paths:
+        with opening(path) as file:
+            done = upload(writer, metadata, cluster, broker, file, now())
+        if done.status in ("uploaded", "completed"):
+            save()
+        aside.move(os.path.abspath(path))
+        yield done
+
+
+def opened_as(shape: fmt.Shape) -> Opening:
+    """Opens files of this shape."""
+    return lambda path: opened(path, shape.slots, shape.max_items)
+
+
+# -- where it belongs -----------------------------------------------------------------------------
+
+def _entries(metadata: Metadata, broker: str) -> dict[int, SegmentEntry]:
+    return metadata.segments[names.INDEX].get(names.index_path(broker), {})
+
+
+def _segment_path(cluster: str, broker: str, base: int) -> str:
+    return names.segment_path(cluster, broker, names.INDEX_TOPIC, names.INDEX_QUEUE, names.INDEX,
+                              base)
+
+
+def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
+           file: IndexFile) -> Uploaded | None:
+    """The segment metadata has for this file: a run was killed before the file went away."""
+    for entry in _entries(metadata, broker).values():
+        if entry.begin_timestamp == file.timestamp and entry.size:
+            path = _segment_path(cluster, broker, entry.base_offset)
+            expected, size = file.shape.compacted_size(file.items), writer.size(path)
+            if not expected == entry.size == size:
+                raise RefusedError(
+                    f"{file.where}: metadata has it uploaded as {writer.where(path)} with "
+                    f"{entry.size} bytes; there are {size or 0}, and {expected} are expected: "
+                    f"{_RECOVER}")
+            return Uploaded(file.where, "known", file.timestamp, file.items, path,
+                            entry.base_offset, entry.size)
+    return None
+
+
+def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
+                ahead: Collection[int] = ()) -> _Place:
+    """Behind the last segment, which must be as long as metadata says: a broker believes it.
+
+    An entry of no bytes, which a killed broker leaves, takes no place. Segments in ``ahead`` are
+    only planned.
+    """
+    last = max(_entries(metadata, broker).values(),
+               key=lambda entry: (entry.base_offset + entry.size, entry.base_offset), default=None)
+    base = 0
+    if last is not None:
+        base = last.base_offset + last.size
+        path = _segment_path(cluster, broker, last.base_offset)
+        present = writer.size(path) or 0
+        if last.size and present != last.size and last.base_offset not in ahead:
+            raise RefusedError(f"{writer.where(path)}: metadata says {last.size} bytes, there are "
+                               f"{present}: {_RECOVER}")
+    path = _segment_path(cluster, broker, base)
+    flat = FlatFile.open(writer, path.rpartition("/")[0])
+    beyond = [segment for segment in flat.segments if segment.base > base and segment.size]
+    if beyond:
+        raise RefusedError(f"{writer.where(beyond[0].path)}: metadata does not know it, it ends at "
+                           f"{base}: {_RECOVER}")
+    return _Place(path, base, writer.size(path))
+
+
+def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
+    """Whether the segment was written whole before."""
+    if place.there != compacted.size:
+        return False
+    position = 0
+    for part in compacted.parts():
+        if writer.read(place.path, position, len(part)) != part:
+            return False
+        position += len(part)
+    return True
+
+
+def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
+    """What lies there may be a part of this file, or no index file; never that of another one."""
+    raw = writer.read(place.path, 0, fmt.HEADER.size)
+    if len(raw) < fmt.HEADER.size:
+        return
+    header = fmt.HEADER.decode(raw)
+    if header.magic in fmt.MAGICS and header.begin_timestamp != file.timestamp:
+        raise RefusedError(f"{writer.where(place.path)}: an index file from "
+                           f"{time_text(header.begin_timestamp)} that metadata does not know: "
+                           f"{_RECOVER}")
+
+
+def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
+    writer.create(path)
+    parts = compacted.parts()
+    position = 0
+    # The header goes with the first slots: it is too short for a write of its own.
+    for some in chain([[next(parts), next(parts)]], ([part] for part in parts)):
+        position += writer.append(path, some, position)
+
+
+def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted, now: int) -> None:
+    before = _entries(metadata, broker).get(place.base)
+    metadata.put_segment(SegmentEntry(
+        names.index_path(broker), _INDEX, place.base,
+        size=compacted.size, create_timestamp=before.create_timestamp if before else now,
+        begin_timestamp=compacted.file.timestamp,
+        end_timestamp=compacted.file.header.end_timestamp))
+
+
+# -- the files of a broker's local root -----------------------------------------------------------
+
+@dataclass(slots=True)
+class LocalFiles:
+    """What was asked for, and what of it is there. ``notes``: in words what is left alone."""
+
+    metadata_path: str
+    cluster: str
+    broker: str
+    paths: list[str]
+    slots: int | None
+    max_items: int | None
+    notes: list[str] = field(default_factory=list)
+
+    def opening(self, path: str) -> AbstractContextManager[IndexFile]:
+        """One of the files. FormatError, StoreIOError."""
+        return opened(path, self.slots, self.max_items)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactRequest:
+    """What a run is to do. ``everything``: the newest file, too, as at a clean shutdown.
+
+    ``slots`` and ``max_items`` win over what is remembered beside the tier or known from uploaded
+    files. ``cluster`` and ``broker`` are needed where the tier has several, or nothing yet.
+    """
+
+    root: str
+    metadata: str | None = None
+    cluster: str | None = None
+    broker: str | None = None
+    everything: bool = False
+    slots: int | None = None
+    max_items: int | None = None
+    outside: tuple[str, ...] = ()
+    """Folders that links in the tier may lead to."""
+
+
+def upload_local(request: CompactRequest, now: Callable[[], int],
+                 note: Callable[[str], None]) -> Iterator[Uploaded]:
+    """Rearranges and uploads a broker's local files, one after the other; each is done when it is
+    given out. ``now`` in ms, ``note`` gets in words what is left alone.
+
+    StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
+    StoreIOError. After any end the next run goes on where this one stopped.
+    """
+    malloc_tuning.keep_freed_memory()
+    with Tier.open(request.root, request.metadata) as tier:
+        root, broker_root = tier.name, _known_root(tier)
+        path = (tier.metadata_path or "").removesuffix(".bak")
+    with locked(root, path, metadata=request.metadata, outside=request.outside), \
+            Tier.open(request.root, request.metadata) as tier:
+        files = _files(tier, request)
+        for text in files.notes:
+            note(text)
+        metadata = tier.metadata
+        with closing(open_writer(root)) as writer:
+            yield from upload_files(
+                writer, metadata, files.cluster, files.broker, files.paths, files.opening,
+                broker_root, now,
+                lambda: metadata_file.save(files.metadata_path, metadata, broker_root))
+
+
+def plan_local(request: CompactRequest, now: Callable[[], int],
+               note: Callable[[str], None]) -> Iterator[Uploaded]:
+    """What `upload_local` would do. Nothing is changed, nothing is locked."""
+    with Tier.open(request.root, request.metadata) as tier:
+        files = _files(tier, request)
+        for text in files.notes:
+            note(text)
+        ahead: set[int] = set()
+        for path in files.paths:
+            with files.opening(path) as file:
+                yield upload(tier.reader, tier.metadata, files.cluster, files.broker, file, now(),
+                             ahead=ahead)
+
+
+def _known_root(tier: Tier) -> str:
+    """The local root of the tier's broker. UsageError where it is not known."""
+    if tier.broker_root is None or tier.metadata_path is None:
+        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} is found beside it, so the local "
+                         "root of its broker is not known: name the file with --metadata")
+    return tier.broker_root
+
+
+def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
+    broker_root = _known_root(tier)
+    assert tier.metadata_path is not None
+    fault = tier.metadata_error or next(
+        (f"{tier.metadata_path}: {fault.path}: {fault.reason}" for fault in tier.metadata.faults),
+        None)
+    if fault:
+        raise RefusedError(f"{fault}; let `rmqctl tiered recover` mend the metadata first")
+    cluster, broker = _owner(tier, request)
+    folder = os.path.join(broker_root, names.LOCAL_INDEX_FOLDER)
+    every = local_names(folder)
+    old = [name for name in every if name in names.OLD_INDEX_NAMES]
+    present = [name for name in every if name not in old]
+    if not request.everything:
+        present = present[:-1]
+    remembered, notes = recall(tier.reader)
+    waiting = _waiting_for_dispatch(tier, broker_root, (cluster, broker), present)
+    if waiting:
+        notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
+                     "until it is run again, which completes them")
+        present = [name for name in present if name not in waiting]
+    files = LocalFiles(
+        tier.metadata_path.removesuffix(".bak"), cluster, broker,
+        [os.path.join(folder, name) for name in present],
+        request.slots or remembered.get("index_slots") or tier.known_slots(broker),
+        request.max_items or remembered.get("index_max"), notes)
+    files.notes += [f"{os.path.join(folder, name)}: of a broker of 5.1.x, left alone"
+                    for name in old]
+    return files
+
+
+def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
+                          present: list[str]) -> list[str]:
+    """The files in which an interrupted dispatch has to put right what it had begun. ``owner``:
+    cluster and broker.
+    """
+    progress = IndexProgress(broker_root, "/".join(owner))
+    progress.load()
+    ends = {(name.topic, name.queue_id): queue.commit_offset
+            for name, queue in tier.found.queues.items() if (name.cluster, name.broker) == owner}
+    if progress.position is None or not progress.is_unfinished(ends):
+        return []
+    return [name for name in present if int(name) >= progress.position[0]]
+
+
+def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
+    """The one cluster and broker that the local files can belong to. UsageError."""
+    owners = tier.found.owners
+    fitting = sorted((cluster, broker) for cluster, broker in owners
+                     if request.cluster in (None, cluster) and request.broker in (None, broker))
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting and request.cluster and request.broker:
+        return request.cluster, request.broker
+    named = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
+    raise UsageError(f"{tier.name}: whose index files these are is not clear "
+                     f"({named or 'no broker'} is there): name --broker and --cluster")

@@ -1,0 +1,253 @@
+"""An index file of a tier, opened for reading: open or compacted, of any version (tiered.md §5).
+
+Everything is read by position through a function, so the same code reads local files, segments
+of a tier and objects of a store, and tests can count the reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.flat_file import FlatFile
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.index import open_shape_of
+from rmqctl.scan.source import Closing, FileSource
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ReadAt = Callable[[int, int], bytes]
+"""(position, length) -> bytes, fewer at the end of the file."""
+
+Status = Literal["UNSEALED", "UPLOADED"]
+EMPTY, OPEN, COMPACTED = "empty", "open", "compacted"
+BLOCK_ITEMS = 1 << 16
+_EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file. ``where`` in the user's words; ``base`` of an uploaded one's segment, else -1."""
+
+    where: str
+    size: int
+    status: Status
+    form: str
+    header: fmt.HeaderRecord
+    shape: fmt.Shape
+    read: ReadAt
+    base: int = -1
+
+    @property
+    def timestamp(self) -> int:
+        """The file's key in a broker's table: its creation."""
+        return self.header.begin_timestamp
+
+    @property
+    def items(self) -> int:
+        """How many items the header claims (5.1.x numbers them from 0)."""
+        return max(self.header.item_count, 0)
+
+    def slot_of(self, key_hash: int) -> int:
+        """The slot of a hash; -1 for the one that has none: -2^31, where slots do not divide it."""
+        slot = key_hash % self.shape.slots
+        return slot if key_hash >= 0 or not slot else -1
+
+    def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
+        """The items with a hash, newest first; of the slot's items ``most`` are looked at.
+
+        FormatError at a slot or link that leads outside. Two reads in the compacted form.
+        """
+        slot = self.slot_of(key_hash)
+        if self.form == EMPTY or slot < 0:
+            return
+        walk = self._compacted_chain if self.form == COMPACTED else self._open_chain
+        for item in walk(slot, most):
+            if item.key_hash == key_hash:
+                yield item
+
+    def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
+        """Where the items of a slot of the compacted form lie. FormatError if not in the file."""
+        position = self.shape.slot_position(slot)
+        extent: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, position)
+        end = self.shape.items_at + self.items * fmt.COMPACTED_ITEM.size
+        if extent.length and (extent.length < 0 or extent.length % fmt.COMPACTED_ITEM.size
+                              or not self.shape.items_at <= extent.position
+                              or extent.position + extent.length > end):
+            raise self._fault(position, "slot", f"items at {extent.position}, {extent.length} "
+                                                "bytes: not in the file")
+        return extent
+
+    def _compacted_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
+        extent = self.slot_range(slot)
+        length = extent.length
+        if most is not None:
+            length = min(length, most * fmt.COMPACTED_ITEM.size)
+        block = BLOCK_ITEMS * fmt.COMPACTED_ITEM.size
+        for start in range(0, length, block):
+            data = self.read(extent.position + start, min(block, length - start))
+            complete = len(data) - len(data) % fmt.COMPACTED_ITEM.size
+            yield from fmt.COMPACTED_ITEM.decode_all(data[:complete])
+            if len(data) < min(block, length - start):
+                raise self._fault(extent.position + start + len(data), "item", "the file ends here")
+
+    def _open_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
+        position = self.shape.slot_position(slot)
+        number = self._decoded(fmt.SLOT, position).item
+        left = self.items if most is None else most
+        first = 0 if self.shape.old else 1
+        last = self.items - 1 if self.shape.old else self.items
+        while number >= first and left > 0:
+            if number > last:
+                raise self._fault(position, "slot", f"leads to item {number} of {self.items}")
+            position = self.shape.item_position(number)
+            item = self._decoded(fmt.ITEM, position)
+            yield fmt.CompactedItemRecord(*item[:-1])
+            if item.previous >= number:
+                raise self._fault(position, "previous", f"item {number} leads to {item.previous}, "
+                                                        "which is not older")
+            number, left = item.previous, left - 1
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """(number of the first, items) of all items in the order of the file, as structured
+        arrays: `Item` (`rmqctl.formats.tiered.index`) of an open file, `CompactedItem` of a
+        compacted one.
+        """
+        first = self._first_number
+        for start in range(0, self.items if self.form != EMPTY else 0, BLOCK_ITEMS):
+            wanted = min(BLOCK_ITEMS, self.items - start)
+            items = self.block(start, wanted)
+            if len(items):
+                yield first + start, items
+            if len(items) < wanted:
+                return
+
+    @property
+    def _first_number(self) -> int:
+        """Items of the open form are numbered from 1 (5.1.x: from 0)."""
+        return 1 if self.form == OPEN and not self.shape.old else 0
+
+    def block(self, start: int, count: int) -> np.ndarray[Any, Any]:
+        """Up to ``count`` items from the one with ``start`` others before it on; as `blocks`."""
+        unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
+        data = self.read(self.shape.items_at + (self._first_number + start) * unit.size,
+                         max(0, min(count, self.items - start)) * unit.size)
+        return unit.array(data)
+
+    def _decoded(self, unit: Any, position: int) -> Any:
+        data = self.read(position, unit.size)
+        try:
+            return unit.decode(data, 0, position)
+        except FormatError as error:
+            error.file = self.where
+            raise
+
+    def _fault(self, position: int, path: str, reason: str) -> FormatError:
+        return FormatError(reason, file=self.where, offset=position, path=path)
+
+
+def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
+            slots: int | None = None, max_items: int | None = None) -> IndexFile:
+    """What kind of index file lies there. FormatError (with the file) where it is none.
+
+    ``slots`` and ``max_items`` are what is configured; an open file without items, of other than
+    the default ratio, needs one of them. An uploaded file of no bytes is empty, as is one of its
+    header alone.
+    """
+    if size == 0:
+        return IndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
+    try:
+        header = fmt.HEADER.decode(read(0, fmt.HEADER.size))
+        if status == "UNSEALED" and not any(header):  # made, and killed before its header was
+            return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
+        if header.magic not in fmt.MAGICS:
+            raise FormatError(f"not an index magic: {header.magic:08x}", offset=0, path="magic")
+        if header.item_count < 0:
+            raise FormatError("a negative number of items", path="item_count",
+                              offset=fmt.HEADER.field("item_count").offset)
+        if status == "UPLOADED":
+            return IndexFile(where, size, status, COMPACTED, header,
+                             fmt.compacted_shape(header, size, None), read, base)
+        shape = open_shape_of(read, size, header, slots, max_items)
+        if header.item_count > shape.max_items:
+            raise FormatError(f"says {header.item_count} items, there is place for "
+                              f"{shape.max_items}", path="item_count",
+                              offset=fmt.HEADER.field("item_count").offset)
+        return IndexFile(where, size, status, OPEN, header, shape, read, base)
+    except FormatError as error:
+        error.file = where
+        raise
+
+
+def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
+    """The uploaded index files of a broker by base offset; what is none, or cannot be read, comes
+    as its error.
+    """
+    for segment in flat.segments:
+        def read(position: int, length: int, path: str = segment.path) -> bytes:
+            return flat.reader.read(path, position, length)
+        try:
+            yield examine(read, segment.usable, flat.reader.where(segment.path), status="UPLOADED",
+                          base=segment.base)
+        except (FormatError, StoreIOError) as error:
+            yield error
+
+
+class LocalIndex(Closing):
+    """The index files of a broker that are not uploaded, opened together. Context manager.
+
+    ``files`` are those that can be read, oldest first; ``errors`` what the others are.
+    """
+
+    def __init__(self, folder: str | None, slots: int | None = None,
+                 max_items: int | None = None) -> None:
+        self.files: list[IndexFile] = []
+        self.errors: list[FormatError | StoreIOError] = []
+        self._sources = ExitStack()
+        for _, file in local_files(folder, self._sources, slots, max_items):
+            if isinstance(file, IndexFile):
+                self.files.append(file)
+            else:
+                self.errors.append(file)
+
+    def close(self) -> None:
+        self._sources.close()
+
+
+def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
+                max_items: int | None = None) -> Iterator[
+                    tuple[str, IndexFile | FormatError | StoreIOError]]:
+    """(path, the file, or what is wrong with it) of the index files in a broker's local folder,
+    oldest first. They stay open as long as ``sources``. StoreIOError for the folder.
+    """
+    for name in local_names(folder):
+        path = os.path.join(str(folder), name)
+        try:
+            source = sources.enter_context(FileSource(path))
+            yield path, examine(source.read, source.size, path, status="UNSEALED", slots=slots,
+                                max_items=max_items)
+        except (FormatError, StoreIOError) as error:
+            yield path, error
+
+
+def local_names(folder: str | None) -> list[str]:
+    """The names of index files in a broker's local folder, oldest first: numbers, as a broker
+    takes them, and the fixed names of 5.1.x. StoreIOError.
+    """
+    if folder is None:
+        return []
+    try:
+        every = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+    return sorted((name for name in every if name.isascii() and name.isdigit()
+                   and not os.path.isdir(os.path.join(folder, name))),
+                  key=lambda name: (name not in names.OLD_INDEX_NAMES, int(name)))

@@ -1,0 +1,167 @@
+"""The queue offset at a time in a tier: as a broker answers, and as it should (tiered.md §10).
+
+A broker takes bytes 56 to 63 of a message for its store time, which is wrong behind an IPv6 born
+host; `as_broker` does that, too. `at_time` reads the store time where it is, looks at the whole
+queue, keeps to what is still there and passes over what is damaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.flat_file import FlatQueue, Segment
+from rmqctl.ext.tiered.read.messages import Fault, held_from, proven
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.formats.tiered.names import CONSUME_QUEUE
+from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
+from rmqctl.store.queue.search import first_stored
+
+Rule = Literal["5.3.3", "5.2.0"]
+"""What the upper boundary is between two messages: the later one (5.3.3), the earlier one (5.2.0
+and the local store). Everywhere else they agree, clamped to the queue."""
+
+_STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
+_PATIENCE = 1024
+"""Unreadable messages that are passed over at one step of the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieredTime:
+    """``record`` is the message at the offset, if one can be read there."""
+
+    queue_offset: int
+    min_offset: int
+    max_offset: int
+    record: Record | None = None
+
+
+def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
+            rule: Rule = "5.3.3") -> TieredTime:
+    """The first message stored at ``when`` (ms) or later; with ``upper`` the last stored then,
+    or what ``rule`` says where none was. The end of the queue where all are older. What cannot
+    be read is passed over. StoreIOError.
+    """
+    low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
+
+    def store_time(offset: int) -> int | None:
+        record = _record(queue, offset)
+        return None if record is None else record.store_timestamp
+
+    first = first_stored(store_time, low, end, when, patience=_PATIENCE)
+    queue_offset, record = _readable(queue, first, end)
+    if upper:
+        beyond = first_stored(store_time, first, end, when + 1, patience=_PATIENCE)
+        last, before = _readable(queue, beyond - 1, low - 1)
+        if before is not None and (before.store_timestamp == when or rule == "5.2.0"):
+            queue_offset, record = last, before
+    return TieredTime(queue_offset, low, end, record)
+
+
+def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
+    """The first offset from ``start`` towards ``end`` with a message; ``start`` if none is near."""
+    step = 1 if end > start else -1
+    for offset in range(start, max(min(end, start + _PATIENCE), start - _PATIENCE), step):
+        record = _record(queue, offset)
+        if record is not None:
+            return offset, record
+    return start, None
+
+
+def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
+    """What lies at a queue offset, with the bounds a broker gives. StoreIOError."""
+    low, end = queue.min_offset, queue.commit_offset
+    return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
+
+
+def _record(queue: FlatQueue, offset: int) -> Record | None:
+    unit = queue.unit(offset)
+    record = None if unit is None else proven(queue, offset, unit)
+    if isinstance(record, Fault):
+        if record.unreadable:
+            raise StoreIOError(record.reason)
+        return None
+    return record
+
+
+# -- as a broker ----------------------------------------------------------------------------------
+
+def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = False) -> int:
+    """What a 5.3.3 broker's tier answers for a store time.
+
+    FormatError where it fails: at a message that is not there any more, or at a time in none of
+    the segments and behind them all. Segment times come from metadata; of a segment it does not
+    know from the first and last message.
+    """
+    low, high = queue.min_offset, queue.commit_offset - 1
+    if high == -1 or high < low:
+        return low
+    if broker_time(queue, high) < when:
+        return high + 1
+    if broker_time(queue, low) > when:
+        return low
+    offset = _in_segment(queue, _segment_at(queue, metadata, when), when)
+    while upper and offset < high and broker_time(queue, offset + 1) == when:
+        offset += 1
+    return offset
+
+
+def _segment_at(queue: FlatQueue, metadata: Metadata, when: int) -> Segment:
+    segments = queue.consume_queue.segments
+    low, high = 0, len(segments) - 1
+    middle = high // 2
+    while low <= high:
+        begin, end = segment_times(queue, metadata, segments[middle])
+        if begin <= when <= end:
+            break
+        if when < begin:
+            high = middle - 1
+        else:
+            low = middle + 1
+        # Java's division goes towards zero, so an empty range stays at its lower end.
+        middle = low + (high - low) // 2 if low <= high else low
+    if middle >= len(segments):
+        raise FormatError("a broker fails here: the time is beyond that of every segment",
+                          file=queue.consume_queue.reader.where(queue.consume_queue.folder))
+    return segments[middle]
+
+
+def _in_segment(queue: FlatQueue, segment: Segment, when: int) -> int:
+    low, high = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE - 1
+    while low < high:
+        middle = low + (high - low) // 2
+        if broker_time(queue, middle) < when:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def broker_time(queue: FlatQueue, offset: int) -> int:
+    """What a broker takes for the store time of a queue offset. FormatError where it fails."""
+    unit = queue.unit(offset)
+    flat = queue.commit_log
+    if unit is None:
+        raise FormatError(f"no unit for queue offset {offset}", file=flat.reader.where(
+            queue.consume_queue.folder), offset=offset * UNIT_SIZE)
+    end = _STORED.offset + _STORED.size
+    data = flat.read_as_broker(unit.commit_log_offset, min(unit.size, end))
+    if len(data) < end:
+        raise FormatError(f"queue offset {offset} leads to no message", file=flat.reader.where(
+            flat.folder), offset=unit.commit_log_offset, path="store_timestamp")
+    return int.from_bytes(data[_STORED.offset:end], "big", signed=True)
+
+
+def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tuple[int, int]:
+    """(begin, end) a broker has of a segment of the consume queue; see `as_broker`."""
+    entry = metadata.segments[CONSUME_QUEUE].get(queue.name.path, {}).get(segment.base)
+    if entry is not None:
+        return entry.begin_timestamp, entry.end_timestamp
+    first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
+    if first >= end:
+        return NEVER, NEVER
+    return broker_time(queue, first), broker_time(queue, end - 1)

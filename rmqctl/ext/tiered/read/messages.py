@@ -1,0 +1,279 @@
+"""Messages of a queue in a tier: all, one after another, over damage and holes; or a single one by
+queue offset or by a place in its commit log.
+
+Where a pull follows a broker's rules (`rmqctl.ext.tiered.as_broker.get_message`), this shows
+everything that proves itself, and what does not as a value with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.flat_file import FlatQueue, Segment
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.store.query.lookup import record_around
+from rmqctl.store.queue.search import first_from
+
+UNITS = 4096
+"""Units that are read at once."""
+SPAN = 4 << 20
+"""Bytes of commit log that are read at once, unless one message is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``count`` queue offsets from ``queue_offset`` on that lead to no message.
+
+    ``file`` in the user's words; ``offset`` is logical: of the queue's commit log, or in bytes of
+    its consume queue. ``unreadable``: the system refused, so nothing is said of the content.
+    """
+
+    queue_offset: int
+    count: int
+    file: str
+    offset: int
+    field: str | None
+    reason: str
+    unreadable: bool = False
+
+    def __str__(self) -> str:
+        last = self.queue_offset + self.count - 1
+        which = (f"queue offset {self.queue_offset}" if self.count == 1 else
+                 f"queue offsets {self.queue_offset} to {last}")
+        if self.unreadable:
+            return f"{which}: {self.reason}"
+        field = f" field {self.field}" if self.field else ""
+        return f"{which}: {self.file} @{self.offset}{field}: {self.reason}"
+
+
+def held_from(queue: FlatQueue) -> int:
+    """The first queue offset whose message is not expired: by the units, found by bisection.
+
+    Unlike the broker's min offset it does not depend on the first message being intact.
+    """
+    start = queue.commit_log.start
+    return first_from(queue, queue.cq_start, queue.commit_offset, start) if start else (
+        queue.cq_start)
+
+
+def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
+             span: int = SPAN) -> Iterator[Record | Fault]:
+    """The messages of the queue offsets ``[start, end)`` in order, and the faults between them.
+
+    Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and
+    ``span``. Never raises for what lies on disk.
+    """
+    stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
+    try:
+        queue_offset = max(held_from(queue) if start is None else start, queue.cq_start)
+    except StoreIOError as error:
+        yield _unread(queue, queue.cq_start, stop - queue.cq_start, error)
+        return
+    reach = None
+    while queue_offset < stop:
+        wanted = min(UNITS, stop - queue_offset)
+        try:
+            units = [UnitRecord(*row) for row in queue.units(queue_offset, wanted).tolist()]
+        except StoreIOError as error:
+            yield _unread(queue, queue_offset, wanted, error)
+            queue_offset += wanted
+            continue
+        yield from _found(queue, queue_offset, units, span, reach)
+        reach = _end(units[-1]) if units else reach
+        queue_offset += len(units)
+        if len(units) < wanted:
+            beyond = min(_next_unit(queue, queue_offset), stop)
+            if beyond == queue_offset and not units:  # it went away meanwhile
+                beyond += 1
+            if beyond > queue_offset:
+                flat = queue.consume_queue
+                yield Fault(queue_offset, beyond - queue_offset, flat.reader.where(flat.folder),
+                            queue_offset * UNIT_SIZE, None,
+                            "no unit is there: the segments do not meet")
+            queue_offset = beyond
+
+
+def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
+    """The first queue offset from ``queue_offset`` on with a whole unit; the end where none is."""
+    for segment in queue.consume_queue.segments:
+        if segment.end > queue_offset * UNIT_SIZE and segment.usable:
+            first = max(-(-segment.base // UNIT_SIZE), queue_offset)
+            for number in (first, first + 1):
+                try:
+                    exists = queue.unit(number) is not None
+                except StoreIOError:
+                    exists = True  # whoever reads it gets the error
+                if exists:
+                    return number
+    return queue.commit_offset
+
+
+def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
+           span: int, before: int | None) -> Iterator[Record | Fault]:
+    """Units in runs whose messages lie one behind the other: one read for each run. ``before``:
+    where the message of the unit before ends.
+    """
+    first_unit = 0
+    while first_unit < len(units):
+        end, reach = first_unit + 1, _end(units[first_unit])
+        most = units[first_unit].commit_log_offset + span
+        while end < len(units) and reach <= units[end].commit_log_offset <= _end(
+                units[end]) <= most:
+            reach = _end(units[end])
+            end += 1
+        run = units[first_unit:end]
+        for number, message_or_fault in enumerate(_run(queue, first + first_unit, run)):
+            unit = run[number]
+            if isinstance(message_or_fault, Record) and unit.commit_log_offset != before:
+                yield _in_a_body(queue, first + first_unit + number, unit) or message_or_fault
+            else:
+                yield message_or_fault
+            before = _end(unit)
+        first_unit = end
+
+
+def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault | None:
+    """What is wrong with a unit that leads into another message, where a frame lies in its body."""
+    place = unit.commit_log_offset
+    try:
+        around = inside_of(queue, place, queue_offset)
+    except StoreIOError as error:
+        return _unread(queue, queue_offset, 1, error)
+    if around is None:
+        return None
+    flat = queue.commit_log
+    segment = flat.segment_of(place)
+    return Fault(queue_offset, 1, flat.reader.where(segment.path if segment else flat.folder),
+                 place, "commit_log_offset",
+                 f"the unit leads into the message at {around.physical_offset}")
+
+
+def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
+    """The message in which a place of the commit log lies, unless it starts there; None where that
+    cannot be told. ``queue_offset``: that of the unit which leads there. StoreIOError.
+    """
+    segment = queue.commit_log.segment_of(place)
+    if segment is None or segment.base == place:
+        return None
+    # Where the unit before leads to what ends here, a message begins.
+    before = None if queue_offset is None else queue.unit(queue_offset - 1)
+    if before is not None and _end(before) == place:
+        return None
+    around = _around(queue, segment, place)
+    return around if isinstance(around, Record) and around.physical_offset != place else None
+
+
+def _end(unit: UnitRecord) -> int:
+    return unit.commit_log_offset + max(unit.size, 0)
+
+
+def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[Record | Fault]:
+    base = units[0].commit_log_offset
+    length = _end(units[-1]) - base
+    data = b""
+    if base >= 0 and 0 < length <= MAX_RECORD:
+        try:
+            data = queue.commit_log.read(base, length + CODA_SIZE)
+        except StoreIOError as error:
+            yield _unread(queue, first, len(units), error)
+            return
+    for number, unit in enumerate(units):
+        yield (_quick(data, unit.commit_log_offset - base, unit, first + number)
+               or proven(queue, first + number, unit))
+
+
+def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> Record | None:
+    """The message at a place of what was read, if all is as it should be."""
+    if is_coda(data, position):
+        position += CODA_SIZE
+    if unit.size < message.MIN_SIZE or position + unit.size > len(data):
+        return None
+    try:
+        record = message.decode(data, position)
+    except FormatError:
+        return None
+    fits = (record.total_size == unit.size and record.queue_offset == queue_offset)
+    return record if fits else None
+
+
+def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
+    """The message of one queue offset, or what is wrong with it and where."""
+    flat = queue.commit_log
+    offset = unit.commit_log_offset
+    segment = flat.segment_of(offset) if offset >= 0 else None
+    where = flat.reader.where(segment.path if segment is not None else flat.folder)
+    try:
+        if unit.size > MAX_RECORD:
+            raise FormatError(f"the unit says {unit.size} bytes", path="size")
+        if segment is None and offset >= 0:
+            gone = "expired: before the first segment" if offset < flat.start else "in no segment"
+            raise FormatError(f"the message is not there ({gone})", path="commit_log_offset")
+        return queue.record(queue_offset)
+    except FormatError as error:
+        return Fault(queue_offset, 1, where, offset, error.path, error.reason)
+    except StoreIOError as error:
+        return _unread(queue, queue_offset, 1, error)
+
+
+def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fault:
+    return Fault(first, count, queue.commit_log.reader.where(queue.commit_log.folder), 0, None,
+                 str(error), unreadable=True)
+
+
+# -- single messages ------------------------------------------------------------------------------
+
+def at_offset(queue: FlatQueue, offset: int) -> Record | str:
+    """The message of a queue offset, or in words why there is none. StoreIOError."""
+    unit = queue.unit(offset)
+    if unit is None:
+        span = (f"the tier has {queue.cq_start} to {queue.commit_offset - 1}"
+                if queue.commit_offset > queue.cq_start else "the queue is empty")
+        return f"no queue offset {offset}: {span}"
+    record = proven(queue, offset, unit)
+    if not isinstance(record, Fault):
+        record = _in_a_body(queue, offset, unit) or record
+    if not isinstance(record, Fault):
+        return record
+    first = held_from(queue)
+    return f"expired: the first that is there is {first}" if offset < first else str(record)
+
+
+def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
+    """The message that starts at an offset of the commit log, or with ``around`` lies around it;
+    else in words what is there. StoreIOError.
+    """
+    flat = queue.commit_log
+    segment = flat.segment_of(place)
+    if segment is None:
+        if place < flat.start:
+            return f"expired: the commit log begins at {flat.start}"
+        return f"nothing is at {place}: the commit log ends at {flat.end}"
+    if around:
+        return _around(queue, segment, place)
+    if is_coda(flat.read(place, CODA_SIZE)):
+        return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
+    record = flat.record_at(place)
+    if record is not None and record.physical_offset == place:
+        # Who sends a message can put a record into its body, but gives it no unit of the queue.
+        unit = queue.unit(record.queue_offset)
+        if unit is not None and (unit.commit_log_offset, unit.size) == (
+                place, record.total_size) and inside_of(queue, place, record.queue_offset) is None:
+            return record
+    around_it = _around(queue, segment, place)
+    if isinstance(around_it, Record) and around_it.physical_offset == place:
+        return around_it
+    if isinstance(around_it, str):
+        return f"no message starts at {place}: {around_it}"
+    return (f"no message starts at {place}; it lies inside the one at {around_it.physical_offset} "
+            f"({around_it.total_size} bytes), which --containing shows")
+
+
+def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
+    with queue.commit_log.source(segment) as source:
+        return (record_around(source, place - segment.base)
+                or f"damage or unused bytes are around {place}")

@@ -1,0 +1,29 @@
+"""The records of a tier, for `recover --from`: those of all its queues that prove themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.repair.sources.records import Unused
+
+
+def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+    """(place in words, bytes) of each record; its physical offset is that of its queue's commit
+    log. ``unused`` is told of damage. NotAStoreError, StoreIOError.
+    """
+    with Tier.open(root) as tier:
+        for problem in tier.problems:
+            if problem.unreadable:
+                unused.add(problem.reason, problem.path)
+        for queue in tier.queues():
+            log = queue.commit_log
+            for segment in log.segments:
+                for batch in log.batches(segment):
+                    sound = batch.crc_ok() | (batch.column("body_length") == 0)
+                    for row, place in enumerate(batch.offset.tolist()):
+                        where = f"{segment.path} @{place}"
+                        if sound[row]:
+                            yield where, batch.bytes_at(row)
+                        else:
+                            unused.add("the body does not match its CRC", where)

@@ -1,0 +1,121 @@
+"""A selection of messages from a tier, page by page: what lies behind `tiered read`.
+
+Each queue has a log of its own in a tier, so queues come one after another, by number. What
+cannot be read is reported through a callback while the reading goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.flat_file import FlatQueue
+from rmqctl.ext.tiered.read.by_time import at_time
+from rmqctl.ext.tiered.read.messages import Fault, messages
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.formats.local.message import Record
+from rmqctl.store.pages import Page, RecordPage, limited
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.query.conditions import filtered
+from rmqctl.store.query.select import Selection
+from rmqctl.store.queue.rows import CLOCK_SLACK
+
+PAGE = 512
+"""Messages of a page."""
+PAGE_BYTES = 4 << 20
+"""A page ends with the message that reaches this."""
+_NAMED = 10
+"""Faults of a queue that are reported one by one."""
+
+
+def pages(tier: Tier, wanted: Selection, broker: str | None = None,
+          report: Report = lambda _problem: None,
+          advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
+    """The selected messages. Of ``wanted`` the offsets by ``from_phy`` and ``to_phy`` are those
+    of the queue's tiered commit log.
+    """
+    unreadable(tier, wanted.topic, report)
+    queue_pages = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
+                   for page in _queue_pages(queue, wanted, report, advance))
+    yield from counted(queue_pages, wanted)
+
+
+def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
+    """Tells which folders on the way to a topic could not be read."""
+    for reason in tier.unreadable(topic):
+        report(Problem("unreadable", reason))
+
+
+def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
+    """What of the pages fulfils the conditions, up to the count."""
+    conditions = wanted.conditions()
+    yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
+
+
+def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
+                 advance: Callable[[int], None]) -> Iterator[Page]:
+    try:
+        start, end = _range(queue, wanted)
+    except StoreIOError as error:
+        report(Problem("unreadable", f"{queue.name.topic}/{queue.name.queue_id}: {error}"))
+        return
+    faults = FaultReport(f"{queue.name.topic}/{queue.name.queue_id}", report)
+    yield from gathered(_records(messages(queue, start, end), faults, advance))
+    faults.finish()
+
+
+def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
+    """The queue offsets to look at, narrowed by the times asked for; None: all."""
+    start, end = wanted.from_offset, None
+    if wanted.since is not None:
+        start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)
+    if wanted.until is not None:
+        end = at_time(queue, wanted.until + CLOCK_SLACK + 1).queue_offset
+    return start, end
+
+
+def _records(messages_: Iterable[Record | Fault], faults: FaultReport,
+             advance: Callable[[int], None]) -> Iterator[Record]:
+    for record in messages_:
+        if isinstance(record, Fault):
+            faults.add(record)
+            continue
+        advance(record.total_size)
+        yield record
+
+
+def gathered(records: Iterable[Record]) -> Iterator[Page]:
+    """Records in pages of bounded size."""
+    page: list[Record] = []
+    size = 0
+    for record in records:
+        page.append(record)
+        size += record.total_size
+        if len(page) == PAGE or size >= PAGE_BYTES:
+            yield RecordPage(page)
+            page, size = [], 0
+    if page:
+        yield RecordPage(page)
+
+
+class FaultReport:
+    """Tells the first faults of a queue one by one, and of the others how many they are."""
+
+    def __init__(self, queue: str, report: Report) -> None:
+        self._queue, self._report = queue, report
+        self._reported = self._more = 0
+        self._last: int | None = None
+
+    def add(self, fault: Fault) -> None:
+        if self._reported < _NAMED:
+            self._reported += 1
+            self._report(Problem("unreadable" if fault.unreadable else "damage",
+                                 f"{self._queue}: {fault}", fault.offset))
+        else:
+            self._more += fault.count
+            self._last = fault.queue_offset + fault.count - 1
+
+    def finish(self) -> None:
+        if self._more:
+            self._report(Problem("damage", f"{self._queue}: {self._more} more queue offsets up to "
+                                 f"{self._last} lead to no message"))

@@ -1,0 +1,116 @@
+"""Counts and bytes of the messages in a tier, by queue, broker, day and more.
+
+Messages are those a unit of the consume queue leads to; what no unit leads to is counted apart.
+Sums are made by `scan.aggregate`, as for a local log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rmqctl.errors import StoreIOError
+from rmqctl.ext.tiered.flat_file import FlatQueue
+from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.ext.tiered.slots import Slots
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.units import Units
+from rmqctl.scan.aggregate import Aggregate
+from rmqctl.scan.groupings import Key
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is counted: ``by`` as `groupings.GROUPINGS`; store times in ms, inclusive."""
+
+    by: str = "topic"
+    broker: str | None = None
+    topic: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def start(self, only: Sequence[Key] | None) -> Aggregate:
+        raw = None if self.topic is None else os.fsencode(self.topic)
+        return Aggregate(self.by, topic=raw, since=self.since, until=self.until, only=only)
+
+
+@dataclass(slots=True)
+class Figures:
+    """``brokers``: the sums of each. ``orphans`` are whole messages that no unit leads to;
+    ``bytes_other`` are codas and whatever else is no message. ``is_whole``: all could be read.
+    """
+
+    brokers: dict[str, Aggregate] = field(default_factory=dict)
+    orphans: int = 0
+    bytes_orphaned: int = 0
+    bytes_other: int = 0
+    index_files: int = 0
+    index_items: int = 0
+    index_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+    is_whole: bool = True
+
+
+def collect(tier: Tier, query: Query, *, apart: bool = False,
+            progress: Progress | None = None) -> Figures:
+    """All figures. ``apart``: the sums of each broker for itself, else one under the name ``""``.
+
+    What cannot be read is a problem in words; the rest is counted. Where there are too many
+    groups the logs are read twice (`Aggregate`).
+    """
+    figures = _pass(tier, query, {}, apart, progress)
+    full = {name: aggregate.candidates
+            for name, aggregate in figures.brokers.items() if aggregate.is_full}
+    if full:
+        figures = _pass(tier, query, full, apart, None)
+    for reason in tier.unreadable(query.topic):
+        figures.problems.append(reason)
+        figures.is_whole = False
+    for _, flat in tier.indexes(query.broker):
+        for file in uploaded(flat):
+            if isinstance(file, IndexFile):
+                figures.index_files += 1
+                figures.index_items += file.items
+                figures.index_bytes += file.size
+            else:
+                figures.problems.append(str(file))
+    return figures
+
+
+def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
+          progress: Progress | None) -> Figures:
+    figures = Figures()
+    for queue in tier.queues(query.topic, broker=query.broker):
+        name = queue.name.broker if apart else ""
+        if name not in figures.brokers:
+            figures.brokers[name] = query.start(only.get(name))
+        try:
+            _queue(queue, figures.brokers[name], figures, progress)
+        except StoreIOError as error:
+            figures.problems.append(str(error))
+            figures.is_whole = False
+    return figures
+
+
+def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
+    units = Units(queue)
+    units.find_tears()
+    slots = Slots(queue.commit_log, queue.name)
+    for segment in queue.commit_log.segments:
+        if not segment.usable:
+            continue
+        with queue.commit_log.walk(segment, cut=True) as walk:
+            done = 0
+            for batch in slots.batches(walk):
+                figures.bytes_other += sum(span.length for span in batch.spans)
+                if len(batch):
+                    _, has_unit = units.of(batch)
+                    figures.orphans += int((~has_unit).sum())
+                    figures.bytes_orphaned += int(batch.column("total_size")[~has_unit].sum())
+                    sums.add(batch.select(has_unit))
+                if progress is not None:
+                    progress(walk.position - done)
+                    done = walk.position

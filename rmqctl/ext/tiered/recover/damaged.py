@@ -1,0 +1,423 @@
+"""Queue offsets whose records in a queue's commit log are damaged: which bytes are theirs, what of
+them can be mended, and where a unit has to lead so that later ones keep their queue offsets.
+
+A broker uploads a queue without leaving one out (tiered.md §7), so between two messages that are
+whole the log has exactly the records of the queue offsets between. A broker passes over a unit
+whose record has no magic or another size than the unit says (§9.2), and goes on at the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+
+import numpy as np
+
+from rmqctl.damage.records import (
+    MOST_BODY,
+    bent_heads,
+    extent,
+    field_of,
+    whole_record,
+    with_fields,
+)
+from rmqctl.ext.tiered.files.reader import Reader, close_source
+from rmqctl.ext.tiered.flat_file import FlatFile, QueueName
+from rmqctl.ext.tiered.recover.survey import ROW, Changed, Survey
+from rmqctl.ext.tiered.recover.units import breaks
+from rmqctl.ext.tiered.witness import QueueWitness
+from rmqctl.files.durable import failed
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
+from rmqctl.repair.salvage.filler import MOST
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
+from rmqctl.scan.source import BytesSource, Source
+
+_MOST_STRAYS, _MOST_BESIDE = 8, 8
+_MOST_HEAD = 1 << 16
+_MOST_TURNED = 8
+"""Bits that a topic may differ in from the queue's and still be taken for it."""
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Queue offsets ``[first, end)`` whose records are not whole: they are the bytes ``[start,
+    stop)`` of the log. ``rows`` are those of the survey that lie there and say another queue
+    offset; ``before`` is the number of the row behind them.
+    """
+
+    first: int
+    end: int
+    start: int
+    stop: int
+    rows: range
+    before: int
+
+
+@dataclass(slots=True)
+class Damaged:
+    """``mended``: pieces by the segment's path. ``units``: what leads to damaged bytes (`ROW`), by
+    number of the row in front of which it comes; ``bounds`` are (queue offset, first byte, end) of
+    the damaged bytes of each, in order.
+    """
+
+    mended: dict[str, list[Piece]] = field(default_factory=dict)
+    units: list[tuple[int, Array]] = field(default_factory=list)
+    bounds: list[tuple[int, int, int]] = field(default_factory=list)
+    shared: list[tuple[int, int]] = field(default_factory=list)
+    """Queue offsets ``[first, end)`` of records between which no border is known."""
+
+
+def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
+    """What to do for the queue offsets that no whole message has. StoreIOError."""
+    result = Damaged()
+    for lost in lost_offsets(surveyed):
+        first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
+        # Records that can be mended, from the front, then from the back.
+        first, pieces = _mend_front(surveyed.log, name, first, end, pieces, result)
+        end, pieces = _mend_back(surveyed.log, name, first, end, pieces, result)
+        if first < end and pieces and 0 < lost.before < len(surveyed.rows):
+            start, stop = pieces[0][0], pieces[-1][1]
+            places = _borders(surveyed, end - first, start, stop)
+            if not places:
+                places = _shares(end - first, start, stop)
+                result.shared += [(first, end)] if end - first > 1 and places else []
+            units = _units(surveyed, first, places, stop)
+            if len(units):
+                result.units.append((lost.before, units))
+                result.bounds += [(number, start, stop) for number in range(first, end)]
+    _show_first(surveyed, result)
+    return result
+
+
+def _show_first(surveyed: Survey, result: Damaged) -> None:
+    """Where the log begins with what stays damaged: a broker takes what stands in place of its
+    queue offset for the queue's first one (§2), and would not give out what lies before that.
+    """
+    rows, log = surveyed.rows, surveyed.log
+    segment = log.segment_of(log.start)
+    if not len(rows) or int(rows["position"][0]) == log.start or segment is None or (
+            not segment.name_ok or segment.path in result.mended):
+        return
+    first = int(rows["queue_offset"][0])
+    head = log.read(log.start, message.START_SIZE)
+    if len(head) == message.START_SIZE and field_of(head, "queue_offset") > first:
+        where = message.fixed_field("queue_offset")
+        result.mended[segment.path] = [Piece.of(where.offset, with_fields(
+            head, queue_offset=first)[where.offset:where.offset + where.size])]
+
+
+def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
+    """Where in the log queue offsets are missing between whole messages, in its order."""
+    rows, log = surveyed.rows, surveyed.log
+    if not len(rows):
+        return
+    limits = [0, *breaks(rows["queue_offset"]).tolist(), len(rows)]
+    runs = list(pairwise(limits))
+    number = 0
+    # In front of the first message: a damaged one, or one that says another queue offset.
+    position, first = int(rows["position"][0]), int(rows["queue_offset"][0])
+    if position > log.start and first and len(log.segments) and position <= log.segments[0].end:
+        yield Lost(first - 1, first, log.start, position, range(0), 0)
+    if runs[0][1] == 1 and position == log.start and len(runs) > 1 and (
+            runs[1][1] - runs[1][0] > 1 and not _goes_on(surveyed, runs, 0, 1)):
+        lost = _between(surveyed, log.start, None, runs, 0, 1)
+        if lost is not None:
+            yield lost
+            number = 1
+    while number < len(runs):
+        last = runs[number][1] - 1
+        start = int(rows["position"][last] + rows["size"][last])
+        first = int(rows["queue_offset"][last]) + 1
+        best = None
+        for following in range(number + 1, min(number + 2 + _MOST_STRAYS, len(runs))):
+            lost = _between(surveyed, start, first, runs, number + 1, following)
+            is_long = runs[following][1] - runs[following][0] > 1
+            if lost is not None and (best is None or is_long):
+                if best is None or not _goes_on(surveyed, runs, best[0], following):
+                    best = following, lost
+                if is_long:
+                    break
+        if best is None:
+            if number + 2 == len(runs):
+                yield from _last(surveyed, first, start, runs[-1])
+            number += 1
+            continue
+        number = best[0]
+        yield best[1]
+    # Behind the last message: as many as there may be.
+    last = len(rows) - 1
+    first, start = int(rows["queue_offset"][last]) + 1, int(rows["position"][last]
+                                                            + rows["size"][last])
+    room = (log.end - start) // message.MIN_SIZE
+    if room > 0 and not any(right.base > start for _, right in log.gaps()):
+        yield Lost(first, first + room, start, log.end, range(0), len(rows))
+
+
+def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, following: int) -> bool:
+    """Whether a run can be right where ``following`` is."""
+    rows, last = surveyed.rows, runs[run][1] - 1
+    return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
+                    int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
+
+
+def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
+             stray: int, following: int) -> Lost | None:
+    """What is lost from the byte ``start`` up to the run ``following``, if that can be: the runs
+    from ``stray`` on are of one message each, whose queue offset is wrong.
+    """
+    rows = surveyed.rows
+    before = runs[following][0]
+    end, stop = int(rows["queue_offset"][before]), int(rows["position"][before])
+    strays = range(runs[stray][0], before)
+    if first is None:
+        first = end - len(strays)
+        if first < 0 or int(rows["queue_offset"][strays[0]]) == first:
+            return None
+    size = stop - start - int(rows["size"][strays.start:strays.stop].sum())
+    more = end - first - len(strays)
+    if end <= first or more < 0 or (not more and size) or (more and size < (
+            more * message.MIN_SIZE)):
+        return None
+    if more and len(strays) > following - stray:
+        return None  # messages that agree with each other
+    if any(start < left.end and right.base < stop for left, right in surveyed.log.gaps()):
+        return None
+    return Lost(first, end, start, stop, strays, before)
+
+
+def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Iterator[Lost]:
+    """The last message of the log, where it says another queue offset than the next one."""
+    rows = surveyed.rows
+    row = run[0]
+    if run[1] - row != 1 or int(rows["position"][row]) != start:
+        return
+    said, size = int(rows["queue_offset"][row]), int(rows["size"][row])
+    again = np.flatnonzero(rows["queue_offset"][:row] == said)
+    if len(again) and int(rows["size"][again[-1]]) == size:
+        return  # it was uploaded again
+    yield Lost(first, first + 1, start, start + size, range(row, row + 1), row + 1)
+
+
+def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
+    """(start, end, whether it is one record) of the bytes of lost records, in order."""
+    log, rows = surveyed.log, surveyed.rows
+    extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
+    extents += [(start, size) for start, size in surveyed.odd if lost.start <= start < lost.stop]
+    extents.sort()
+    pieces: list[tuple[int, int, bool]] = []
+    for segment in log.segments:
+        position, stop = max(lost.start, segment.base), min(lost.stop, segment.end)
+        if position < stop == segment.end and is_coda(log.read(stop - CODA_SIZE, CODA_SIZE)):
+            stop -= CODA_SIZE
+        for start, size in chain(extents, ((stop, 0),)):
+            if start < position or start + bool(size) > stop:
+                continue
+            if position < start and not (start - position == CODA_SIZE and is_coda(
+                    log.read(position, CODA_SIZE))):
+                pieces.append((position, start, False))
+            if size:
+                pieces.append((start, start + size, True))
+            position = start + size
+    return pieces
+
+
+# -- records that can be mended -------------------------------------------------------------------
+
+def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
+                pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
+                    int, list[tuple[int, int, bool]]]:
+    """Mends records from the first piece on: (the first queue offset that is left, pieces)."""
+    pieces = list(pieces)
+    while pieces and first < end:
+        start, stop, is_record = pieces[0]
+        size = _mend(log, name, first, start, stop, result, to_end=is_record or (
+            end - first == 1 and len(pieces) == 1))
+        if not size:
+            break
+        first += 1
+        pieces[:1] = [(start + size, stop, False)] if start + size < stop else []
+    return first, pieces
+
+
+def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
+               pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
+                   int, list[tuple[int, int, bool]]]:
+    """The same from the last piece back: (the end of the queue offsets that are left, pieces)."""
+    pieces = list(pieces)
+    while len(pieces) > 1 and first < end - 1:
+        start, stop, _ = pieces[-1]
+        if not _mend(log, name, end - 1, start, stop, result, to_end=True):
+            break
+        end -= 1
+        pieces.pop()
+    return end, pieces
+
+
+def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
+          result: Damaged, *, to_end: bool) -> int:
+    """Adds the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
+    (``to_end``: just there); its size, 0 where nothing proves it.
+    """
+    segment = log.segment_of(start)
+    if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
+            stop - start > MOST_BODY and to_end):
+        return 0
+    raw = log.read(start, min(stop - start, MOST_BODY))
+    candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
+    # One that takes all there is before one that leaves a rest.
+    for candidate in sorted(candidates, key=lambda known: len(known) != stop - start):
+        position = start - segment.base
+        differs = [byte for byte in range(len(candidate)) if candidate[byte] != raw[byte]]
+        if differs:
+            low, high = differs[0], differs[-1] + 1
+            result.mended.setdefault(segment.path, []).append(
+                Piece.of(position + low, candidate[low:high]))
+        return len(candidate)
+    return 0
+
+
+def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
+                to_end: bool) -> Iterator[bytes]:
+    """What the record may have been: as the local salvage has it, but that its queue, its queue
+    offset and its place are known.
+    """
+    source = BytesSource(raw, start)
+    topic = os.fsencode(name.topic)
+    stored, magic = message.total_size_at(raw), message.magic_at(raw)
+    for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
+        fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
+                            queue_id=name.queue_id, queue_offset=queue_offset)
+        for bent in bent_heads(fixed, version):
+            size = extent(source, 0, bent, version, len(raw))
+            if size is None or size < message.MIN_SIZE or (to_end and size != room):
+                continue
+            # Its size needs a second witness, or to be one bit off.
+            if size not in (stored, room) and (
+                    bent != fixed or (size ^ stored).bit_count() != 1):
+                continue
+            content = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
+            record = whole_record(content, start, False)
+            if record is None or len(record.topic) != len(topic) or (
+                    not record.body and bent != fixed):
+                continue
+            if record.topic != topic:
+                turned = int.from_bytes(record.topic, "big") ^ int.from_bytes(topic, "big")
+                if turned.bit_count() > _MOST_TURNED:
+                    continue
+                topic_start = (size - len(record.properties) - message.PROPERTIES_LENGTH_SIZE
+                               - len(topic))
+                content = content[:topic_start] + topic + content[topic_start + len(topic):]
+            yield content
+
+
+# -- what stays damaged ---------------------------------------------------------------------------
+
+def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop: int) -> Array:
+    """Rows for the queue offsets from ``first`` on whose records are bytes (place, size) in front
+    of ``stop``; each has a size that a broker does not take for a record's.
+    """
+    units: Array = np.zeros(len(places), ROW)
+    rows = surveyed.rows
+    behind = min(int(np.searchsorted(rows["position"], stop)), len(rows) - 1)
+    for number, (place, length) in enumerate(places):
+        size = min(length, MOST)
+        head = surveyed.log.read(place, CODA_SIZE + message.START_SIZE)
+        if message.magic_at(head) == CODA_MAGIC:  # a broker takes what is behind it
+            head = head[CODA_SIZE:]
+        if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
+            size -= 1
+        units[number] = (first + number, place, size, GUESSED, rows["store_time"][behind])
+    return units
+
+
+def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """(place, size) of equal parts; none where they are too small for a record."""
+    share = (stop - start) // count
+    return [(start + number * share, share) for number in range(
+        count if share >= message.MIN_SIZE else 0)]
+
+
+def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """(place, size) of each of so many records by their index items: what no item leads to must be
+    one record each, or all of it one stretch. Empty where that cannot be told.
+    """
+    log, rows = surveyed.log, surveyed.rows
+    witness = log.witness() if log.witness is not None and count > 1 else None
+    if not isinstance(witness, QueueWitness):
+        return []
+    behind = int(np.searchsorted(rows["position"], stop))
+    beside = (log.record_at(int(place)) for place in rows["position"][
+        max(0, behind - _MOST_BESIDE):behind + _MOST_BESIDE] if not start <= place < stop)
+    known = witness.extents(start, stop, [record for record in beside if record is not None])
+    gaps: list[tuple[int, int]] = []
+    position = start
+    for place, size in [*known, (stop, 0)]:
+        if place < position or place + size > stop:
+            return []
+        if place > position:
+            gaps.append((position, place - position))
+        position = place + size
+    left = count - len(known)
+    if not known or left < len(gaps) or (left and len(gaps) not in (1, left)):
+        return []
+    if len(gaps) == 1:
+        gaps = _shares(left, gaps[0][0], gaps[0][0] + gaps[0][1])
+    places = sorted([*known, *gaps])
+    return places if len(places) == count and all(
+        size >= message.MIN_SIZE for _, size in places) else []
+
+
+def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:
+    """The rows of a survey with others between them, in a new file. StoreIOError."""
+    rows = surveyed.rows
+    try:
+        with open(path, "wb", buffering=1 << 20) as file:
+            position = 0
+            for before, more in chain(units, ((len(rows), rows[:0]),)):
+                file.writelines(rows[start:min(start + _BLOCK, before)].tobytes()
+                                for start in range(position, before, _BLOCK))
+                file.write(more.tobytes())
+                position = before
+        return np.memmap(path, ROW, "r")
+    except OSError as error:
+        raise failed(error, path, "write to") from None
+
+
+class Patched(Changed):
+    """With ``pieces`` ({path: ascending}) laid over files."""
+
+    def __init__(self, below: Reader, pieces: Mapping[str, Sequence[Piece]]) -> None:
+        super().__init__(below)
+        self._pieces = pieces
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        data = self._below.read(path, position, length)
+        over = [piece for piece in self._pieces.get(path, ())
+                if piece.at < position + len(data) and piece.end > position]
+        if not over:
+            return data
+        patched = bytearray(data)
+        for piece in over:
+            low, high = max(piece.at, position), min(piece.end, position + len(data))
+            piece.read_into(memoryview(patched)[low - position:high - position], low - piece.at)
+        return bytes(patched)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        below = self._below.source(path, base)
+        if path not in self._pieces:
+            return below
+        return _PatchedSource(LogPart(base, below.size, path, tuple(self._pieces[path])), below)
+
+
+class _PatchedSource(OverlaidSource):
+    def __init__(self, part: LogPart, below: Source) -> None:
+        super().__init__(part, below)
+        self._file = below
+
+    def close(self) -> None:
+        close_source(self._file)

@@ -1,0 +1,489 @@
+"""One queue of a tier recovered: its commit log where messages say another place than theirs, its
+consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import IO
+
+import numpy as np
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.ext.tiered.displaced import Shifted
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.ext.tiered.recover.damaged import Patched, find_damaged, with_units
+from rmqctl.ext.tiered.recover.survey import (
+    PHYSICAL_OFFSET,
+    Survey,
+    close_up,
+    copy_ranges,
+    correct_offsets,
+    survey,
+)
+from rmqctl.ext.tiered.recover.times import joined, mend_times
+from rmqctl.ext.tiered.recover.units import (
+    Expected,
+    Run,
+    UnitFile,
+    Units,
+    at_their_places,
+    split_names,
+    unit_files,
+    wrong_names,
+)
+from rmqctl.ext.tiered.witness import QueueWitness
+from rmqctl.files.durable import failed, make_folders
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.repair.plan import Changes, Create, FileContent, Lost, Patch, Replace
+from rmqctl.scan.overlay import Piece
+from rmqctl.store.problems import ambiguity
+
+_MOST_RUNS, _MOST_ROUNDS = 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredSegment:
+    """A segment as it will be. ``begin`` and ``end``: store times of its messages, `NEVER` for
+    none; ``known`` False where they are not to be had (expired messages). ``quirk``: what a
+    broker takes for them, where that is something else.
+    """
+
+    base: int
+    size: int
+    begin: int
+    end: int
+    mtime_ms: int | None
+    quirk: tuple[int, int] | None = None
+    known: bool = True
+
+
+def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str) -> None:
+    """A copy of a segment under its right name: the file itself is moved aside besides."""
+    full = os.path.abspath(flat.reader.where(segment.path))
+    changes.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
+                "rename", segment.name, os.path.basename(target),
+                "its name is wrong: a broker would not find it", "")
+
+
+@dataclass(slots=True)
+class RecoveredQueue(Changes):
+    """What is to be done for a queue, and what it will be. ``first`` and ``last`` bound its queue
+    offsets; ``refs`` is the file with the log offset (int64) of every unit; ``shifted`` messages
+    will say where they are; ``view`` is the queue as its commit log will be, where files change;
+    ``ambiguous``: whole records left out that may be messages.
+    """
+
+    name: QueueName
+    commit_log: list[RecoveredSegment] = field(default_factory=list)
+    consume_queue: list[RecoveredSegment] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    lost_total: int = 0
+    shifted: list[Shifted] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+    refs: str = ""
+    view: FlatQueue | None = None
+    ambiguous: int = 0
+
+
+def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
+                  drop_orphans: bool, keep_ambiguous: bool = False,
+                  changes: bool = True) -> RecoveredQueue:
+    """Plans for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
+    consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: whole
+    records that may be messages or lie in a body are messages. Without ``changes`` it is only
+    looked at. StoreIOError.
+    """
+    return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
+                         changes=changes).run(known, most)
+
+
+class QueueRecovery:
+    """See `recover_queue`."""
+
+    def __init__(self, queue: FlatQueue, folder: str, *, drop_orphans: bool, keep_ambiguous: bool,
+                 changes: bool) -> None:
+        self._queue, self._folder = queue, folder
+        self._drop, self._keep, self._changes = drop_orphans, keep_ambiguous, changes
+        self._out = RecoveredQueue(queue.name, refs=os.path.join(folder, "refs"))
+        make_folders(folder, durable=False)
+
+    def run(self, known: Iterable[int], most: int) -> RecoveredQueue:
+        """Plans, in the order in which the steps are carried out. StoreIOError."""
+        out, queue = self._out, self._queue
+        # Names: one file for each base, the others are moved aside.
+        log, wrong = split_names(queue.commit_log)
+        rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
+        self._move_aside(wrong, "another file has its place")
+        self._move_aside(strange, "no consume queue file begins there")
+        # The commit log: what lies in it, in files that begin where their messages say.
+        surveyed = self._survey_placed(log, rows)
+        self._rename([*wrong_names(surveyed.log), *wrong_names(rows)])
+        # Messages that lie at another place than they say.
+        if self._changes and surveyed.shifted:
+            surveyed = self._close_up(surveyed)
+        # Records that are damaged: mended where that can be proven, else given a unit.
+        bounds: list[tuple[int, int, int]] = []
+        if self._changes:
+            surveyed, bounds = self._mend(surveyed)
+        log = surveyed.log
+        # Units: which queue offsets have one, or get one from their message.
+        units = Units(log, rows, Expected(surveyed.rows), bounds)
+        if self._changes:
+            units.fill(before=not self._drop, behind=not self._drop)
+        # The files of the consume queue.
+        files = unit_files(units.runs, rows.segments, map(units.kept, rows.segments), known, most)
+        if not self._changes:
+            files = [file for file in files if file.segment is not None]
+        end = self._write_units(units, files)
+        self._plan_empty_files(units, files)
+        # What the log is then, without what no unit leads to where that is dropped.
+        self._plan_log_segments(surveyed, end)
+        # What cannot be recovered.
+        out.notes.extend(_notes(queue, surveyed, units, end if self._drop else None,
+                                changes=self._changes))
+        if self._changes:
+            out.shifted = surveyed.shifted
+            out.lost_total = units.cut
+            out.lost = [Lost(queue.name.topic, queue.name.queue_id, queue_offset,
+                             unit.commit_log_offset, unit.size, by="consumequeue")
+                        for queue_offset, unit in units.lost]
+        out.ambiguous = len(surveyed.doubtful)
+        out.first = units.runs[0].start if units.runs else 0
+        out.last = units.runs[-1].end if units.runs else 0
+        if log.segments and len(surveyed.rows):
+            out.first = max(out.first, int(surveyed.rows["queue_offset"][0]))
+        return out
+
+    def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
+        """The survey of the log, again after each change of which files are in it: segments move to
+        where all of their messages say they begin, and those go that hold nothing and lie in the
+        way of another.
+        """
+        path = os.path.join(self._folder, "rows")
+        surveyed = survey(self._queue, log, path)
+        witness = log.witness() if self._keep and log.witness is not None else None
+        while surveyed.doubtful and isinstance(witness, QueueWitness) and witness.keep(
+                surveyed.doubtful):
+            surveyed = survey(self._queue, log, path)
+        if not self._changes:
+            return surveyed
+        if surveyed.misplaced:
+            log, moved = at_their_places(log, surveyed.misplaced)
+            if moved:
+                surveyed = survey(self._queue, log, path)
+                self._out.view = FlatQueue(self._queue.name, log, rows)
+        if in_the_way := surveyed.in_the_way():
+            self._move_aside(in_the_way, "no message of its own is in it, and an earlier segment "
+                                         "reaches over its beginning")
+            log, _ = split_names(replace(log, segments=[
+                segment for segment in log.segments if segment not in in_the_way]))
+            surveyed = survey(self._queue, log, path)
+        return surveyed
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def _target(self, kind: str, base: int) -> str:
+        name = self._queue.name
+        return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
+
+    def _rename(self, segments: Sequence[Segment]) -> None:
+        """Consume queue files are made anew, commit log files copied under their right name."""
+        for segment in segments if self._changes else ():
+            kind = segment.path.split("/")[-2]
+            target = self._target(kind, segment.base)
+            if kind == names.COMMIT_LOG:
+                copy_renamed(self._out, self._queue.commit_log, segment, target)
+            self._move_aside([segment], "its name is wrong")
+
+    def _move_aside(self, segments: Iterable[Segment], why: str) -> None:
+        for segment in segments if self._changes else ():
+            self._out.move_aside(segment.path, segment.size, why)
+
+    # -- the commit log ---------------------------------------------------------------------------
+
+    def _close_up(self, surveyed: Survey) -> Survey:
+        """The survey of the log without parts of blocks that are there twice, where less is
+        damaged then.
+        """
+        log, files = close_up(surveyed, self._folder)
+        if not files:
+            return surveyed
+        queue = FlatQueue(self._queue.name, log, self._queue.consume_queue)
+        path = os.path.join(self._folder, "rows-again")
+        again = survey(queue, log, path)
+        remove_file(path)
+        if again.damaged >= surveyed.damaged:
+            return surveyed
+        correct_offsets(again, files)
+        for segment in surveyed.log.segments:
+            if segment.path in files:
+                target = self._target(names.COMMIT_LOG, segment.base)
+                self._out.act(Replace(target, FileContent(files[segment.path]),
+                                      segment.mtime_ms * 1_000_000),
+                              "close up", segment.size, segment.usable, "a part of a block is "
+                              "there twice: without it everything is where units lead")
+        self._out.view = queue
+        return again
+
+    def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
+        """(the survey with units that lead to what stays damaged, the bounds of these): records
+        are patched that can be mended, and messages that lie at another place than they say.
+        """
+        out = self._out
+        damaged = find_damaged(surveyed, self._queue.name)
+        mended: dict[str, list[Piece]] = {}
+        why: list[str] = []
+        if not any(isinstance(step, Replace) for step in out.steps):
+            below, count = surveyed.log.reader, 0
+            # Records first: each that is mended tells more of those around it.
+            for _ in range(_MOST_ROUNDS):
+                if not damaged.mended:
+                    break
+                count += sum(map(len, damaged.mended.values()))
+                mended = joined(mended, damaged.mended, below)
+                surveyed = self._survey_with(surveyed, Patched(below, mended))
+                damaged = find_damaged(surveyed, self._queue.name)
+            if count:
+                why.append("what is damaged of records is known from the rest of them and from "
+                           f"their queue: {count}")
+            # Store times last, each round with better neighbours.
+            for _ in range(_MOST_ROUNDS):
+                times = mend_times(surveyed)
+                if not times.pieces:
+                    break
+                mended = joined(mended, times.pieces, below)
+                surveyed = self._survey_with(surveyed, Patched(below, mended))
+                why += times.reasons
+            if mended:
+                damaged = find_damaged(surveyed, self._queue.name)
+        self._patch(surveyed, mended, why)
+        for first, end in damaged.shared[:_MOST_RUNS]:
+            out.notes.append(f"{self._queue.name.path}: the damaged messages {first} to {end - 1} "
+                             "lie in one stretch, and no index item tells their borders: units "
+                             "that are made for them lead to equal parts of it")
+        if damaged.units:
+            path = os.path.join(self._folder, "rows-with-units")
+            surveyed.rows = with_units(surveyed, damaged.units, path)
+            remove_file(path)
+        return surveyed, damaged.bounds
+
+    def _survey_with(self, surveyed: Survey, reader: Patched) -> Survey:
+        """The survey of the log as it will be."""
+        log = replace(surveyed.log, reader=reader)
+        self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
+        path = os.path.join(self._folder, "rows-mended")
+        surveyed = survey(self._out.view, log, path)
+        remove_file(path)
+        return surveyed
+
+    def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]],
+               reasons: Sequence[str]) -> None:
+        """Patches ``mended`` records, and the messages that lie at another place than they say."""
+        by_segment = {path: list(pieces) for path, pieces in mended.items()}
+        for shifted in surveyed.shifted:
+            segment = surveyed.log.segment_of(shifted.position)
+            if segment is None or not segment.name_ok:
+                continue  # a file is moved or changed, not both
+            by_segment.setdefault(segment.path, []).append(Piece.of(
+                shifted.position - segment.base + PHYSICAL_OFFSET.offset,
+                shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
+        for path, pieces in by_segment.items():
+            why: list[str] = []
+            if path in mended:
+                why += reasons[:_MOST_RUNS]
+                if len(reasons) > _MOST_RUNS:
+                    why.append(f"and {len(reasons) - _MOST_RUNS} more")
+            if len(pieces) > len(mended.get(path, ())):
+                why.append("a block was written again after a part of itself: these messages say "
+                           "another place than theirs")
+            pieces.sort(key=lambda piece: piece.at)
+            self._out.act(Patch(path, tuple(pieces)),
+                          "mend records" if path in mended else "put places right", len(pieces),
+                          None, "; ".join(why), "place")
+
+    def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
+        """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
+        log = surveyed.log
+        cut = self._cut_orphans(surveyed, end)
+        for surveyed_segment in surveyed.segments:
+            segment, size = surveyed_segment.segment, surveyed_segment.segment.usable
+            if segment is log.segments[-1] and cut is not None:
+                size = min(size, cut - segment.base)
+            begin, last = (surveyed_segment.begin, surveyed_segment.end) if size else (NEVER, NEVER)
+            if 0 < size < segment.usable:
+                begin, last = surveyed.times(segment.base, segment.base + size)
+            self._out.commit_log.append(RecoveredSegment(
+                segment.base, size, begin, last, segment.mtime_ms, surveyed_segment.quirk,
+                known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
+
+    def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
+        """Plans to cut off the end of the log that no unit leads to, where that is asked for; the
+        tiered offset at which it is cut.
+        """
+        log = surveyed.log
+        if not log.segments or end >= log.end:
+            return None
+        last, out = log.segments[-1], self._out
+        cut = max(end, last.base)
+        if any(position >= cut for position, _ in surveyed.doubtful):
+            return None
+        tail = last.end - cut
+        if tail == CODA_SIZE and is_coda(log.read(cut, CODA_SIZE)):
+            return None
+        if not (self._drop and self._changes) or not tail or not last.name_ok:
+            return None
+        path = os.path.join(self._folder, f"log-{last.base}")
+        copy_ranges(log.reader, last.path, [(0, cut - last.base)], path)
+        target = self._target(names.COMMIT_LOG, last.base)
+        self._out.act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut",
+                      last.size, cut - last.base, "no unit leads to what lies beyond")
+        if last.size > last.usable or end < last.base:
+            out.notes.append(f"{self._queue.commit_log.folder}: what no unit leads to in earlier "
+                             "segments stays")
+        return cut
+
+    # -- the consume queue ------------------------------------------------------------------------
+
+    def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
+        """Plans the files that change; the end (tiered offset) of what their units lead to."""
+        reach = 0
+        try:
+            with open(self._out.refs, "wb") as refs:
+                for file in files:
+                    reach = max(reach, self._write_file(units, file, refs))
+        except OSError as error:
+            raise failed(error, self._out.refs, "write to") from None
+        return reach
+
+    def _write_file(self, units: Units, place: UnitFile, refs: IO[bytes]) -> int:
+        path = os.path.join(self._folder, f"units-{place.base}")
+        segment, queue_offset = place.segment, place.start
+        reach, changed, begin, end, known = 0, False, NEVER, NEVER, True
+        wrong, added = units.counts.wrong, units.counts.made
+        # The units, a block at a time; where they lead goes to ``refs``.
+        with open(path, "wb") as file:
+            for block, differs in units.blocks(place.start, place.end):
+                changed |= differs
+                file.write(block.tobytes())
+                offsets = block["commit_log_offset"].astype(np.int64)
+                refs.write(offsets.tobytes())
+                ends = offsets + block["size"].astype(np.int64)
+                inside = (offsets >= 0) & (ends <= units.log.end)
+                if inside.any():
+                    reach = max(reach, int(ends[inside].max()))
+                low, high, all_known = units.times(queue_offset, block)
+                known &= all_known
+                if low != NEVER:
+                    begin = min(begin, low)
+                    end = high if end == NEVER else max(end, high)
+                queue_offset += len(block)
+        wrong, added = units.counts.wrong - wrong, units.counts.made - added
+        size = (place.end - place.start) * UNIT_SIZE
+        if not self._changes:
+            size = segment.usable - segment.usable % UNIT_SIZE if segment else size
+        self._out.consume_queue.append(RecoveredSegment(
+            place.base, size, begin, end, segment.mtime_ms if segment else None, known=known))
+        # What there is to do, and why.
+        if not self._changes or (segment is not None and segment.name_ok and not changed
+                                 and segment.size == size):
+            remove_file(path)
+            return reach
+        target = self._target(names.CONSUME_QUEUE, place.base)
+        if segment is None or not segment.name_ok:
+            self._out.act(Create(target, FileContent(path)), "rebuild", None, size, (
+                f"is missing; units made from messages of the commit log: {added}"
+                if segment is None else "with the right name"))
+            return reach
+        why = []
+        if segment.size % UNIT_SIZE:
+            why.append("it ends within a unit")
+        if wrong:
+            why.append(f"units that lead to no message of theirs: {wrong}")
+        if added:
+            why.append(f"messages without a unit: {added}")
+        if segment.size - segment.size % UNIT_SIZE > size:
+            why.append("units at the end lead beyond the commit log" if units.cut else
+                       "it is longer than up to the next one")
+        self._out.act(Replace(target, FileContent(path)), "rebuild" if wrong or added else "cut",
+                      segment.size, size, "; ".join(why) or "its units are not those there are")
+        return reach
+
+    def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
+        """Files of which no unit is left, and those that never had one."""
+        used = {file.base for file in files}
+        last = max(used, default=0)
+        for segment in units.queue.segments:
+            if segment.base in used or (not segment.name_ok and self._changes):
+                continue  # what has a wrong name is moved aside already
+            if segment.size and self._changes:
+                self._move_aside([segment], "none of its units leads to a message")
+            elif segment.base < last and self._changes:
+                self._move_aside([segment], "it is empty, and files after it are not: a broker "
+                                            "would meet a gap")
+            elif segment.name_ok:
+                self._out.consume_queue.append(RecoveredSegment(
+                    segment.base, segment.usable - segment.usable % UNIT_SIZE, NEVER, NEVER,
+                    segment.mtime_ms))
+        self._out.consume_queue.sort(key=lambda segment: segment.base)
+
+
+def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
+           changes: bool) -> Iterator[str]:
+    """What of a queue cannot be recovered, or is left as it is. ``dropped``: what lies behind that
+    tiered offset is no loss.
+    """
+    where = f"{queue.name.topic}/{queue.name.queue_id}"
+    if surveyed.doubtful:
+        yield (f"{where}: {ambiguity(surveyed.doubtful)}; they are left out, unless --ambiguous "
+               "keep is given")
+    for segment, base in surveyed.misplaced:
+        yield (f"{surveyed.log.reader.where(segment.path)}: its messages say that it begins at "
+               f"{base}, where there is no room for it")
+    if surveyed.damaged:
+        yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
+               f"(from {surveyed.spans[0].offset} on)")
+    if units.damaged:
+        yield (f"{where}: of {plural(units.damaged, 'queue offset')} from {units.first_damaged} on "
+               "only damaged bytes are left; their units lead there, a broker passes over them")
+    beyond = sum(part.beyond for part in surveyed.segments)
+    if beyond:
+        yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "
+               "nothing can lead to them")
+    if surveyed.foreign:
+        yield f"{where}: {plural(surveyed.foreign, 'message')} of other queues in its commit log"
+    if surveyed.bad_crc:
+        yield (f"{where}: {plural(surveyed.bad_crc, 'message')} with a body that does not match "
+               "its CRC")
+    if units.counts.unknown:
+        yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
+               "more; they stay")
+    for before, after in surveyed.log.gaps():
+        yield (f"{where}: the commit log has nothing from {before.end} to {after.base}; the "
+               "messages that were there are lost")
+    missing = units.missing() if changes and dropped is None else []
+    for run in missing[:_MOST_RUNS]:
+        yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units, "
+               "because a hole lies between them and the rest")
+    if len(missing) > _MOST_RUNS:
+        yield f"{where}: and {len(missing) - _MOST_RUNS} more such runs"
+    for left, right in pairwise(units.runs):
+        yield (f"{where}: of queue offsets {_range(Run(left.end, right.start))} neither units nor "
+               "messages are left; the hole stays")
+
+
+def _range(run: Run) -> str:
+    return str(run.start) if run.end - run.start == 1 else f"{run.start} to {run.end - 1}"
+
+
+def remove_file(path: str) -> None:
+    """Takes a file of the scratch away that no step needs. StoreIOError."""
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise failed(error, path, "remove") from None

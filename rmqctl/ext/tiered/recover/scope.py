@@ -1,0 +1,80 @@
+"""Which part of a tier is one broker's, and where that broker keeps its metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
+from rmqctl.ext.tiered.files.metadata_file import broker_root_of, expected_path, load
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.parse_values import is_url
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One broker's part. ``metadata_path`` may lead to nothing yet; ``broker_root``: local root."""
+
+    cluster: str
+    broker: str
+    metadata_path: str
+    broker_root: str
+
+
+def open_tier(root: str, metadata: str | None) -> Tier:
+    """A tier to be recovered: its metadata may be lost. UsageError, NotAStoreError."""
+    if is_url(root):
+        raise UsageError(f"{root}: only a tier in a folder can be changed")
+    present = metadata is not None and os.path.lexists(metadata)
+    tier = Tier.open(root, metadata if present else None)
+    path = metadata or expected_path(tier.name)
+    if path is not None:
+        tier.metadata_path, tier.broker_root = path, broker_root_of(path)
+    return tier
+
+
+def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
+    """The broker that is meant: the one that is named, the only one, or the one that metadata is
+    of. UsageError.
+    """
+    if tier.metadata_path is None or tier.broker_root is None:
+        raise UsageError(f"{tier.name}: where its metadata lay cannot be told: name the file "
+                         "with --metadata")
+    owners = tier.found.owners
+    meant = sorted(owner for owner in owners if cluster in (None, owner[0])
+                   and broker in (None, owner[1]))
+    if len(meant) > 1:
+        of_metadata = _brokers(tier.metadata_path)
+        meant = [owner for owner in meant if owner[1] in of_metadata] or meant
+    if not meant:
+        if owners and (cluster or broker):
+            raise UsageError(f"{tier.name}: there is no {cluster or ''}/{broker or ''} in it")
+        raise NotAStoreError(f"{tier.name}: no file of a tier is in it")
+    if len(meant) > 1:
+        every = ", ".join(f"{cluster}/{other}" for cluster, other in meant)
+        raise UsageError(f"{tier.name} has the files of several brokers ({every}), and each has "
+                         "metadata of its own: name one with --broker (and --cluster)")
+    return Scope(*meant[0], tier.metadata_path, tier.broker_root)
+
+
+def _brokers(path: str) -> set[str]:
+    brokers: set[str] = set()
+    for name in (path, f"{path}.bak"):
+        try:
+            metadata = load(name)
+        except (StoreIOError, FormatError):
+            continue
+        if metadata is None:
+            continue
+        for table in metadata.segments.values():
+            brokers.update(broker.partition("/")[0] for broker in table)
+        brokers |= metadata.brokers
+    return brokers
+
+
+def check_root(metadata: str | None) -> Callable[[str], object]:
+    """What raises where there is no tier to repair."""
+    def check(root: str) -> None:
+        open_tier(root, metadata).close()
+    return check

@@ -1,0 +1,364 @@
+"""What lies in the commit log of one queue: every message that proves itself, as rows on disk.
+
+Rows are in the order of the log, in a file of the scratch folder, so a queue of millions of
+messages costs little memory (tiered.md §17.6). Messages that lie at another place than they say are
+found, too: a block that was written again behind a part of itself (§8.4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.tiered.displaced import Shifted, find_shifted
+from rmqctl.ext.tiered.files.reader import Entry, Reader
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.ext.tiered.slots import Slots
+from rmqctl.files.durable import failed
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.local.sysflag import BORN_HOST_V6
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, is_coda
+from rmqctl.scan import text
+from rmqctl.scan.derived import TagsCodes
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int
+from rmqctl.scan.source import FileSource, Source
+from rmqctl.scan.walk import Walk
+
+ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("tags_code", "i8"),
+                ("store_time", "i8")])
+"""A message: ``position`` is its logical offset in the queue's commit log."""
+
+_QUIRK_AT = 56
+"""Where a broker looks for the store time, also where an IPv6 born host moves it (§3)."""
+_MOST_SPANS = 1000
+PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
+"""The field that a shifted message has wrong."""
+_WINDOW = 4 << 20
+
+
+@dataclass(slots=True)
+class SegmentSurvey:
+    """A commit log segment. ``begin`` and ``end`` bound its messages' store times (`NEVER`: none),
+    ``quirk`` what a broker takes for them where that is something else. ``damaged`` bytes are
+    neither message nor coda; ``beyond``: messages that begin before the next segment's base and
+    end behind it.
+    """
+
+    segment: Segment
+    begin: int = NEVER
+    end: int = NEVER
+    quirk: tuple[int, int] | None = None
+    messages: int = 0
+    damaged: int = 0
+    beyond: int = 0
+
+
+@dataclass(slots=True)
+class Survey:
+    """A queue's commit log. ``rows`` are `ROW`s in log order, shifted messages at their real
+    places; ``spans`` the first damaged ranges (logical offsets); ``foreign`` messages of other
+    queues.
+    """
+
+    log: FlatFile
+    rows: Array
+    segments: list[SegmentSurvey] = field(default_factory=list)
+    shifted: list[Shifted] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    foreign: int = 0
+    bad_crc: int = 0
+    odd: list[tuple[int, int]] = field(default_factory=list)
+    """(position, size) of the first whole records that are no rows: they say another queue, or
+    another queue offset than the next, with a body that is not whole."""
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    """(position, size) of whole records that may be messages or lie in a body."""
+    misplaced: list[tuple[Segment, int]] = field(default_factory=list)
+    """Segments all of whose messages say that it begins elsewhere, and where."""
+
+    @property
+    def damaged(self) -> int:
+        """Bytes that are neither message nor coda."""
+        return sum(one.damaged for one in self.segments)
+
+    def in_the_way(self) -> list[Segment]:
+        """Segments without a message that begin before the file in front of them ends."""
+        return [two.segment for one, two in pairwise(self.segments)
+                if one.segment.size > one.segment.usable and two.segment.usable
+                and not two.messages and two.damaged]
+
+    def times(self, start: int, end: int) -> tuple[int, int]:
+        """The least and largest store time of messages within ``[start, end)`` of the log."""
+        rows = np.searchsorted(self.rows["position"], [start, end])
+        times = self.rows["store_time"][rows[0]:rows[1]]
+        return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
+
+
+def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
+    """Walks all segments of ``log``; ``path`` is the new file for the rows. StoreIOError."""
+    surveyed = Survey(log, np.zeros(0, ROW))
+    try:
+        with open(path, "wb", buffering=1 << 20) as file:
+            reading = _Reading(queue, surveyed)
+            for segment in log.segments:
+                about = SegmentSurvey(segment)
+                surveyed.segments.append(about)
+                if segment.usable:
+                    file.writelines(rows.tobytes() for rows in reading.segment(about))
+        size = os.path.getsize(path)
+        surveyed.rows = np.memmap(path, ROW, "r") if size else np.zeros(0, ROW)
+    except RmqctlError:
+        raise
+    except OSError as error:
+        raise failed(error, path, "write to") from None
+    return surveyed
+
+
+class MessageRows:
+    """Rows (`ROW`) of the messages that lie in a queue's commit log."""
+
+    def __init__(self, name: QueueName) -> None:
+        self._queue_id = name.queue_id
+        self._topics = text.Dictionary()
+        self._topic = self._topics.number(os.fsencode(name.topic))
+        self._tags = TagsCodes(self._topics)
+
+    def of(self, batch: Batch) -> tuple[Array, Array]:
+        """(a row of each message of a batch, whether it is of the queue (bool))."""
+        topic = self._topics.encode(text.topics(batch))
+        rows: Array = np.zeros(len(batch), ROW)
+        rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
+        rows["size"], rows["store_time"] = batch.column("total_size"), batch.column(
+            "store_timestamp")
+        rows["tags_code"] = self._tags.codes(text.Properties(batch), topic,
+                                             rows["store_time"])[0]
+        return rows, (topic == self._topic) & (batch.column("queue_id") == self._queue_id)
+
+
+class _Reading:
+    def __init__(self, queue: FlatQueue, found: Survey) -> None:
+        self._name, self._found = queue.name, found
+        self._slots = Slots(found.log, queue.name)
+        self._messages = MessageRows(queue.name)
+        self._last = -1
+        """The queue offset of the last row."""
+
+    def segment(self, about: SegmentSurvey) -> Iterator[Array]:
+        """The rows of a segment, in parts; fills ``about``."""
+        with self._found.log.walk(about.segment) as walk:
+            yield from self._rows_of(walk, about)
+
+    def _rows_of(self, walk: Walk, about: SegmentSurvey) -> Iterator[Array]:
+        source, waiting = walk.source, None
+        for batch in self._slots.batches(walk):
+            if len(batch):
+                if waiting is not None:
+                    yield from self._damaged(source, about, waiting)
+                    waiting = None
+                yield self._rows(batch, about)
+            for span in batch.spans:
+                self._found.doubtful += span.doubtful
+                if waiting is None:
+                    waiting = span
+                else:  # spans follow each other without a message between
+                    waiting = replace(waiting, kind=_joined(waiting, span),
+                                      length=span.end - waiting.offset)
+        if waiting is not None:
+            yield from self._damaged(source, about, waiting)
+
+    def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
+        """The rows of a batch's messages that count."""
+        found = self._found
+        rows, own = self._messages.of(batch)
+        # Those that end before the next segment begins, and are the queue's.
+        good = rows["position"] + rows["size"] <= about.segment.end
+        about.beyond += int(len(batch) - good.sum())
+        found.foreign += int((good & ~own).sum())
+        good &= own
+        offset = rows["queue_offset"]
+        crc = batch.crc_ok().astype(bool)
+        if not crc.all():
+            found.bad_crc += int((good & ~crc).sum())
+            # With a damaged body those whose queue offset fits: it is believed then.
+            before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
+            good &= crc | (offset == before + 1)
+        good &= offset >= 0
+        for row in np.flatnonzero(~good)[:_MOST_SPANS - len(found.odd)].tolist():
+            found.odd.append((int(rows["position"][row]), int(rows["size"][row])))
+        kept: Array = rows[good]
+        if len(kept):
+            self._last = int(kept["queue_offset"][-1])
+            self._times(batch, good, kept, about)
+        return kept
+
+    def _times(self, batch: Batch, good: Array, rows: Array, about: SegmentSurvey) -> None:
+        about.messages += len(rows)
+        about.begin, about.end = _widened((about.begin, about.end), rows["store_time"])
+        moved = batch.column("sys_flag")[good] & BORN_HOST_V6 != 0
+        if about.quirk is None and not moved.any():
+            return
+        times = rows["store_time"].copy()
+        times[moved] = gather_int(batch.data, batch.start[good][moved] + _QUIRK_AT, "i8")
+        # What came before had none that were moved.
+        known = about.quirk or (about.begin, about.end)
+        about.quirk = _widened(known if about.messages > len(rows) else (NEVER, NEVER), times)
+
+    def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
+        """Rows of messages that lie in a span at another place than they say."""
+        surveyed = self._found
+        start, length = span.offset, min(span.end, about.segment.end) - span.offset
+        if length <= 0:
+            return
+        if length == CODA_SIZE and is_coda(source.read(start - source.base, CODA_SIZE)):
+            return
+        shifted = find_shifted(source, start - source.base, length, self._name, self._last)
+        moved = {away.position - away.says for away in shifted}
+        if len(moved) == 1 and not surveyed.shifted and length == about.segment.usable and (
+                shifted[0].position == start):
+            surveyed.misplaced.append((about.segment, shifted[0].says))
+            shifted = []
+        surveyed.shifted += [away for away in shifted if away.says != away.position]
+        about.damaged += length - sum(away.size for away in shifted)
+        if len(surveyed.spans) < _MOST_SPANS:
+            surveyed.spans.append(span)
+        rows: Array = np.zeros(len(shifted), ROW)
+        for number, away in enumerate(shifted):
+            rows[number] = (away.queue_offset, away.position, away.size, away.tags_code,
+                            away.store_time)
+        if len(rows):
+            self._last = int(rows["queue_offset"][-1])
+            about.messages += len(rows)
+            about.begin, about.end = _widened((about.begin, about.end), rows["store_time"])
+            yield rows
+
+
+def _joined(one: Span, other: Span) -> str:
+    return one.kind if one.kind == other.kind else DAMAGED
+
+
+def _widened(known: tuple[int, int], times: Array) -> tuple[int, int]:
+    low, high = int(times.min()), int(times.max())
+    return (low, high) if known[0] == NEVER else (min(known[0], low), max(known[1], high))
+
+
+# -- a part of a block that is there twice --------------------------------------------------------
+
+class Changed:
+    """A reader of the files of another one, some of which are changed. Does not close that one."""
+
+    def __init__(self, below: Reader) -> None:
+        self.name, self._below = below.name, below
+
+    def where(self, path: str) -> str:
+        return self._below.where(path)
+
+    def list(self, folder: str) -> list[Entry]:
+        return self._below.list(folder)
+
+    def size(self, path: str) -> int | None:
+        return self._below.size(path)
+
+    def close(self) -> None:
+        """Nothing: others still read from what is below."""
+
+
+class Overlaid(Changed):
+    """With other files ({path: file of this machine}) in place of some."""
+
+    def __init__(self, below: Reader, files: dict[str, str]) -> None:
+        super().__init__(below)
+        self._files = files
+
+    def size(self, path: str) -> int | None:
+        return os.path.getsize(self._files[path]) if path in self._files else super().size(path)
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        if path not in self._files:
+            return self._below.read(path, position, length)
+        with FileSource(self._files[path]) as source:
+            return source.read(position, length)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        if path in self._files:
+            return FileSource(self._files[path], base)
+        return self._below.source(path, base)
+
+
+def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
+    """Takes out of segments a part of a block which was written again behind it (tiered.md §8.4):
+    without it everything is where units, index items and the next segment take it to be.
+
+    (the log with what would be its files, {segment's path: new file in ``folder``}). Only
+    segments whose length is then exactly what the next one's base says. In the last segment nothing
+    follows, and what lies there may stay; in an earlier one the end of the file lies behind the
+    start of the next, where nothing can lead to it. StoreIOError.
+    """
+    log, files = found.log, {}
+    segments = []
+    for segment in log.segments:
+        twice = _written_twice(found, segment) if segment is not log.segments[-1] else None
+        if twice is None:
+            segments.append(segment)
+            continue
+        path = os.path.join(folder, f"closed-{segment.base}")
+        copy_ranges(log.reader, segment.path, [(0, twice[0]), (twice[1], segment.size)], path)
+        files[segment.path] = path
+        segments.append(replace(segment, size=segment.usable))
+    if not files:
+        return log, files
+    return replace(log, reader=Overlaid(log.reader, files), segments=segments), files
+
+
+def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
+    """``[start, end)`` of the part in the file that is there twice; None where there is none, or
+    without it the file would have another length than it should.
+    """
+    if not segment.name_ok:
+        return None
+    shifted = [one for one in found.shifted if segment.base <= one.position < segment.end]
+    if not shifted or {one.position - one.says for one in shifted} != {
+            segment.size - segment.usable}:
+        return None
+    start, end = shifted[0].says - segment.base, shifted[0].position - segment.base
+    return (start, end) if 0 <= start < end else None
+
+
+def correct_offsets(found: Survey, files: dict[str, str]) -> None:
+    """Makes the messages of new files say where they are: those written after the part that was
+    there twice. They are no longer ``shifted``. StoreIOError.
+    """
+    left = []
+    for shifted in found.shifted:
+        segment = found.log.segment_of(shifted.position)
+        path = files.get(segment.path) if segment is not None else None
+        if segment is None or path is None:
+            left.append(shifted)
+            continue
+        try:
+            with open(path, "r+b") as file:
+                file.seek(shifted.position - segment.base + PHYSICAL_OFFSET.offset)
+                file.write(shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big"))
+        except OSError as error:
+            raise failed(error, path, "write to") from None
+    found.shifted = left
+
+
+def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
+    """Writes ``[start, end)`` of a file of a tier, one range behind the other, as a new file of the
+    scratch. StoreIOError.
+    """
+    try:
+        with open(to, "wb") as file:
+            for start, end in ranges:
+                position = start
+                while position < end and (
+                        part := reader.read(path, position, min(_WINDOW, end - position))):
+                    file.write(part)
+                    position += len(part)
+    except OSError as error:
+        raise failed(error, to, "write to") from None

@@ -1,0 +1,270 @@
+"""A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
+
+Files are believed before metadata: a broker's copy of sizes may be stale, and is often the first
+thing that is lost. What could not be read becomes a problem in words; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
+from rmqctl.ext.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
+from rmqctl.ext.tiered.files.opening import open_reader
+from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
+from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, uploaded
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import read as read_metadata
+from rmqctl.parse_values import is_url
+from rmqctl.scan.source import Closing
+from rmqctl.store.files import Trouble
+
+if TYPE_CHECKING:
+    from rmqctl.ext.tiered.witness import KnownItems
+    from rmqctl.scan.source import Witness
+
+
+@dataclass(slots=True)
+class Found:
+    """What a walk over the folders of a tier met."""
+
+    queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
+    indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
+    problems: list[Trouble] = field(default_factory=list)
+
+    @property
+    def owners(self) -> set[tuple[str, str]]:
+        """(cluster, broker) of all that is there."""
+        return {(name.cluster, name.broker) for name in self.queues} | set(self.indexes)
+
+
+class Tier(Closing):
+    """A tier root. Use as a context manager.
+
+    ``metadata_path``: the file that is used, None where none was found; ``metadata`` its content,
+    empty where it cannot be read (``metadata_error`` says why). ``broker_root``: the broker's
+    local root, which has ``config/`` and ``tiered_index_file/``; None where it is not known.
+    """
+
+    def __init__(self, reader: Reader, metadata_path: str | None, broker_root: str | None) -> None:
+        self.reader = reader
+        self.name = reader.name
+        self.metadata_path = metadata_path
+        self.broker_root = broker_root
+        self.metadata = meta.Metadata()
+        self.metadata_error: str | None = None
+        self.metadata_bytes: bytes | None = None
+        self._found: Found | None = None
+        self._items: dict[tuple[str, str], KnownItems] = {}
+        if metadata_path is not None:
+            self._load(metadata_path)
+
+    @classmethod
+    def open(cls, root: str, metadata: str | None = None) -> Tier:
+        """The tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
+        root = tier_root(root)
+        reader = open_reader(root)
+        path = find_metadata(root) if metadata is None else metadata
+        if metadata is not None and not exists(metadata):
+            reader.close()
+            raise UsageError(f"{metadata}: no such file")
+        tier = cls(reader, path, broker_root_of(path))
+        try:
+            if not any(names.parse_cluster(entry.name)
+                       for entry in reader.list("") if entry.is_folder):
+                raise NotAStoreError(f"{root}: no tier: no folder with the name of a cluster "
+                                     "(8 hex digits, '_', the cluster) is in it")
+        except BaseException:
+            tier.close()
+            raise
+        return tier
+
+    def _load(self, path: str) -> None:
+        try:
+            self.metadata_bytes = _whole(path)
+            self.metadata = read_metadata(self.metadata_bytes)
+        except OSError as error:
+            self.metadata_error = str(StoreIOError.from_oserror(error, path, "read"))
+        except StoreIOError as error:
+            self.metadata_error = str(error)
+        except FormatError as error:
+            error.file = path
+            self.metadata_error = str(error)
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    @property
+    def found(self) -> Found:
+        """All folders, looked at once."""
+        if self._found is None:
+            self._found = _look(self.reader)
+            for name, queue in self._found.queues.items():
+                with_witness(queue, partial(self._known_items, name.cluster, name.broker))
+        return self._found
+
+    @property
+    def problems(self) -> list[Trouble]:
+        return self.found.problems
+
+    def unreadable(self, topic: str | None = None) -> Iterator[str]:
+        """Which folders on the way to a topic (None: to any) could not be read, in words."""
+        for problem in self.problems:
+            if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
+                    [], [topic])):
+                yield problem.reason
+
+    def queues(self, topic: str | None = None, queue_id: int | None = None,
+               broker: str | None = None) -> Iterator[FlatQueue]:
+        """The queues, by cluster, broker, topic and number."""
+        for name, queue in sorted(self.found.queues.items(), key=lambda item: (
+                item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
+            if (topic in (None, name.topic) and queue_id in (None, name.queue_id)
+                    and broker in (None, name.broker)):
+                yield queue
+
+    def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
+        """One queue; None where there is none. UsageError where several brokers have it.
+
+        StoreIOError where a folder that it may be in cannot be read.
+        """
+        queues = list(self.queues(topic, queue_id, broker))
+        for problem in () if queues else self.problems:
+            steps = problem.path.split("/")
+            if problem.unreadable and all(name in (None, step) for name, step in zip(
+                    (broker, topic, str(queue_id)), steps[1:], strict=False)):
+                raise StoreIOError(problem.reason)
+        if len(queues) > 1:
+            brokers = ", ".join(sorted({queue.name.broker for queue in queues}))
+            raise UsageError(f"{topic}/{queue_id} is there for several brokers ({brokers}): "
+                             "name one with --broker")
+        return queues[0] if queues else None
+
+    def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
+        """(broker, its uploaded index files)."""
+        for (_, owner), flat in sorted(self.found.indexes.items()):
+            if broker in (None, owner):
+                yield owner, flat
+
+    @property
+    def local_index_folder(self) -> str | None:
+        """The broker's folder of index files that are not uploaded; None where not known or not
+        there.
+        """
+        if self.broker_root is None:
+            return None
+        folder = os.path.join(self.broker_root, names.LOCAL_INDEX_FOLDER)
+        return folder if os.path.isdir(folder) else None
+
+    def known_slots(self, broker: str | None = None) -> int | None:
+        """The number of hash slots of the uploaded files, for those that do not tell theirs."""
+        for _, flat in self.indexes(broker):
+            for file in uploaded(flat):
+                if isinstance(file, IndexFile) and file.form == COMPACTED:
+                    return file.shape.slots
+        return None
+
+    def _known_items(self, cluster: str, broker: str) -> KnownItems:
+        from rmqctl.ext.tiered.witness import KnownItems
+
+        items = self._items.get((cluster, broker))
+        if items is None:
+            items = self._items[cluster, broker] = KnownItems(
+                self.reader, index_folder(cluster, broker), self.local_index_folder)
+        return items
+
+    def close(self) -> None:
+        for items in self._items.values():
+            items.close()
+        self.reader.close()
+
+
+def index_folder(cluster: str, broker: str) -> str:
+    """The folder of a broker's uploaded index files, below the tier root."""
+    return f"{names.cluster_folder(cluster)}/{names.index_path(broker)}/{names.INDEX}"
+
+
+def with_witness(queue: FlatQueue,
+                 items: Callable[[], KnownItems] | None = None) -> FlatQueue:
+    """The queue; whoever walks its commit log asks its units and the index items behind damage."""
+    def witness() -> Witness:
+        from rmqctl.ext.tiered.witness import QueueWitness
+
+        return QueueWitness(queue, None if items is None else items())
+
+    queue.commit_log.witness = cache(witness)
+    return queue
+
+
+def _whole(path: str) -> bytes:
+    """A file, or one behind a URL. OSError, StoreIOError."""
+    if not is_url(path):
+        with open(path, "rb") as file:
+            return file.read()
+    folder, _, name = path.rpartition("/")
+    with closing(open_reader(folder)) as reader:
+        return reader.read(name, 0, reader.size(name) or 0)
+
+
+def _look(reader: Reader) -> Found:
+    found_queues = Found()
+    for cluster, path in _folders(reader, "", found_queues):
+        parsed = names.parse_cluster(cluster)
+        if parsed is None:
+            if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
+                found_queues.problems.append(Trouble(path, "no cluster's folder"))
+            continue
+        if not parsed[1]:
+            found_queues.problems.append(Trouble(path, "the hash in the cluster's folder is wrong"))
+        for broker, below in _folders(reader, path, found_queues):
+            for topic, under in _folders(reader, below, found_queues):
+                _queues_of(reader, (parsed[0], broker, topic), under, found_queues)
+    return found_queues
+
+
+def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found_queues: Found) -> None:
+    cluster, broker, topic = owner
+    for number, folder in _folders(reader, path, found_queues):
+        if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
+            found_queues.problems.append(Trouble(folder, "no queue's folder"))
+            continue
+        flat = {}
+        for kind, place in _folders(reader, folder, found_queues):
+            if kind not in names.KINDS:
+                found_queues.problems.append(Trouble(place, "no kind of file a tier has"))
+                continue
+            try:
+                flat[kind] = FlatFile.open(reader, place)
+            except StoreIOError as error:
+                found_queues.problems.append(Trouble(place, str(error), unreadable=True))
+                continue
+            found_queues.problems.extend(Trouble(f"{place}/{name}", "no segment's name")
+                                         for name in flat[kind].strange)
+        if names.INDEX in flat:
+            found_queues.indexes[cluster, broker] = flat.pop(names.INDEX)
+        if flat:
+            name = QueueName(cluster, broker, topic, int(number))
+            log, rows = (flat.get(kind) or FlatFile(reader, f"{folder}/{kind}", kind)
+                         for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))
+            found_queues.queues[name] = FlatQueue(name, log, rows)
+
+
+def _folders(reader: Reader, path: str, found_queues: Found) -> Iterator[tuple[str, str]]:
+    try:
+        entries = reader.list(path)
+    except StoreIOError as error:
+        found_queues.problems.append(Trouble(path, str(error), unreadable=True))
+        return
+    for entry in entries:
+        below = f"{path}/{entry.name}" if path else entry.name
+        if entry.is_folder:
+            yield entry.name, below
+        elif path or entry.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
+                                         "lock"):
+            found_queues.problems.append(Trouble(below, "a file where folders belong"))

@@ -1,0 +1,101 @@
+"""What the checks of one tiered queue share: what was counted, and findings with their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.checks.findings import Finding
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
+
+LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
+    "commitlog", "consumequeue", "index", "metadata", "tier", "local")
+STRUCTURES = (TIER, METADATA, LOG, QUEUE, INDEX, LOCAL)
+"""What can be checked, by the names of ``--only`` and of findings."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What a run looked at. Bytes of commit logs: the kinds add up to ``bytes_total``.
+
+    ``bytes_orphaned`` are in whole messages that no unit leads to, ``bytes_zero`` and
+    ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
+    that units lead to. ``messages_undecided``: whole records that may be messages or lie in a body.
+    ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
+    ``messages_lost_in_repairs``: messages that repairs of the tier dropped.
+    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
+    offset they had in the local store, which is gone.
+    """
+
+    queues: int = 0
+    segments: int = 0
+    bytes_total: int = 0
+    messages: int = 0
+    messages_undecided: int = 0
+    messages_replaced: int = 0
+    messages_lost_in_repairs: int = 0
+    bytes_in_messages: int = 0
+    orphans: int = 0
+    bytes_orphaned: int = 0
+    bytes_coda: int = 0
+    bytes_zero: int = 0
+    bytes_damaged: int = 0
+    bytes_unverifiable: int = 0
+    property_crc_unverifiable: int = 0
+    consumequeue_rows: int = 0
+    rows_expired: int = 0
+    index_files: int = 0
+    index_items: int = 0
+    items_proven: int = 0
+    items_unverifiable: int = 0
+    keys: int = 0
+    local_equal: int = 0
+    local_only: int = 0
+    tiered_only: int = 0
+    in_neither: int = 0
+
+    def add(self, other: Coverage) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def as_dict(self) -> dict[str, int]:
+        """As in ``verify``: ``bytes_total`` is ``bytes_in_messages`` (here with the orphans) +
+        ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
+        """
+        values = {}
+        for name in self.__slots__:
+            values[name] = getattr(self, name)
+            if name == "bytes_in_messages":
+                values[name] += self.bytes_orphaned
+                values["bytes_blank"] = self.bytes_coda
+        return values
+
+
+@dataclass(slots=True)
+class Place:
+    """Makes findings about one queue: topic, queue id and files as the user named the root."""
+
+    queue: FlatQueue
+    counted: Coverage = field(default_factory=Coverage)
+
+    def _find(self, flat: FlatFile, structure: str, category: str, detail: str,
+              offset: int | None, more: dict[str, Any]) -> Finding:
+        file, position = None, None
+        if offset is not None:
+            segment = flat.segment_of(offset)
+            if segment is not None:
+                file, position = flat.reader.where(segment.path), offset - segment.base
+        name = self.queue.name
+        return Finding(category, structure, detail, file or flat.reader.where(flat.folder), offset,
+                       topic=name.topic, queue_id=name.queue_id, position=position, **more)
+
+    def log(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:
+        """About the commit log; ``offset`` is logical."""
+        return self._find(self.queue.commit_log, LOG, category, detail, offset, more)
+
+    def rows(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:
+        """About the consume queue; ``offset`` is the logical byte offset of a unit."""
+        return self._find(self.queue.consume_queue, QUEUE, category, detail, offset, more)

@@ -1,0 +1,216 @@
+"""Names, gaps, and metadata against files, both ways (tiered.md §1, §6, §17.3 N, S).
+
+A broker opens what metadata names and believes its sizes but for the last segment of a queue's
+flat files; what metadata does not name is invisible to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.files.metadata_file import expected_path, load
+from rmqctl.ext.tiered.flat_file import FlatFile, QueueName, Segment
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.context import METADATA, TIER
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.parse_values import is_url
+
+_HASHES = "the hash in the cluster's folder is wrong"
+
+
+def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
+    """Names and folders; segments that do not follow each other. ``broker``: only its files."""
+    for problem in tier.problems:
+        category = ("file-unreadable" if problem.unreadable else
+                    "tiered-name" if problem.reason == _HASHES else "tiered-stray")
+        yield Finding(category, TIER, problem.reason, tier.reader.where(problem.path))
+    for name, flat in flat_files(tier):
+        if broker not in (None, name.broker):
+            continue
+        for segment in flat.segments:
+            if not segment.name_ok:
+                yield _about(name, flat, segment, TIER, "tiered-name", "the hash in its name is "
+                             f"not that of {segment.base}")
+        for left, right in pairwise(flat.segments):
+            yield from _seam(name, flat, left, right)
+
+
+def flat_files(tier: Tier) -> Iterator[tuple[QueueName, FlatFile]]:
+    """Every flat file there is; an index has the pseudo topic's name."""
+    for queue in tier.queues():
+        yield queue.name, queue.commit_log
+        yield queue.name, queue.consume_queue
+    for (cluster, broker), flat in sorted(tier.found.indexes.items()):
+        yield QueueName(cluster, broker, names.INDEX_TOPIC, names.INDEX_QUEUE), flat
+
+
+def _seam(name: QueueName, flat: FlatFile, left: Segment, right: Segment) -> Iterator[Finding]:
+    if left.base == right.base:
+        yield _about(name, flat, right, TIER, "tiered-stray", "another file has the same base "
+                     f"offset: {left.name}")
+    elif left.base + left.size < right.base:
+        missing = right.base - left.base - left.size
+        yield _about(name, flat, left, TIER, "tiered-gap", f"ends at {left.base + left.size}, the "
+                     f"next segment begins at {right.base}: {plural(missing, 'byte')} are missing",
+                     missing)
+    elif left.base + left.size > right.base:
+        over = left.base + left.size - right.base
+        yield _about(name, flat, left, TIER, "tiered-overlap", f"has {plural(over, 'byte')} more "
+                     f"than fit before the next segment at {right.base}", over)
+
+
+def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, category: str,
+           detail: str, length: int | None = None, severity: str = "") -> Finding:
+    index = flat.kind == names.INDEX
+    return Finding(category, structure_, detail, flat.reader.where(segment.path), segment.base,
+                   length, None if index else name.topic, None if index else name.queue_id,
+                   position=0, severity=severity)
+
+
+# -- metadata --------------------------------------------------------------------------------------
+
+def foreign(tier: Tier) -> set[str]:
+    """Brokers with files in this tier whose metadata is another one: each broker has its own."""
+    known = tier.metadata
+    named = known.brokers | {path.split("/")[0] for table in known.segments.values()
+                             for path in table}
+    brokers = {name.broker for name, _ in flat_files(tier)}
+    return brokers - named if brokers & named else set()
+
+
+def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
+    """The metadata file itself, then what it says of files and what files say of it."""
+    path = tier.metadata_path
+    if path is None:
+        place = None if is_url(tier.name) else expected_path(tier.name)
+        if place is not None:
+            yield Finding("tiered-metadata-missing", METADATA, f"{place} is not there: a broker "
+                          "would begin anew", tier.reader.where(""))
+        else:
+            yield Finding("tiered-metadata-missing", METADATA, "no tieredStoreMetadata.json lies "
+                          "beside the tier: files were not compared with it (--metadata names it)",
+                          tier.reader.where(""), severity=INFO)
+        return
+    if tier.metadata_error is not None:
+        yield Finding("tiered-metadata-damaged", METADATA, tier.metadata_error, path)
+        return
+    if path.endswith(".bak"):
+        yield Finding("tiered-metadata-missing", METADATA, "only the backup is there", path)
+    for fault in tier.metadata.faults:
+        yield Finding("tiered-metadata-damaged", METADATA, f"{fault.path}: {fault.reason}", path)
+    yield from _backup(path)
+    others = foreign(tier)
+    for other in sorted(others):
+        if broker in (None, other):
+            yield Finding("tiered-oddity", METADATA, f"has nothing of the broker {other!r}: name "
+                          "the metadata of that one with --metadata to have it compared", path)
+    yield from _topics(tier, path, others if broker is None else {
+        name.broker for name, _ in flat_files(tier)} - {broker} | others)
+    seen = set()
+    for name, flat in flat_files(tier):
+        seen.add((flat.kind, name.path))
+        if name.broker not in others and broker in (None, name.broker):
+            yield from _flat(tier, name, flat)
+    for kind in names.KINDS:
+        for where, table in sorted(tier.metadata.segments[kind].items()):
+            if (kind, where) not in seen and broker in (None, where.split("/")[0]):
+                for _, entry in sorted(table.items()):
+                    yield _missing(kind, where, entry, path)
+
+
+def _backup(path: str) -> Iterator[Finding]:
+    backup = f"{path}.bak"
+    if path.endswith(".bak") or not os.path.isfile(backup):
+        return
+    try:
+        load(backup)
+    except StoreIOError as error:
+        yield Finding("file-unreadable", METADATA, str(error), backup)
+    except FormatError as error:
+        yield Finding("tiered-oddity", METADATA, f"the backup cannot be read: {error.reason}; it "
+                      "is only asked where the file itself is bad", backup)
+
+
+def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
+    known = tier.metadata
+    owners: dict[int, str] = {}
+    for topic in sorted(known.topics.values(), key=lambda entry: (entry.topic_id, entry.topic)):
+        if topic.topic_id in owners:
+            yield Finding("tiered-metadata-entry", METADATA, f"topics {owners[topic.topic_id]!r} "
+                          f"and {topic.topic!r} share the id {topic.topic_id}", path,
+                          topic=topic.topic)
+        owners.setdefault(topic.topic_id, topic.topic)
+        if topic.topic_id > known.serial:
+            yield Finding("tiered-metadata-entry", METADATA, f"topic id {topic.topic_id} is above "
+                          f"the serial number {known.serial}: it will be given again", path,
+                          topic=topic.topic)
+    for queue in tier.queues():
+        name = queue.name
+        if name.broker in others:
+            continue
+        if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
+            lacking = "topic" if name.topic not in known.topics else "queue"
+            yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no entry: a "
+                          "broker does not see it", queue.commit_log.reader.where(
+                              queue.commit_log.folder.rpartition("/")[0]),
+                          topic=name.topic, queue_id=name.queue_id)
+            continue
+        broker = known.queues[name.topic][name.queue_id].broker_name
+        if broker != name.broker and len(list(tier.queues(name.topic, name.queue_id))) == 1:
+            yield Finding("tiered-metadata-entry", METADATA, f"the queue's entry is of the broker "
+                          f"{broker!r}", path, topic=name.topic, queue_id=name.queue_id)
+
+
+def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
+    entries = tier.metadata.segments[flat.kind].get(name.path, {})
+    bases = {segment.base for segment in flat.segments}
+    last = max(bases, default=-1)
+    for segment in flat.segments:
+        entry = entries.get(segment.base)
+        if entry is None:
+            harmless = not segment.size
+            yield _about(name, flat, segment, METADATA,
+                         "tiered-oddity" if harmless else "tiered-metadata-entry",
+                         "has no entry in the metadata" + (
+                             ", and no bytes" if harmless else ": a broker does not see it"))
+            continue
+        yield from _size(name, flat, segment, entry, segment.base == last)
+    for base in sorted(set(entries) - bases):
+        yield _missing(flat.kind, name.path, entries[base], flat.reader.where(flat.folder))
+
+
+def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.SegmentEntry,
+          last: bool) -> Iterator[Finding]:
+    if entry.size in (segment.size, segment.usable):
+        return  # what is behind the next segment's base is an overlap, found elsewhere
+    if entry.size > segment.size:
+        yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
+                     f"bytes, {entry.size} were committed: {entry.size - segment.size} are missing",
+                     entry.size - segment.size)
+    elif last and flat.kind != names.INDEX:
+        yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
+                     f"bytes, {entry.size} in the metadata: a broker takes the file's when it "
+                     "starts",
+                     severity="info")
+    else:
+        yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
+                     f"bytes, {entry.size} in the metadata: a broker reads no further")
+
+
+def _missing(kind: str, where: str, entry: meta.SegmentEntry, file: str) -> Finding:
+    parts = where.split("/")
+    queue = parts[-2:] if len(parts) > 2 and parts[-1].isdigit() and kind != names.INDEX else None
+    topic, queue_id = (queue[0], int(queue[1])) if queue else (None, None)
+    said = f"{kind} segment {names.build_segment(entry.base_offset)} of {where} is not there"
+    if entry.status == meta.DELETED or not entry.size:
+        return Finding("tiered-oddity", METADATA, f"{said}; metadata has "
+                       + ("it for deleted" if entry.size else "no bytes for it"), file,
+                       topic=topic, queue_id=queue_id)
+    return Finding("tiered-segment-missing", METADATA, f"{said}; {entry.size} bytes were committed",
+                   file, entry.base_offset, entry.size, topic, queue_id, position=None)

@@ -1,0 +1,289 @@
+"""The structure of an index file of a tier: header, slots, items, chains (tiered.md §5, §17.3 I).
+
+Everything is read once, by blocks. What items lead to is checked elsewhere
+(`tiered.verify.items`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.ext.tiered.index.index_file import BLOCK_ITEMS, COMPACTED, EMPTY, IndexFile
+from rmqctl.ext.tiered.verify.context import INDEX
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.parse_values import time_text
+from rmqctl.scan.frames import Array
+
+Take = Callable[[int, Array], None]
+"""(number of the first, items as structured array): who looks at the items, too."""
+MAX_SLOTS = 1 << 28
+_BLOCK_SLOTS = 1 << 18
+_NEAR = 1 << 20
+_I32 = np.iinfo(np.int32)
+_YEAR_3000 = 32_503_680_000_000
+
+
+class Times:
+    """The least and greatest time difference of a file's items."""
+
+    def __init__(self) -> None:
+        self.least, self.most = _I32.max, _I32.min
+        self.items = 0
+
+    def take(self, items: Array) -> None:
+        diffs = items["time_diff"]
+        self.items += len(items)
+        self.least = min(self.least, int(diffs.min()))
+        self.most = max(self.most, int(diffs.max()))
+
+    def newest(self, file: IndexFile) -> tuple[int, int]:
+        """The least and greatest store time (ms) the newest item may be of."""
+        step = 1 if file.shape.old else 1000
+        newest = file.header.begin_timestamp + self.most * step
+        # Differences are cut towards zero.
+        return (newest - (step - 1 if self.most <= 0 else 0),
+                newest + (step - 1 if self.most >= 0 else 0))
+
+
+def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+    """Findings of one file. ``take`` gets every block of items. StoreIOError, FormatError."""
+    if file.form == EMPTY and file.status == "UNSEALED":
+        yield note(file, "file-empty", "an open index file of no bytes: what it had is lost")
+        return
+    if file.form == EMPTY:
+        yield note(file, "tiered-oddity", "has no items: an idle broker uploads such a file when "
+                   "it stops")
+        return
+    if file.shape.slots > MAX_SLOTS:
+        yield note(file, "tiered-index-header", f"{file.shape.slots} slots: too many to be real")
+        return
+    if file.form == COMPACTED:
+        yield from _header(file)
+        yield from _slots(file)
+        yield from _compacted_items(file, take, times)
+    else:
+        yield from _open(file, take, times)
+    yield from _end_time(file, times)
+
+
+def note(file: IndexFile, category: str, detail: str, position: int | None = None,
+         **more: Any) -> Finding:
+    """A finding about an index file."""
+    return Finding(category, INDEX, detail, file.where, position, **more)
+
+
+def _header(file: IndexFile) -> Iterator[Finding]:
+    header, shape = file.header, file.shape
+    if header.magic != fmt.END_MAGIC:
+        yield note(file, "tiered-index-header", "has the magic of an open file, and is compacted",
+                   0, length=4)
+    tail = file.read(file.size - fmt.TAIL_SIZE, fmt.TAIL_SIZE)
+    if shape.old and tail != fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big"):
+        yield note(file, "tiered-index-header", "the seal after the items is not what 5.1 writes",
+                   file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
+
+
+def _slots(file: IndexFile) -> Iterator[Finding]:
+    """Slots of the compacted form: their items follow each other without a gap."""
+    shape, unit = file.shape, fmt.COMPACTED_SLOT
+    expected, used = shape.items_at, 0
+    end = shape.items_at + file.items * fmt.COMPACTED_ITEM.size
+    for first in range(0, shape.slots, _BLOCK_SLOTS):
+        count = min(_BLOCK_SLOTS, shape.slots - first)
+        data = file.read(shape.slot_position(first), count * unit.size)
+        slots = unit.array(data)
+        length = slots["length"].astype(np.int64)
+        position = slots["position"].astype(np.int64)
+        filled = length != 0
+        # One that reaches over the end must not push all behind it over the end, too.
+        wrong = ((length < 0) | (length % fmt.COMPACTED_ITEM.size != 0)
+                 | (length > end - shape.items_at)
+                 | ((position <= end) & (position + length > end)))
+        begin = expected + np.concatenate([[0], np.cumsum(np.where(wrong, 0, length))])
+        # Only a slot's own place is held against it, not what a wrong length makes of the rest.
+        off = ~wrong & (position != begin[:-1]) & ~(shape.old & ~filled & (position == 0))
+        if (wrong | off).any():
+            yield from _wrong_slots(file, first, length, position, begin, wrong, off)
+        used += int((filled & ~wrong).sum())
+        follows = filled & ~wrong
+        expected = int(position[follows][-1] + length[follows][-1]) if follows.any() and (
+            off.any() or wrong.any()) else int(begin[-1])
+        if len(slots) < count:
+            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            return
+    if expected != end:
+        yield note(file, "tiered-index-slot", f"slots end at {expected}, the items at {end}",
+                   shape.items_at)
+    if not shape.old and used != file.header.slot_count:
+        yield note(file, "tiered-index-header", f"says {file.header.slot_count} slots are used, "
+                   f"{used} are", fmt.HEADER.field("slot_count").offset, length=4)
+
+
+def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, begin: Array,
+                 wrong: Array, off: Array) -> Iterator[Finding]:
+    follows = 0
+    for slot in np.flatnonzero(wrong | off).tolist():
+        place = file.shape.slot_position(first + slot)
+        if wrong[slot]:
+            yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
+                       "of items, which is no number of items that fits", place, length=8)
+            # Behind a wrong length the places of all others are off by as much.
+            rest = position[slot + 1:] - begin[slot + 1:-1]
+            follows = int(rest[0]) if len(rest) else 0
+        elif int(position[slot] - begin[slot]) != follows:
+            yield note(file, "tiered-index-slot", f"slot {first + slot}: items at "
+                       f"{int(position[slot])}, they should be at {int(begin[slot]) + follows}",
+                       place,
+                       length=8)
+            shift = int(position[slot] - begin[slot])
+            if slot + 1 < len(position) and int(position[slot + 1] - begin[slot + 1]) == shift:
+                follows = shift  # a length before it is wrong, not the places of all behind it
+
+
+def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+    """Items of the compacted form: each lies where the slot of its hash says."""
+    unit, slots = fmt.COMPACTED_ITEM, file.shape.slots
+    seen = 0
+    for first, items in file.blocks():
+        take(first, items)
+        times.take(items)
+        seen += len(items)
+        hashed = items["key_hash"].astype(np.int64)
+        own = hashed % slots
+        position, length = _slot_places(file, own)
+        item_position = file.shape.items_at + (first + np.arange(len(items))) * unit.size
+        negative = (hashed < 0) & ~_lowest(hashed, slots)
+        bad = negative | (item_position < position) | (item_position >= position + length)
+        for item in np.flatnonzero(bad).tolist():
+            reason = (f"the slot of its hash {int(hashed[item])} has its items elsewhere"
+                      if not negative[item] else "a key hash is never negative: "
+                                                 f"{int(hashed[item])}")
+            yield note(file, "tiered-index-hash", f"item {first + item}: {reason}",
+                       int(item_position[item]),
+                       length=unit.size)
+    if seen < file.items:
+        yield note(file, "tiered-index-header", f"says {file.items} items, there are {seen}",
+                   fmt.HEADER.field("item_count").offset, length=4)
+
+
+def _lowest(hashed: Array, slots: int) -> Array:
+    """Which hashes are -2^31, the one a broker cannot negate, and have a slot all the same."""
+    mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
+    return mask
+
+
+def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
+    """(positions, lengths) of slots: from one read where they are near to each other."""
+    unit = fmt.COMPACTED_SLOT
+    least, most = int(own.min()), int(own.max())
+    if most - least <= _NEAR:
+        data = file.read(file.shape.slot_position(least), (most - least + 1) * unit.size)
+        table = unit.array(data)
+        picked = table[np.minimum(own - least, len(table) - 1)]
+    else:
+        distinct, back = np.unique(own, return_inverse=True)
+        data = b"".join(file.read(file.shape.slot_position(slot), unit.size).ljust(unit.size, b"\0")
+                        for slot in distinct.tolist())
+        picked = unit.array(data)[back]
+    return picked["position"].astype(np.int64), picked["length"].astype(np.int64)
+
+
+def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+    """The open form: each item leads to the one before it of its slot, each slot to its newest."""
+    shape, header = file.shape, file.header
+    none = -1 if shape.old else 0
+    full = header.item_count + 1 == shape.max_items
+    if not shape.old and (header.magic == fmt.END_MAGIC) != full:
+        yield note(file, "tiered-index-header", f"{plural(header.item_count, 'item')} of "
+                   f"{shape.max_items}, and the magic of {'an open' if full else 'a full'} file", 0,
+                   length=4)
+    last: Array = np.full(shape.slots, none, np.int32)
+    seen = 0
+    for first, items in file.blocks():
+        take(first, items)
+        times.take(items)
+        seen += len(items)
+        yield from _links(file, first, items, last)
+    if seen < file.items:
+        yield note(file, "tiered-index-header", f"says {file.items} items, there is place for "
+                   f"{seen}", fmt.HEADER.field("item_count").offset, length=4)
+    used = int((last != none).sum())
+    if not shape.old and used != header.slot_count:
+        yield note(file, "tiered-index-header", f"says {header.slot_count} slots are used, {used} "
+                   "are", fmt.HEADER.field("slot_count").offset, length=4)
+    yield from _heads(file, last)
+
+
+def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[Finding]:
+    hashed = items["key_hash"].astype(np.int64)
+    negative = (hashed < 0) & ~_lowest(hashed, file.shape.slots)
+    good = np.flatnonzero(~negative)
+    previous = items["previous"].astype(np.int64)
+    for row in np.flatnonzero(negative).tolist():
+        yield note(file, "tiered-index-hash", f"item {first + row}: a key hash is never negative: "
+                   f"{int(hashed[row])}", file.shape.item_position(first + row),
+                   length=fmt.ITEM.size)
+    slot = hashed[good] % file.shape.slots
+    order = np.argsort(slot, kind="stable")
+    slot, rows = slot[order], good[order]
+    wanted = np.empty(len(rows), np.int64)
+    head = np.ones(len(rows), bool)
+    head[1:] = slot[1:] != slot[:-1]
+    wanted[head] = last[slot[head]]
+    wanted[1:][~head[1:]] = first + rows[:-1][~head[1:]]
+    tail = np.append(head[1:], True) if len(rows) else head
+    last[slot[tail]] = first + rows[tail]
+    leads_to = previous[rows]
+    bad = leads_to != wanted
+    for row in np.sort(rows[bad])[:BLOCK_ITEMS].tolist():
+        should = int(wanted[rows == row][0])
+        yield note(file, "tiered-index-chain", f"item {first + row} leads to {int(previous[row])}, "
+                   f"the item before it in its slot is {should}",
+                   file.shape.item_position(first + row), length=fmt.ITEM.size)
+
+
+def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
+    unit = fmt.SLOT
+    for first in range(0, file.shape.slots, _BLOCK_SLOTS):
+        count = min(_BLOCK_SLOTS, file.shape.slots - first)
+        data = file.read(file.shape.slot_position(first), count * unit.size)
+        heads = unit.array(data)
+        heads_lead_to = heads["item"].astype(np.int64)
+        wrong = heads_lead_to != last[first:first + len(heads)]
+        spare = heads["unused"] != 0
+        for slot in np.flatnonzero(wrong | spare).tolist():
+            place = file.shape.slot_position(first + slot)
+            detail = (f"leads to item {int(heads['item'][slot])}, its newest is "
+                      f"{int(last[first + slot])}" if wrong[slot] else "has bytes where none are "
+                                                                       "used")
+            yield note(file, "tiered-index-slot", f"slot {first + slot} {detail}", place, length=8)
+        if len(heads) < count:
+            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            return
+
+
+def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
+    """The header's end against the newest item: the end is lost when a broker reopens a file."""
+    if not times.items or times.items < file.items:
+        return
+    begin, end = file.header.begin_timestamp, file.header.end_timestamp
+    low, high = times.newest(file)
+    if times.most - times.least > _I32.max // 2 or end in (begin, begin + times.most):
+        return  # times of IPv6 hosts, a file reopened since, or milliseconds
+    if end > _YEAR_3000:
+        yield note(file, "tiered-oddity", f"the header's end {end} is no time: a broker takes "
+                   "bytes of an IPv6 host for a store time",
+                   fmt.HEADER.field("end_timestamp").offset, length=8)
+    elif end > high:
+        yield note(file, "tiered-index-header", f"ends at {time_text(end)}, its newest item "
+                   f"is of {time_text(high)}",
+                   fmt.HEADER.field("end_timestamp").offset, length=8)
+    elif end < low:
+        yield note(file, "tiered-oddity", f"the header's end {time_text(end)} is before the newest "
+                   f"item's {time_text(low)}: a broker loses it when it opens a file again",
+                   fmt.HEADER.field("end_timestamp").offset, length=8)

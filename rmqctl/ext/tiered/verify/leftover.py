@@ -1,0 +1,239 @@
+"""What a walk over a tiered queue left over: units without a message, bytes without a unit.
+
+Bytes that no unit leads to are normal (§8.3): a broker that died between commit log and consume
+queue writes the messages again. Units that lead nowhere are not, but for expired messages and for
+those of a block that was cut and then repeated behind its first part (§8.4, `Shifts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.ext.tiered.flat_file import FlatFile
+from rmqctl.ext.tiered.verify.queue import Loose, QueueCheck
+from rmqctl.ext.tiered.verify.shifts import Shifts, Unit
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
+from rmqctl.scan.frames import Array, Span
+
+MOST_EXPLAINED = 10_000
+"""Units of a queue that are explained one by one; more are only counted."""
+MOST_BEHIND = 10_000
+"""Messages without a unit at the end that a broker may have pending (its group commit limit)."""
+
+
+class Left:
+    """Explains what `QueueCheck` left over, when its findings are through."""
+
+    def __init__(self, check: QueueCheck) -> None:
+        self.check, self.place, self.log = check, check.place, check.queue.commit_log
+        self.loose: Loose = check.loose
+        self._claimed: Array = np.zeros(len(self.loose.offset), bool)
+        self._shifts = Shifts(check)
+        self._hit_spans: dict[int, list[Unit]] = {}
+        self._explained = 0
+        self._unexplained = 0
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self._torn()
+        self._shifts.frames(self.loose, self._claimed)
+        yield from self._units()
+        yield from self._shifts.findings()
+        for number, units in self._hit_spans.items():
+            yield self._damaged(self.check.spans[number], units)
+        if self._unexplained:
+            yield self.place.rows("tiered-cq-unit", f"{self._unexplained} more units lead to no "
+                                  "message of theirs; they are only counted",
+                                  count=self._unexplained)
+        yield from self._orphans()
+
+    # -- the shape of the consume queue ------------------------------------------------------------
+
+    def _torn(self) -> Iterator[Finding]:
+        flat, units = self.check.queue.consume_queue, self.check.units
+        for tear in units.tears:
+            behind = units.end - tear.first
+            yield self.place.rows(
+                "tiered-cq-torn", f"a unit was torn here: from queue offset {tear.first} on units "
+                f"lie {tear.shift} bytes after their places, and a broker reads garbage for "
+                f"{plural(behind, 'message')}", tear.first * UNIT_SIZE,
+                queue_offset=tear.first, count=max(behind, 1))
+        rest = units.torn_bytes - (units.tears[-1].shift if units.tears else 0)
+        if rest > 0:
+            yield self.place.rows("tiered-cq-torn", f"ends with {plural(rest, 'byte')} of a unit",
+                                  flat.end - rest, length=rest)
+        if not units.tears:
+            for segment in flat.segments:
+                if segment.base % UNIT_SIZE:
+                    yield self.place.rows("tiered-cq-torn", f"begins at {segment.base}, inside of "
+                                          "a unit", segment.base)
+
+    # -- units -------------------------------------------------------------------------------------
+
+    def _units(self) -> Iterator[Finding]:
+        check, counted = self.check, self.place.counted
+        expired, first_expired = 0, None
+        ahead: list[Unit] = []
+        count_ahead = 0
+        hidden, end = -1, min(self.log.end, NEVER)
+        if check.first is not None and check.first[1] == self.log.start:
+            hidden = check.first[0]
+        for start, units in check.units.blocks():
+            counted.consumequeue_rows += len(units)
+            unseen = ~check.seen.has(start, len(units))
+            offset = units["commit_log_offset"].astype(np.int64)
+            size = units["size"].astype(np.int64)
+            numbers = start + np.arange(len(units))
+            # Units of expired messages.
+            gone = unseen & (((offset >= 0) & (offset < self.log.start)) | (numbers < hidden))
+            if gone.any():
+                expired += int(gone.sum())
+                if first_expired is None:
+                    first_expired = int(numbers[gone][0])
+            # Units that lead beyond the end of the log: the first and the last are remembered.
+            rows = np.flatnonzero(unseen & ~gone)
+            beyond = (offset[rows] >= end) | (
+                (offset[rows] >= 0) & (size[rows] > end - offset[rows]))
+            beyond &= (offset[rows] >= 0) & (size[rows] >= message.MIN_SIZE)
+            ahead.extend(Unit(int(numbers[row]), int(offset[row]), int(size[row]))
+                         for row in rows[beyond][:: max(int(beyond.sum()) - 1, 1)].tolist())
+            del ahead[1:-1]
+            count_ahead += int(beyond.sum())
+            # Any other is explained by what lies where it leads.
+            for row in rows[~beyond].tolist():
+                yield from self._explained_unit(
+                    Unit(int(numbers[row]), int(offset[row]), int(size[row])))
+        counted.rows_expired += expired
+        if expired:
+            yield self.place.rows("tiered-cq-expired", f"{plural(expired, 'unit')} of messages "
+                                  "that are expired", count=expired, queue_offset=first_expired)
+        if ahead and self._has_grown(ahead[-1]):
+            yield self.place.rows("tiered-oddity", f"{plural(count_ahead, 'unit')} of messages "
+                                  "that were uploaded while the tier was read", count=count_ahead)
+        elif ahead:
+            unit = ahead[0]
+            yield self.place.rows(
+                "tiered-cq-ahead", f"{plural(count_ahead, 'unit')} from here on "
+                f"{'lead' if count_ahead > 1 else 'leads'} beyond the end of the commit log at "
+                f"{self.log.end} (the first to {unit.offset}, {unit.size} bytes)",
+                check.units.place(unit.queue_offset), queue_offset=unit.queue_offset,
+                count=count_ahead)
+
+    def _has_grown(self, unit: Unit) -> bool:
+        """Whether the commit log now reaches over what a unit leads to: a broker was faster."""
+        fresh = FlatFile.open(self.log.reader, self.log.folder)
+        return unit.offset + unit.size <= fresh.end and unit.offset >= self.log.end
+
+    def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
+        self._explained += 1
+        if self._explained > MOST_EXPLAINED:
+            self._unexplained += 1
+            return
+        if unit.offset < 0 or unit.size < message.MIN_SIZE:
+            yield self._wrong(unit, f"leads to offset {unit.offset}, {unit.size} bytes: no message")
+            return
+        frame = int(np.searchsorted(self.loose.offset, unit.offset))
+        if frame < len(self.loose.offset) and int(self.loose.offset[frame]) == unit.offset:
+            self._claimed[frame] = True
+            yield from self._at_frame(unit, int(self.loose.size[frame]),
+                                      int(self.loose.queue_offset[frame]))
+            return
+        if self._shifts.explains(unit):
+            return
+        number = self._shifts.span_of(unit.offset)
+        if number is not None:
+            self._hit_spans.setdefault(number, []).append(unit)
+            return
+        record = self.log.record_at(unit.offset)
+        if record is not None and (record.physical_offset, record.queue_offset,
+                                   record.total_size) == (
+                unit.offset, unit.queue_offset, unit.size) and (
+                    self.check.loose_count == len(self.loose.offset)):
+            # The walk has passed over it: a frame in another message's body.
+            yield self._wrong(unit, f"leads to offset {unit.offset}, inside of another message")
+        elif record is not None and record.physical_offset == unit.offset:
+            yield from self._at_frame(unit, record.total_size, record.queue_offset)
+        elif self.log.segment_of(unit.offset) is None:
+            yield self._wrong(unit, f"leads to offset {unit.offset}, which no segment has")
+        else:
+            yield self._wrong(unit, f"leads to offset {unit.offset}, where no message starts")
+
+    def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
+        """A unit that leads to the start of a whole message which is not quite its own."""
+        if queue_offset != unit.queue_offset:
+            other = self.check.units.at(np.array([queue_offset], np.int64))
+            if bool(self.check.seen.has(queue_offset, 1)[0]) and other.known[0] and int(
+                    other.offset[0]) == unit.offset:
+                yield self._wrong(unit, f"leads to the message of queue offset {queue_offset}")
+                return
+            yield self.place.log(
+                "tiered-message-fields", f"says its queue offset is {queue_offset}, the unit of "
+                f"{unit.queue_offset} leads to it", unit.offset, length=size,
+                queue_offset=unit.queue_offset)
+        if size != unit.size:
+            yield self._wrong(unit, f"says {unit.size} bytes, the message at {unit.offset} has "
+                              f"{size}")
+
+    def _wrong(self, unit: Unit, detail: str) -> Finding:
+        return self.place.rows("tiered-cq-unit", detail, self.check.units.place(unit.queue_offset),
+                               length=UNIT_SIZE, queue_offset=unit.queue_offset)
+
+    def _damaged(self, span: Span, units: list[Unit]) -> Finding:
+        first = units[0]
+        some = "" if len(units) == 1 else (
+            f"; {len(units)} units lead into these {span.length} bytes")
+        field = f" ({span.field})" if span.field else ""
+        return self.place.log(
+            "tiered-record", f"{span.reason or 'only zeros'}{field}{some}", span.offset,
+            length=span.length, queue_offset=first.queue_offset, count=len(units))
+
+    # -- bytes that no unit leads to ---------------------------------------------------------------
+
+    def _orphans(self) -> Iterator[Finding]:
+        counted, loose, check = self.place.counted, self.loose, self.check
+        # Records that a unit led to after all are messages, no orphans.
+        free = ~self._claimed
+        claimed = int(self._claimed.sum())
+        counted.orphans -= claimed
+        counted.bytes_orphaned -= int(loose.size[self._claimed].sum())
+        counted.messages += claimed
+        counted.bytes_in_messages += int(loose.size[self._claimed].sum())
+        if not check.queue.consume_queue.segments:
+            if len(loose.offset):
+                yield self.place.log(
+                    "tiered-cq-missing", f"{plural(check.loose_count, 'message')}, and no consume "
+                    "queue", self.log.start, count=check.loose_count)
+            return
+        # Queue offsets beyond the units: more of them than a broker has pending is a fault.
+        late = free & (loose.queue_offset >= check.units.end)
+        many = len(np.unique(loose.queue_offset[late]))
+        if many > MOST_BEHIND:
+            yield self.place.log("tiered-cq-behind", f"the messages of {many} queue offsets from "
+                                 f"{check.units.end} on have no unit: more than a broker has "
+                                 "pending", int(loose.offset[late][0]), count=many)
+        # What is left: whole messages without a unit, and bytes that are no message.
+        garbage = [span for number, span in enumerate(check.spans)
+                   if number not in self._hit_spans and not self._shifts.has(span.offset)]
+        count = int(free.sum()) + check.loose_count - len(loose.offset)
+        if not count and not garbage:
+            return
+        parts = []
+        if count:
+            again = sum(bool(check.seen.has(one, 1)[0])
+                        for one in loose.queue_offset[free & ~late].tolist())
+            parts.append(f"{plural(count, 'whole message')} ({again} written again after it, "
+                         f"{int(late.sum())} not yet in the consume queue)")
+        if garbage:
+            size = sum(span.length for span in garbage)
+            parts.append(f"{plural(size, 'byte')} that are no message, in "
+                         f"{plural(len(garbage), 'place')}")
+        first = [int(loose.offset[free][0])] if free.any() else []
+        first += [garbage[0].offset] if garbage else []
+        size = int(loose.size[free].sum()) + sum(span.length for span in garbage)
+        yield self.place.log("tiered-orphans", "no unit leads to " + " and to ".join(parts),
+                             min(first, default=None), length=size,
+                             count=max(count + len(garbage), 1))

@@ -1,0 +1,140 @@
+"""Messages behind where their units lead: a broker repeated a torn write (tiered.md §8.4)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.ext.tiered.displaced import find_shifted
+from rmqctl.ext.tiered.verify.queue import Loose, QueueCheck
+from rmqctl.formats.tiered.units import GUESSED
+from rmqctl.scan.frames import Array
+
+_SEARCHED = 8 << 20
+_MOST_TRIED = 10_000
+
+
+class Unit(NamedTuple):
+    """A unit that no message was found for."""
+
+    queue_offset: int
+    offset: int
+    size: int
+
+
+class Shifts:
+    """Distances by which messages of a segment lie behind their places, and how many do.
+
+    A write was cut, then repeated behind its part. Consume queue and embedded offsets of the
+    repeated block still describe the place where it should be; messages of later blocks say where
+    they lie, and only their units are wrong, up to the segment's end. A unit that is damaged looks
+    like the latter: a distance is that of a shift if a message of the block says just what its
+    unit says, and lies the distance behind.
+    """
+
+    def __init__(self, check: QueueCheck) -> None:
+        self._check, self._log = check, check.queue.commit_log
+        self._segments = [segment for segment in self._log.segments if segment.usable]
+        self._shifts: dict[int, Counter[int]] = {}
+        """How many messages lie a distance behind, by the segment's base."""
+        self._span_starts = [span.offset for span in check.spans]
+        self._first: tuple[int, int] | None = None
+        self._searched: set[int] = set()
+
+    def has(self, offset: int) -> bool:
+        """Whether messages are displaced in the segment with a logical offset."""
+        segment = self._log.segment_of(offset)
+        return segment is not None and any(self._shifts.get(segment.base, {}).values())
+
+    def span_of(self, offset: int) -> int | None:
+        """Which of the check's spans a logical offset is in."""
+        number = bisect_right(self._span_starts, offset) - 1
+        return number if number >= 0 and offset < self._check.spans[number].end else None
+
+    def frames(self, loose: Loose, claimed: Array) -> None:
+        """Marks the provable messages a distance behind what their units say as ``claimed``."""
+        bases = np.array([segment.base for segment in self._segments], np.int64)
+        distance = loose.offset - loose.unit_offset
+        base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
+        rows = np.flatnonzero(loose.known & (loose.unit_size == loose.size) & (distance > 0)
+                              & (loose.unit_offset >= base))
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row in rows.tolist():
+            groups.setdefault((int(base[row]), int(distance[row])), []).append(row)
+        for (start, by), group in groups.items():
+            # The unit of the first message behind the block leads into the block.
+            self._search(int(loose.queue_offset[group[0]]), int(loose.unit_offset[group[0]]))
+            for row in group if by in self._shifts.get(start, ()) else ():
+                queue_offset = int(loose.queue_offset[row])
+                if not self._check.seen.has(queue_offset, 1)[0]:
+                    claimed[row] = True
+                    self._note(start, by, queue_offset, int(loose.offset[row]))
+                    self._check.seen.add(loose.queue_offset[row:row + 1])
+
+    def explains(self, unit: Unit) -> bool:
+        """Whether the message of a unit lies a proven distance behind: one of the block, or
+        a later one that the walk could not tell from the body of a damaged record.
+        """
+        self._search(unit.queue_offset, unit.offset)
+        segment = self._log.segment_of(unit.offset)
+        if segment is None:
+            return False
+        for distance in self._shifts.get(segment.base, ()):
+            place = unit.offset + distance
+            record = None if self.span_of(place) is None else self._log.record_at(place, unit.size)
+            if record is not None and record.queue_offset == unit.queue_offset and (
+                    record.physical_offset in (unit.offset, place)):
+                self._note(segment.base, distance, unit.queue_offset, place)
+                return True
+        return False
+
+    def findings(self) -> Iterator[Finding]:
+        if self._first is None:
+            return
+        queue_offset, offset = self._first
+        counts: Counter[int] = Counter()
+        for shifts in self._shifts.values():
+            counts.update(shifts)
+        count, distance = counts.total(), counts.most_common(1)[0][0]
+        lie = "lies" if count == 1 else "from here on lie"
+        yield self._check.place.log(
+            "tiered-shifted", f"{plural(count, 'message')} {lie} {distance} bytes after where "
+            f"{'its unit leads' if count == 1 else 'their units lead'}: a write was cut and then "
+            "repeated after its first part", offset, queue_offset=queue_offset, count=count)
+
+    def _note(self, base: int, distance: int, queue_offset: int, offset: int) -> None:
+        self._shifts.setdefault(base, Counter())[distance] += 1
+        if self._first is None or queue_offset < self._first[0]:
+            self._first = queue_offset, offset
+
+    def _search(self, queue_offset: int, offset: int) -> None:
+        """Finds messages in the span that a unit leads into, and those that follow it or that it
+        follows, once, which say that they lie further ahead, as their units do.
+        """
+        number, segment = self.span_of(offset), self._log.segment_of(offset)
+        if number is None or number in self._searched or segment is None:
+            return
+        spans, first, behind = self._check.spans, number, number + 1
+        while first and segment.base < spans[first].offset == spans[first - 1].end:
+            first -= 1
+        while behind < len(spans) and spans[behind - 1].end == spans[behind].offset < segment.end:
+            behind += 1
+        self._searched.update(range(first, behind))
+        start = spans[first].offset
+        length = min(spans[behind - 1].end, start + _SEARCHED, segment.end) - start
+        with self._log.source(segment) as source:
+            found = find_shifted(source, start - segment.base, length, self._check.queue.name,
+                                 queue_offset - 1, most=_MOST_TRIED)
+        units = self._check.units.at(np.array([one.queue_offset for one in found], np.int64))
+        for row, one in enumerate(found):
+            says = int(units.offset[row]), int(units.size[row])
+            if one.says < one.position and says == (one.says, one.size) and (
+                    units.tags_code[row] != GUESSED) and not (
+                    self._check.seen.has(one.queue_offset, 1)[0]):
+                self._shifts.setdefault(segment.base, Counter())[one.position - one.says] += 0

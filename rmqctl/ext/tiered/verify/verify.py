@@ -1,0 +1,313 @@
+"""tiered verify: everything of a tier that can be checked, as a stream of findings (tiered.md §17).
+
+Index files are gone through first (what they lead to is kept as fingerprints), then every queue's
+commit log once against its consume queue; then both sides are compared. Nothing is written but
+unnamed temporary files where the fingerprints do not fit into memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rmqctl.checks import repaired
+from rmqctl.checks.findings import INFO, Finding, advised_in_tier
+from rmqctl.checks.verify.common import bounded
+from rmqctl.checks.verify.verdict import Known, Verdict, first_findings, nothing_new
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.files.opening import open_reader
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
+from rmqctl.ext.tiered.index.index_file import IndexFile, local_files, uploaded
+from rmqctl.ext.tiered.tier import Tier, index_folder, with_witness
+from rmqctl.ext.tiered.verify import files, index
+from rmqctl.ext.tiered.verify.context import (
+    INDEX,
+    LOCAL,
+    LOG,
+    METADATA,
+    QUEUE,
+    STRUCTURES,
+    TIER,
+    Coverage,
+    Place,
+)
+from rmqctl.ext.tiered.verify.items import Items
+from rmqctl.ext.tiered.verify.keys import MessageKeys, Spool
+from rmqctl.ext.tiered.verify.leftover import Left
+from rmqctl.ext.tiered.verify.local import compare_queues, count_others
+from rmqctl.ext.tiered.verify.queue import QueueCheck, Times
+from rmqctl.ext.tiered.witness import KnownItems
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.parse_values import time_text
+from rmqctl.store.repair_losses import repair_losses
+from rmqctl.store.store import Store
+
+_MOST_HANDED_OVER = 10_000
+"""Findings of one kind in one file that a thread hands over."""
+
+
+@dataclass(slots=True)
+class Options:
+    """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files
+    do not tell them: see `index_file.examine`. ``jobs``: threads that share the queues.
+    """
+
+    only: frozenset[str] | None = None
+    broker: str | None = None
+    index_slots: int | None = None
+    index_max: int | None = None
+    jobs: int = 1
+
+    def wants(self, *structures: str) -> bool:
+        return self.only is None or any(structure in self.only for structure in structures)
+
+
+@dataclass(slots=True)
+class Verification:
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+
+    tier: Tier
+    options: Options = field(default_factory=Options)
+    local: Store | None = None
+    progress: Callable[[int], None] | None = None
+    coverage: Coverage = field(default_factory=Coverage)
+    checked: list[dict[str, Any]] = field(default_factory=list)
+    ok: bool = True
+
+    def findings(self) -> Iterator[Finding]:
+        for finding in bounded(self._all()):
+            if finding.severity != INFO:
+                self.ok = False
+            yield advised_in_tier(finding, self.tier.name)
+
+    def _all(self) -> Iterator[Finding]:
+        options = self.options
+        if options.wants(TIER):
+            yield from files.structure(self.tier, options.broker)
+        if options.wants(LOG):
+            lost = repair_losses(self.tier.name, None)
+            self.coverage.messages_lost_in_repairs = lost.total
+            yield from repaired.findings(lost)
+        if options.wants(METADATA):
+            yield from files.metadata(self.tier, options.broker)
+        for broker in self._brokers():
+            yield from self._broker(*broker)
+        if self.local is not None and options.wants(LOCAL):
+            for queue in self.tier.queues(broker=options.broker):
+                yield from self._guarded(LOCAL, compare_queues(self.tier, queue, self.local,
+                                                               self.coverage))
+            count_others(self.tier, self.local, self.coverage)
+        for name in STRUCTURES:
+            if options.wants(name) and (name != LOCAL or self.local is not None):
+                self.checked.append({"structure": name})
+
+    def _brokers(self) -> list[tuple[str, str]]:
+        return sorted(owner for owner in self.tier.found.owners
+                      if self.options.broker in (None, owner[1]))
+
+    def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
+        """The queues and index files of one broker."""
+        options = self.options
+        queues = [queue for queue in self.tier.queues(broker=broker)
+                  if queue.name.cluster == cluster]
+        known = Metadata() if broker in files.foreign(self.tier) else self.tier.metadata
+        items = Items(queues, known, self.coverage)
+        try:
+            if options.wants(INDEX):
+                yield from self._index_files(cluster, broker, items)
+            if options.wants(LOG, QUEUE, INDEX, METADATA):
+                yield from self._wanted(self._queues(queues, items))
+            if options.wants(INDEX):
+                yield from self._guarded(INDEX, items.findings())
+        finally:
+            items.close()
+
+    def _queues(self, queues: list[FlatQueue], items: Items) -> Iterator[Finding]:
+        self.coverage.queues += len(queues)
+        keys = items.keys if items.files else None
+        if self.options.jobs > 1 and len(queues) > 1:
+            for queue, result in by_threads(self.tier.name, queues, self.options.jobs, keys,
+                                            empty_too=items.has_empty,
+                                            local_index=self.tier.local_index_folder):
+                self.coverage.add(result.coverage)
+                yield from result.findings
+                yield from result.times.findings(queue, self.tier.metadata)
+                if self.progress is not None:
+                    self.progress(result.coverage.bytes_total)
+            return
+        for number, queue in enumerate(queues):
+            check = QueueCheck(queue, Place(queue, self.coverage), None if keys is None else
+                               MessageKeys(keys, number, queue.name.topic,
+                                           empty_too=items.has_empty), self.progress)
+            yield from _parts(check)
+            yield from check.times.findings(queue, self.tier.metadata)
+
+    def _wanted(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        return (finding for finding in findings if self.options.wants(finding.structure))
+
+    def _guarded(self, structure: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+        return _guarded(structure, self.tier.reader.where(""), findings)
+
+    # -- index files -----------------------------------------------------------------------------
+
+    def _index_files(self, cluster: str, broker: str, items: Items) -> Iterator[Finding]:
+        flat = self.tier.found.indexes.get((cluster, broker))
+        if flat is not None:
+            entries = self.tier.metadata.segments[names.INDEX].get(names.index_path(broker), {})
+            for file in uploaded(flat):
+                if not isinstance(file, IndexFile):
+                    yield _unreadable(file)
+                    continue
+                times = index.Times()
+                yield from self._index_file(file, items, times)
+                entry = entries.get(file.base)
+                if entry is not None and file.size:
+                    yield from _index_entry(file, entry, times)
+        if self._owns_local_index(broker):
+            yield from _guarded(INDEX, self.tier.local_index_folder or "",
+                                self._local_index(broker, items))
+
+    def _owns_local_index(self, broker: str) -> bool:
+        """Whether the local index files are this broker's."""
+        named = self.tier.metadata.brokers
+        return broker in named if named else len(self._brokers()) == 1
+
+    def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
+        folder, options = self.tier.local_index_folder, self.options
+        slots = options.index_slots or self.tier.known_slots(broker)
+        keys = {file.timestamp for file in items.files if file.size}
+        for path, file in local_files(folder, items.held, slots, options.index_max):
+            name = os.path.basename(path)
+            if not isinstance(file, IndexFile):
+                yield _unreadable(file, path)
+                continue
+            if not file.shape.old and file.size and int(name) != file.timestamp:
+                yield index.note(file, "tiered-index-header", f"begins at "
+                                 f"{time_text(file.timestamp)}, its name says "
+                                 f"{time_text(int(name))}",
+                                        fmt.HEADER.field("begin_timestamp").offset, length=8)
+            elif file.size and file.timestamp in keys:
+                yield index.note(file, "tiered-oddity", "is uploaded already: a broker "
+                                        "deletes it when it starts")
+            yield from self._index_file(file, items, index.Times())
+        yield from _compacting(folder)
+
+    def _index_file(self, file: IndexFile, items: Items,
+                    times: index.Times) -> Iterator[Finding]:
+        self.coverage.index_files += 1
+        items.start(file)
+        yield from self._guarded(INDEX, index.check(file, items.take, times))
+        if self.progress is not None:
+            self.progress(file.size)
+
+
+def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> Iterator[
+        Finding]:
+    """The times of an index segment in the metadata: those of its header, or of its items."""
+    header = file.header
+    low, high = times.newest(file)
+    right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
+    if entry.begin_timestamp != header.begin_timestamp or not right:
+        yield Finding("tiered-segment-time", METADATA, "metadata has the times "
+                      f"{time_text(entry.begin_timestamp)} to {time_text(entry.end_timestamp)}, "
+                      f"its header {time_text(header.begin_timestamp)} to "
+                      f"{time_text(header.end_timestamp)}", file.where)
+
+
+def _compacting(folder: str | None) -> Iterator[Finding]:
+    """Compacted copies that wait for their upload: after a crash they are begun anew."""
+    place = os.path.join(folder or "", names.COMPACTING_FOLDER)
+    if folder is None or not os.path.isdir(place):
+        return
+    try:
+        left = sorted(os.listdir(place))
+    except OSError as error:
+        yield Finding("file-unreadable", INDEX, str(error), place)
+        return
+    for name in left:
+        yield Finding("tiered-oddity", INDEX, "a compacted copy that is not uploaded: a broker "
+                      "deletes it when it starts and makes it again", os.path.join(place, name))
+
+
+def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """What cannot be read ends this part, not the run. ``where``: named where no file is."""
+    try:
+        yield from findings
+    except (StoreIOError, FormatError) as error:
+        file = error.file if isinstance(error, FormatError) else None
+        yield Finding("file-unreadable", structure, str(error), file or where)
+
+
+def _parts(check: QueueCheck) -> Iterator[Finding]:
+    """All findings of a queue: of the walk over its log, then of what that left over."""
+    log = check.queue.commit_log
+    where = log.reader.where(log.folder)
+    yield from _guarded(LOG, where, check.findings())
+    yield from _guarded(QUEUE, where, Left(check).findings())
+
+
+def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> Finding:
+    if isinstance(error, StoreIOError):
+        return Finding("file-unreadable", INDEX, str(error), path)
+    return Finding("tiered-index-unreadable", INDEX, error.reason, error.file, error.offset)
+
+
+# -- by several threads ---------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a thread found."""
+
+    findings: list[Finding]
+    coverage: Coverage
+    times: Times
+
+
+def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
+               empty_too: bool, local_index: str | None = None) -> Iterator[
+                   tuple[FlatQueue, _Result]]:
+    """Every queue with what was found, in order, by ``jobs`` threads.
+
+    Each opens the files itself. ``keys`` takes those of messages, None where nobody asks;
+    ``local_index``: the folder of index files that are not uploaded. StoreIOError.
+    """
+    from rmqctl.store.log.threads import parallel
+
+    def work(task: tuple[int, FlatQueue]) -> _Result:
+        number, queue = task
+        wanted = None if keys is None else MessageKeys(keys, number, queue.name.topic,
+                                                       empty_too=empty_too)
+        return _checked(root, queue, wanted, local_index)
+
+    for (_, queue), result in parallel(work, enumerate(queues), jobs):
+        yield queue, result
+
+
+def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index: str | None
+             ) -> _Result:
+    reader = open_reader(root)
+    name = given.name
+    items = KnownItems(reader, index_folder(name.cluster, name.broker), local_index)
+    try:
+        queue = with_witness(FlatQueue(name, *(FlatFile.open(reader, kind.folder) for kind in (
+            given.commit_log, given.consume_queue))), lambda: items)
+        place = Place(queue)
+        check = QueueCheck(queue, place, keys)
+        findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        return _Result(findings, place.counted, check.times)
+    finally:
+        items.close()
+        reader.close()
+
+
+def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings; with ``known`` it is ok
+    when it finds nothing new.
+    """
+    first, counts = first_findings(run.findings(), most, known)
+    return Verdict(run.tier.name, run.ok or nothing_new(counts), first, counts,
+                   replace(run.coverage), tuple(run.checked))

@@ -1,0 +1,319 @@
+"""What the units of a queue and the index items of its broker know of where its messages lie.
+
+It is what `rmqctl.store.log.witness` is for a local log: asked behind damage in a commit log, and
+only there, since nothing in a message's body has a unit or an index item of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from rmqctl.damage.index_keys import IndexedKey
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.ext.tiered.files.reader import Reader, close_source
+from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
+from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.verify.items import LONG_AGO, time_difference
+from rmqctl.ext.tiered.verify.units import Units
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
+from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.slots import queues, records_in
+from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import provable
+from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.leads import NOTHING, Pages, Pair
+
+_PAGE = 1 << 15
+_MOST_CODAS = 100
+"""Units of a page of which it is asked whether a coda lies where they lead."""
+_SIGN = 1 << 31
+_MOST_READ = 16 << 20
+"""Bytes of a record that is read as evidence."""
+_NEAR = 64
+"""Messages before a segment that tell queue offsets."""
+
+
+class KnownItems:
+    """The index items of a broker, uploaded or not, by queue id; read when they are asked for.
+
+    ``folder`` of the uploaded files in the tier, ``local_folder`` of the others on this machine.
+    """
+
+    def __init__(self, reader: Reader, folder: str, local_folder: str | None) -> None:
+        self._reader, self._folder, self._local_folder = reader, folder, local_folder
+        self._local: LocalIndex | None = None
+        self._pages: list[tuple[IndexFile, Callable[[], Array], Array]] | None = None
+        """How to read the items of each page of a file, and which queue ids are in it."""
+
+    def of(self, queue_id: int) -> Pages:
+        """(offset in the commit log, key hash) of the items with a queue id, of all topics."""
+        pages = Pages()
+        for _, read in self._of(queue_id):
+            pages.add(partial(_items, read, queue_id))
+        return pages
+
+    def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
+            tuple[int, int, IndexedKey]]:
+        """(offset in the commit log, size, key) of the items with a queue id, of all topics, that
+        lead to some places (ascending). ``stored``: the store times (ms) of the messages there; an
+        item that such a time gives says that time.
+        """
+        for file, read in self._of(queue_id):
+            items, begin, old = read(), file.timestamp, file.shape.old
+            row = np.minimum(np.searchsorted(places, items["commit_log_offset"]), len(places) - 1)
+            led = (items["queue_id"] == queue_id) & (places[row] == items["commit_log_offset"])
+            times = stored[row[led]]
+            proper = time_difference(times - begin, old)
+            for item, time, seconds in zip(items[led], times.tolist(), proper.tolist(),
+                                           strict=True):
+                diff = int(item["time_diff"])
+                yield int(item["commit_log_offset"]), int(item["size"]), IndexedKey(
+                    int(item["key_hash"]),
+                    time if diff == seconds else begin + diff * (1 if old else 1000),
+                    # Newer brokers have 0 for what is a little older than the file (PR #10471).
+                    is_begin=not diff and begin - time < LONG_AGO * 1000)
+
+    def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """(topic id, key hash, offset in the commit log, size) of the items with a queue id that
+        lead into ``[start, end)``.
+        """
+        for _, read in self._of(queue_id):
+            items = read()
+            place = items["commit_log_offset"]
+            for item in items[(items["queue_id"] == queue_id) & (place >= start) & (place < end)]:
+                yield (int(item["topic_id"]), int(item["key_hash"]),
+                       int(item["commit_log_offset"]), int(item["size"]))
+
+    def _of(self, queue_id: int) -> Iterator[tuple[IndexFile, Callable[[], Array]]]:
+        if self._pages is None:
+            self._pages = [(file, read, np.unique(read()["queue_id"])) for file in self._files()
+                           for read in _blocks(file)]
+        for file, read, queue_ids in self._pages:
+            if queue_id in queue_ids:
+                yield file, read
+
+    def _files(self) -> Iterator[IndexFile]:
+        try:
+            files = list(uploaded(FlatFile.open(self._reader, self._folder)))
+            self._local = LocalIndex(self._local_folder)
+        except StoreIOError:
+            return
+        yield from (file for file in files if isinstance(file, IndexFile))
+        yield from self._local.files
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        self._pages = None
+
+
+def _blocks(file: IndexFile) -> Iterator[Callable[[], Array]]:
+    for first in range(0, file.items, _PAGE):
+        yield partial(_block, file, first)
+
+
+def _block(file: IndexFile, first: int) -> Array:
+    try:
+        return file.block(first, _PAGE)
+    except StoreIOError:
+        return file.block(0, 0)
+
+
+def _items(read: Callable[[], Array], queue_id: int) -> Pair:
+    items = read()
+    items = items[items["queue_id"] == queue_id]
+    # A negative hash is negated, by newer brokers its sign bit is cleared: the local index does
+    # the former, so what the latter makes of the same key counts as well.
+    code = items["key_hash"].astype(np.int64)
+    place = items["commit_log_offset"].astype(np.int64)
+    return np.concatenate([place, place]), np.concatenate([code, _SIGN - code])
+
+
+class QueueWitness:
+    """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are those of the tier."""
+
+    largest_record = LARGEST_RECORD
+
+    def __init__(self, queue: FlatQueue, items: KnownItems | None) -> None:
+        self._queue, self._items = queue, items
+        self._topic = os.fsencode(queue.name.topic)
+        self._units: Units | None = None
+        self._rows: Pages | None = None
+        self._keys: Pages | None = None
+        self._kept: dict[int, int] = {}
+
+    def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
+        """From now on frames (place, size) of which nothing tells are messages, too; whether any is
+        new.
+        """
+        before = len(self._kept)
+        self._kept.update(frames)
+        self._rows = None
+        return len(self._kept) > before
+
+    def rows(self, start: int, end: int) -> Pair:
+        if self._rows is None:
+            self._rows = Pages()
+            if self._kept:
+                kept = np.array(sorted(self._kept.items()), np.int64)
+                self._rows.add(lambda: (kept[:, 0], kept[:, 1]))
+            units = self._known_units()
+            for first, page in units.blocks() if units is not None else ():
+                for number in range(0, len(page), _PAGE):
+                    self._rows.add(partial(self._page, first + number,
+                                           min(_PAGE, len(page) - number)))
+        return self._rows.within(start, end)
+
+    def keys(self, start: int, end: int) -> Pair:
+        if self._keys is None:
+            self._keys = Pages() if self._items is None else self._items.of(
+                self._queue.name.queue_id)
+        return self._keys.within(start, end)
+
+    def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
+        """The index items that lead to messages (by place): keys of theirs, with the times."""
+        by_place: dict[int, list[IndexedKey]] = {}
+        if self._items is None or not records:
+            return by_place
+        places = np.array(sorted(records), np.int64)
+        stored = np.array([records[place].store_timestamp for place in places.tolist()], np.int64)
+        for place, size, key in self._items.times(self._queue.name.queue_id, places, stored):
+            record = records[place]
+            if size == record.total_size and {key.key_hash, _SIGN - key.key_hash} & key_hashes(
+                    record):
+                by_place.setdefault(place, []).append(key)
+        return by_place
+
+    def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
+        """(place, size) of the messages in ``[start, end)`` of the log that have index items, in
+        their order. Which topic id is the queue's the items of messages ``beside`` tell; empty
+        where they do not.
+        """
+        hashes = {record.physical_offset: (record.total_size, key_hashes(record))
+                  for record in beside}
+        if self._items is None or not hashes:
+            return []
+        topics: set[int] = set()
+        places: dict[int, set[tuple[int, int]]] = {}
+        for topic, code, place, size in self._items.within(
+                self._queue.name.queue_id, min(*hashes, start), max(*hashes, end) + 1):
+            if start <= place < end:
+                places.setdefault(topic, set()).add((place, size))
+            elif place in hashes and size == hashes[place][0] and (
+                    {code, _SIGN - code} & hashes[place][1]):
+                topics.add(topic)
+        return sorted(places.get(topics.pop(), ())) if len(topics) == 1 else []
+
+    def confirms(self, record: Record) -> bool | None:
+        """A commit log holds messages of its queue, and no others."""
+        if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
+            return False
+        entry = self.entry_of(record)
+        return None if entry is None else entry == (record.physical_offset, record.total_size)
+
+    def entry_of(self, record: Record) -> tuple[int, int] | None:
+        units = self._known_units()
+        try:
+            page = None if units is None else units.block(record.queue_offset, 1)
+        except StoreIOError:
+            return None
+        if page is None or not len(page):
+            return None
+        place, size = self._valid(page)
+        if not len(place):
+            return None
+        return int(place[0]), int(size[0])
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical)
+        if segment is None or size > _MOST_READ:
+            return None
+        try:
+            raw = log.reader.read(segment.path, physical - segment.base, size)
+            record = message.decode(raw)
+        except (StoreIOError, FormatError):
+            return None
+        return record if (record.physical_offset, record.total_size) == (physical, size) else None
+
+    def goes_on(self, physical: int) -> bool:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical)
+        if segment is None or segment.base != physical:
+            return False
+        try:
+            source = log.reader.source(segment.path, segment.base)
+            try:
+                return provable(source, 0)
+            finally:
+                close_source(source)
+        except StoreIOError:
+            return False
+
+    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical - 1)
+        if segment is None or segment.end != physical:
+            return None
+        try:
+            source = log.reader.source(segment.path, segment.base)
+            try:
+                walk = Walk(source, 0, segment.usable)
+                for _ in walk:
+                    pass
+                stretches = walk.passed.stretches()
+                return (queues(source, *stretches[-1], -_NEAR), records_in(
+                    segment.usable - stretches[-1][1])) if stretches else None
+            finally:
+                close_source(source)
+        except StoreIOError:
+            return None
+
+    def offsets_behind(self, physical: int) -> QueueEnds | None:
+        if not self.goes_on(physical):
+            return None
+        record = self._queue.commit_log.record_at(physical)
+        return None if record is None else {
+            (record.topic, record.queue_id): (record.queue_offset, record.queue_offset)}
+
+    # -- units ------------------------------------------------------------------------------------
+
+    def _known_units(self) -> Units | None:
+        if self._units is None:
+            units = Units(self._queue)
+            try:
+                units.find_tears()
+            except StoreIOError:
+                return None
+            self._units = units
+        return self._units
+
+    def _page(self, first: int, count: int) -> Pair:
+        units = self._known_units()
+        try:
+            return NOTHING if units is None else self._valid(units.block(first, count))
+        except (StoreIOError, FormatError):
+            return NOTHING
+
+    def _valid(self, units: Array) -> Pair:
+        """(place, size) of units that may lead to a message; where a coda lies in front of it, the
+        place behind that. None of those that `tiered recover` guessed: they prove nothing.
+        """
+        place = units["commit_log_offset"].astype(np.int64)
+        size = units["size"].astype(np.int64)
+        good = (place >= 0) & (size >= message.MIN_SIZE) & (units["tags_code"] != GUESSED)
+        place, size = place[good], size[good]
+        if len(place):
+            meets = np.append(place[1:] == place[:-1] + size[:-1], False)
+            for row in np.flatnonzero(~meets)[:_MOST_CODAS].tolist():
+                if is_coda(self._queue.commit_log.read(int(place[row]), CODA_SIZE)):
+                    place[row] += CODA_SIZE
+        return place, size

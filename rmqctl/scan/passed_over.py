@@ -1,0 +1,39 @@
+"""The damaged bytes of a log, counted while somebody reads past them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rmqctl.scan.frames import Span
+
+MOST_SPANS = 100
+"""Damaged spans that are kept one by one; of the others only number and length."""
+
+
+@dataclass(slots=True)
+class Damage:
+    """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
+
+    A whole record with a wrong body CRC is a span too. ``undecided``: whole records in them that
+    may be messages.
+    """
+
+    most: ClassVar[int] = MOST_SPANS
+    count: int = 0
+    length: int = 0
+    undecided: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, span: Span) -> None:
+        self.count += 1
+        self.length += span.length
+        self.undecided += len(span.doubtful)
+        if len(self.spans) < self.most:
+            self.spans.append(span)
+
+    def merge(self, other: Damage) -> None:
+        self.count += other.count
+        self.length += other.length
+        self.undecided += other.undecided
+        self.spans += other.spans[:max(self.most - len(self.spans), 0)]

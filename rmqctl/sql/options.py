@@ -1,0 +1,219 @@
+"""The options of the data source, of reading and of following, from texts to values.
+
+Every refusal is a UsageError.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.parse_values import is_url, now_ms, parse_offset, parse_size, parse_time
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
+
+NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
+         "body", "splitSize", "numPartitions", "commitlogDirs", "orphans", "failOnDataLoss")
+FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
+"""The options of following stores, besides those of reading them."""
+_BODIES = ("binary", "none")
+_ORPHANS = ("exclude", "include")
+_TRUTHS = {"true": True, "false": False}
+_INT_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is read. ``split_size`` in bytes, 0 for whole files, None for what fits.
+
+    ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
+    consume queue leads to, too. ``fail_on_loss``: a store that is known to have lost messages is
+    not read.
+    """
+
+    paths: tuple[str, ...]
+    table: str = MESSAGES
+    body: bool = True
+    filters: Filters = field(default_factory=Filters)
+    split_size: int | None = None
+    partitions: int | None = None
+    log_folders: tuple[str, ...] = ()
+    orphans: bool = False
+    fail_on_loss: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
+        """From a data source's options (names without regard to case).
+
+        ``more`` are names that somebody else reads.
+        """
+        values = by_name(given, (*NAMES, *more))
+
+        def option(name: str) -> str | None:
+            return values.get(name.lower()) or None
+
+        table = (option("table") or MESSAGES).strip().lower()
+        if table not in TABLES:
+            raise UsageError(f"table={table}: there are {', '.join(TABLES)}")
+        body = (option("body") or _BODIES[0]).strip().lower()
+        if body not in _BODIES:
+            raise UsageError(f"body={body}: {' or '.join(_BODIES)}")
+        orphans = (option("orphans") or _ORPHANS[0]).strip().lower()
+        if orphans not in _ORPHANS:
+            raise UsageError(f"orphans={orphans}: {' or '.join(_ORPHANS)}")
+        loss = (option("failOnDataLoss") or "true").strip().lower()
+        if loss not in _TRUTHS:
+            raise UsageError(f"failOnDataLoss={loss}: {' or '.join(_TRUTHS)}")
+        for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
+                "orphans",):
+            if option(name) is not None:
+                raise UsageError(f"{name} says nothing of the table {table}")
+        size, count = option("splitSize"), option("numPartitions")
+        parts = None if count is None else number("numPartitions", count, 1)
+        paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
+        return cls(paths, table, body == _BODIES[0],
+                   _filters(table, option), None if size is None else parse_size(size), parts,
+                   tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
+
+    def stores(self) -> list[str]:
+        """The store directories the paths name, in order, each once.
+
+        NotAStoreError where a path names nothing.
+        """
+        stores: dict[str, None] = {}
+        for path in self.paths:
+            if is_url(path):
+                stores[path] = None
+                continue
+            if os.path.lexists(path) or not glob.has_magic(path):
+                some = [path]
+            else:
+                some = sorted(path for path in glob.glob(path) if os.path.isdir(path))
+                if not some:
+                    raise NotAStoreError(f"{path}: no directory has such a name")
+            stores |= dict.fromkeys(os.path.normpath(path) for path in some)
+        return list(stores)
+
+
+def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...]:
+    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON).
+
+    ``urls``: those of object stores are taken as they are.
+    """
+    chosen: list[str] = []
+    if paths is not None:
+        chosen += json.loads(paths)
+    if path is not None:
+        chosen += [path] if os.path.lexists(path) else _words(path)
+    if not chosen:
+        raise UsageError("no path given: name a store (or several, or a glob) with "
+                         ".load(PATH) or .option('path', PATH)")
+    return tuple(path if urls and is_url(path) and not path.startswith("file:") else local(path)
+                 for path in chosen)
+
+
+def local(path: str) -> str:
+    """A path of the file system; ``file:`` URLs are taken, others are not."""
+    if path.startswith("file:"):
+        rest = path.removeprefix("file:")
+        return "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    scheme, separator, _ = path.partition("://")
+    if separator:
+        raise UsageError(f"{path}: {scheme} is not read directly; mount it where the driver and "
+                         "all executors see it at the same path")
+    return path
+
+
+def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Options by their names in lower case. UsageError for one that is not among ``names``: a
+    condition with a slip of the pen must not be left out silently.
+    """
+    known = {name.lower(): name for name in names}
+    unknown = [name for name in given if name.lower() not in known and "." not in name]
+    if unknown:
+        raise UsageError(f"unknown option {', '.join(unknown)}; there are "
+                         f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
+    return {name.lower(): text for name, text in given.items()}
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def number(name: str, text: str, least: int) -> int:
+    """A whole number from ``least`` on that an int of Java holds. UsageError names the option."""
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
+        raise UsageError(f"{name}={text}: a number from {least} on is wanted")
+    return int(stripped)
+
+
+def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
+    now = now_ms()
+    start, end = ask("startPhy"), ask("endPhy")
+    since, until = ask("since"), ask("until")
+    topics, queues = _words(ask("topic")), _words(ask("queueId"))
+    if (since or until) and table == CONSUMEQUEUE:
+        raise UsageError("since and until: rows of a consumequeue have no time; read messages")
+    if (topics or queues) and table == INDEX:
+        raise UsageError("topic and queueId: an index has neither; read messages or consumequeue")
+    return Filters(
+        topics=frozenset(os.fsencode(topic) for topic in topics) or None,
+        queue_ids=frozenset(number("queueId", queue_id, 0) for queue_id in queues) or None,
+        since=None if since is None else parse_time(since, clock=lambda: now),
+        until=None if until is None else parse_time(until, clock=lambda: now),
+        start=None if start is None else parse_offset(start),
+        end=None if end is None else parse_offset(end))
+
+
+# -- where a query that follows stores starts -----------------------------------------------------
+
+
+Start = int | Literal["earliest", "latest"]
+_WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """``stores``: a physical offset or a word for some; ``others`` for all that are not named."""
+
+    others: Start = "earliest"
+    stores: dict[str, Start] = field(default_factory=dict)
+
+    def of(self, store: str) -> Start:
+        return self.stores.get(store, self.others)
+
+    def named(self) -> set[str]:
+        return set(self.stores)
+
+
+def starting(text: str | None) -> Starting:
+    """``earliest`` (the default), ``latest``, or a JSON object: store -> offset or word.
+
+    UsageError for anything else.
+    """
+    if text is None or text.strip().lower() in _WORDS:
+        return Starting(_WORDS[(text or "earliest").strip().lower()])
+    try:
+        offsets = json.loads(text)
+    except (ValueError, RecursionError):
+        offsets = None
+    if not isinstance(offsets, dict):
+        raise UsageError(f"startingOffsets={text}: earliest, latest, or a JSON object of stores "
+                         "and physical offsets")
+    return Starting(stores={os.path.normpath(store): _start(store, value)
+                            for store, value in offsets.items()})
+
+
+def _start(store: str, value: object) -> Start:
+    if isinstance(value, str) and value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise UsageError(f"startingOffsets: {store}: {value!r} is neither a physical offset nor "
+                     "earliest or latest")

@@ -1,0 +1,287 @@
+"""What is read of stores, cut into partitions of about equal bytes.
+
+Planning lists folders and reads next to nothing: of a log only the ends of its last files, and the
+first two records of each file where there is a condition on the time. Nothing is left out that
+could hold a match. Many small files come together in one partition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.sql.options import Options
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.reader import IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
+from rmqctl.sql.schema import CONSUMEQUEUE, FRAMES, INDEX
+from rmqctl.store.files import StoreFile, Trouble, listing
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.unit_columns import index_entries
+from rmqctl.store.stats import CLOCK_SKEW
+from rmqctl.store.store import MAX_QUEUE_ID, Store
+
+SMALLEST, LARGEST = 64 << 20, 1 << 30
+"""Bytes of a partition, where nobody says how many."""
+MOST = 10_000
+"""The most partitions, where nobody says how large: a driver plans that many in seconds."""
+OPENING = 64 << 10
+"""What opening a file counts, in bytes: thousands of tiny files are work, too."""
+_LAST_FILES = 8
+_ROW = 20
+_BATCH_ROW = 46
+_Times = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something to be cut: ``weight`` bytes, of which ``cut(start, end)`` makes a piece."""
+
+    weight: int
+    cut: Callable[[int, int], Piece]
+
+
+def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
+    """The pieces of each partition; a partition may have none.
+
+    ``filters`` are all conditions, also those of ``options``. NotAStoreError, StoreIOError.
+    """
+    items = [item for path in options.stores() for item in of_store(path, options, filters)]
+    return partitions(items, options, cores)
+
+
+def partitions(items: list[Item], options: Options, cores: int | None) -> list[list[Piece]]:
+    """Cut items into the pieces of each partition."""
+    if options.split_size == 0 and options.partitions is None:
+        return list(_whole(items))
+    total = sum(item.weight for item in items)
+    count = options.partitions
+    if count is None:
+        size = options.split_size or split_size(total, cores or os.cpu_count() or 1)
+        count = max(1, round((total + OPENING * (len(items) - 1)) / size))
+    return _cut(items, total, count)
+
+
+def split_size(total: int, cores: int) -> int:
+    """Bytes of a partition for ``total`` bytes on that many cores."""
+    return max(min(max(total // (4 * cores), SMALLEST), LARGEST), total // MOST)
+
+
+def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
+    """``count`` partitions of equal bytes; what weighs nothing goes with what is before it."""
+    shares: list[list[Piece]] = [[] for _ in range(count)]
+    edges = [total * number // count for number in range(count + 1)]
+    number, before = 0, 0
+    for item in items:
+        start = 0
+        while True:
+            while number + 1 < count and edges[number + 1] <= before + start:
+                number += 1
+            end = min(item.weight, edges[number + 1] - before)
+            if number + 1 == count:
+                end = item.weight
+            shares[number].append(item.cut(start, end))
+            if end == item.weight:
+                break
+            start = end
+        before += item.weight
+    return shares
+
+
+def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
+    """A partition for each file; small ones together."""
+    some: list[Piece] = []
+    weight = 0
+    for item in items:
+        if some and weight + item.weight + OPENING > SMALLEST:
+            yield some
+            some, weight = [], 0
+        some.append(item.cut(0, item.weight))
+        weight += item.weight + OPENING
+    if some:
+        yield some
+
+
+def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
+    """Yield what is read of one store."""
+    with Store.open(os.path.abspath(path), options.log_folders) as store:
+        if options.table == CONSUMEQUEUE:
+            store.layout.require(store.root, "consumequeue")
+            if store.layout.consumequeue == "rocksdb":
+                yield from _in_rocksdb(store, path, filters)
+            yield from _queues(store, path, filters)
+        elif options.table == INDEX:
+            yield from _indexes(store, path)
+        else:
+            yield from _log(store, path, filters, frames=options.table == FRAMES)
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+def _log(store: Store, name: str, filters: Filters, *, frames: bool) -> Iterator[Item]:
+    _readable(store.log_troubles)
+    used = _used(store.log.files)
+    for file in files_of_time(store.log, filters.since, filters.until):
+        end = used.get(file.path, file.size)
+        # Frames of a file's unused end may begin before the first offset and reach behind it.
+        first = 0 if frames else max((filters.start or 0) - file.base - file.head, 0)
+        last = end if filters.end is None else min(end, filters.end - file.base)
+        if first < last or (frames and not end and file.size):
+            yield _log_item(store, name, file, first, max(last, first), end)
+
+
+def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, used: int) -> Item:
+    def cut(start: int, end: int) -> LogPiece:
+        return LogPiece(name, os.path.relpath(file.path, store.root), file, first + start,
+                        first + end, first + end == used, store.root)
+
+    return Item(last - first, cut)
+
+
+def _used(files: list[StoreFile]) -> dict[str, int]:
+    """How far the last files of a log are used, by path; the others have no unused end.
+
+    At most eight files are looked at: those that a broker has laid out ahead, and the last one it
+    writes to.
+    """
+    sizes: dict[str, int] = {}
+    for file in files[:-_LAST_FILES - 1:-1]:
+        with file.open() as source:
+            if source.size < file.size:
+                raise StoreIOError(f"{file.path}: the file shrank from {file.size} to "
+                                   f"{source.size} bytes while it was looked at")
+            source.size = file.size
+            sizes[file.path] = used_size(source)
+        if sizes[file.path]:
+            break
+    return sizes
+
+
+# -- which files of a log may hold messages of a time ---------------------------------------------
+
+
+def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
+    """The files that may hold messages with store times of ``[since, until]`` (ms).
+
+    They are known by the first records of each file. A store time is covered by no CRC, so one
+    record alone is not believed: a file is left out only when both of two records say so. Times in
+    a file are believed to be in order up to `CLOCK_SKEW`. All files when the times of their first
+    records are not: then the broker's clock cannot be relied on.
+    """
+    if (since is None and until is None) or len(log.files) < 2:
+        return log.files
+    starts = [_times(log, file) for file in log.files]
+    known = [start for start in starts if start is not None]
+    if any(after[0] < before[1] - CLOCK_SKEW for before, after in pairwise(known)):
+        return log.files
+    chosen, after = [], None
+    for file, start in zip(reversed(log.files), reversed(starts), strict=True):
+        late = until is not None and start is not None and start[0] > until + CLOCK_SKEW
+        early = since is not None and after is not None and after[1] < since - CLOCK_SKEW
+        if not late and not early:
+            chosen.append(file)
+        after = start or after
+    return chosen[::-1]
+
+
+def _times(log: CommitLog, file: StoreFile) -> _Times | None:
+    """(least, greatest) store time of a file's first two records; None without two."""
+    first = log.record_at(file.base + file.head)
+    second = None if first is None else log.record_at(
+        first.physical_offset + first.total_size + file.head)
+    if first is None or second is None:
+        return None
+    times = first.store_timestamp, second.store_timestamp
+    return min(times), max(times)
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _in_rocksdb(store: Store, name: str, filters: Filters) -> Iterator[Item]:
+    for (topic, queue_id), queue in store.queues.items():
+        first, end = queue.first_index, queue.disk_end
+        if first < end and filters.takes_topic(topic) and filters.takes_queue(queue_id):
+            yield _rocks_item(name, queue, first, end)
+
+
+def _rocks_item(name: str, queue: ConsumeQueue, first: int, behind: int) -> Item:
+    def cut(start: int, end: int) -> RocksPiece:
+        return RocksPiece(name, "consumequeue", queue.folder, first + start // _ROW,
+                          first + end // _ROW, queue.topic, queue.queue_id)
+
+    return Item((behind - first) * _ROW, cut)
+
+
+def _queues(store: Store, name: str, filters: Filters) -> Iterator[Item]:
+    for structure, width in (("consumequeue", _ROW), ("batchconsumequeue", _BATCH_ROW)):
+        if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
+            continue
+        top = listing(store.path(structure))
+        _readable(top.troubles)
+        for topic in top.folders:
+            if not filters.takes_topic(topic):
+                continue
+            queues = listing(store.path(structure, topic))
+            _readable(queues.troubles)
+            for queue_id in sorted(queues.folders, key=lambda text: (len(text), text)):
+                if not (queue_id.isascii() and queue_id.isdigit() and int(queue_id) <= MAX_QUEUE_ID
+                        and filters.takes_queue(int(queue_id))):
+                    continue
+                folder_listing = listing(store.path(structure, topic, queue_id))
+                _readable(folder_listing.troubles)
+                for file in folder_listing.files:
+                    relative = os.path.join(structure, topic, queue_id, file.name)
+                    if file.size >= width:
+                        yield _queue_item(name, relative, file, topic, int(queue_id), width)
+
+
+def _queue_item(name: str, relative: str, file: StoreFile, topic: str, queue_id: int,
+                width: int) -> Item:
+    def cut(start: int, end: int) -> QueuePiece:
+        return QueuePiece(name, relative, file, start // width, end // width, topic, queue_id,
+                          batch=width == _BATCH_ROW)
+
+    return Item(file.size - file.size % width, cut)
+
+
+def _indexes(store: Store, name: str) -> Iterator[Item]:
+    _readable(store.index_listing.troubles)
+    for file in store.index_listing.files:
+        shape = _shape(store, file)
+        count = index_entries(file, shape)
+        if count:
+            yield _index_item(name, file, shape, count)
+
+
+def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> Item:
+    def cut(start: int, end: int) -> IndexPiece:
+        return IndexPiece(name, os.path.join("index", file.name), file, 1 + start // _ROW,
+                          1 + end // _ROW, shape)
+
+    return Item(count * _ROW, cut)
+
+
+def _shape(store: Store, file: StoreFile) -> Shape | None:
+    """How an index file is laid out; None where its content tells nothing."""
+    try:
+        index = store.open_index(file)
+    except FormatError:
+        return None
+    with closing(index):
+        return index.shape
+
+
+def _readable(troubles: Iterable[Trouble]) -> None:
+    """StoreIOError for a folder or file that cannot be looked at: its rows would be missing."""
+    for trouble in troubles:
+        name = os.path.basename(trouble.path)
+        if trouble.unreadable and (os.path.isdir(trouble.path) or name.isdigit()):
+            raise StoreIOError(f"cannot look at {trouble.path}: {trouble.reason}")

@@ -1,0 +1,270 @@
+"""What one task reads, pieces of files, and their rows as the Arrow record batches Spark wants.
+
+Pieces are plain values, sent from the driver to executors. A piece knows how large its file was
+when it was planned: a file that is shorter by then has lost rows, and that is said; what has been
+appended since is not read. The rest runs on executors and needs no pyspark: a schema, conditions
+and pieces come in, record batches come out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.scan.columns import frame_columns, message_columns
+from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
+from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.schema import FRAMES, OF_FILE, OF_TIER, TABLES
+from rmqctl.sql.seams import PlannedSource, QueueProof, Seams, shrank, walk_range
+from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.unit_columns import (
+    batch_queue_batches,
+    database_batches,
+    index_batches,
+    queue_batches,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.store.rocksdb.queues import RocksQueues
+
+# -- what a task reads ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """The frames of a log file that begin in ``[start, end)``, two cuts anywhere in it.
+
+    ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from
+    ``end`` on are zero, and belong to this piece. ``root`` is where the store lies.
+    """
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    last: bool
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """Rows ``[start, end)`` of a consumequeue file (of a batch consumequeue file: ``batch``)."""
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+    batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RocksPiece:
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of
+    the data base.
+    """
+
+    store: str
+    file: str
+    folder: str
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPiece:
+    """Entries with the numbers ``[start, end)`` of an index file."""
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    shape: Shape | None
+
+
+Constants = dict[str, str | int]
+"""The columns that are the same for all rows of a piece."""
+
+
+class OtherPiece(Protocol):
+    """Messages that are in no store, as those of a tier: such a piece reads them itself."""
+
+    @property
+    def constants(self) -> Constants:
+        """What is the same for all its rows, but for the file."""
+
+    def batches(self) -> Iterator[tuple[str, Batch]]:
+        """Yield (file, messages in it). StoreIOError."""
+
+
+Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
+
+
+def still_there(file: StoreFile) -> None:
+    """StoreIOError when a file is gone or shorter than it was at planning."""
+    try:
+        size = os.stat(file.path).st_size
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, file.path, "read") from None
+    if size < file.size:
+        raise shrank(file.path, file.size, size)
+
+
+@dataclass(slots=True)
+class Holes:
+    """Tells ``lost`` of damage in a log file, and of zeros once something follows them."""
+
+    path: str
+    lost: Callable[[str, Span], None] | None
+    _zeros: list[Span] = field(default_factory=list)
+
+    def passed(self, batch: Batch) -> None:
+        """Take a batch of the walk: its spans are behind its messages."""
+        if self.lost is None:
+            return
+        if len(batch):
+            self.settle()
+        for span in batch.spans:
+            if span.kind == DAMAGED:
+                self.settle()
+                self.lost(self.path, span)
+            elif span.kind == ZERO:
+                self._zeros.append(span)
+
+    def settle(self) -> None:
+        """Something follows."""
+        zeros, self._zeros = self._zeros, []
+        for span in zeros:
+            if self.lost is not None:
+                self.lost(self.path, span)
+
+
+# -- its rows -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Reading:
+    """How pieces of one table are read: ``names`` are our columns, ``schema`` is Spark's.
+
+    ``passed`` hears of the batches of logs; ``lost`` of places between their messages that hold
+    none, with the name of the file.
+    """
+
+    table: str
+    names: Sequence[str]
+    schema: pa.Schema
+    filters: Filters
+    passed: Callable[[Batch], None] | None = None
+    lost: Callable[[str, Span], None] | None = None
+    _proofs: dict[str, QueueProof] = field(default_factory=dict, repr=False)
+    _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
+
+    def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+        """The record batches of some pieces, in their order; StoreIOError names what is missing."""
+        for piece in pieces:
+            for batch in self._of(piece):
+                if batch.num_rows:
+                    yield batch
+
+    def _of(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        if not isinstance(piece, LogPiece | RocksPiece | QueuePiece | IndexPiece):
+            return self._other(piece)
+        constant: Constants = {"store": piece.store, "file": piece.file}
+        if isinstance(piece, LogPiece):
+            return self._log(piece, constant)
+        if isinstance(piece, RocksPiece):
+            return self._database(piece, constant)
+        if isinstance(piece, QueuePiece):
+            return self._queue(piece, constant)
+        return self._index(piece, constant)
+
+    def _log(self, piece: LogPiece, constant: Constants) -> Iterator[pa.RecordBatch]:
+        with piece.path.open() as source:
+            planned = PlannedSource(source, piece.path.size)
+            seams = Seams(planned, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
+            holes = Holes(piece.path.path, self.lost)
+            for batch in walk_range(planned, seams, piece.start, piece.end, last=piece.last):
+                if self.passed is not None:
+                    self.passed(batch)
+                holes.passed(batch)
+                yield self._finished(self._of_batch(batch, source.base), constant)
+            # Behind the last piece of the log are zeros that nothing was written to.
+            if not piece.last or piece.end >= piece.path.size:
+                holes.settle()
+
+    def _of_batch(self, batch: Batch, base: int) -> pa.RecordBatch:
+        names = [name for name in self.names if name not in OF_TIER]
+        if self.table != FRAMES:
+            return message_columns(self.filters.of_messages(batch), names)
+        return self.filters.of_rows(frame_columns(batch, self._with_filters(names), base))
+
+    def _other(self, piece: OtherPiece) -> Iterator[pa.RecordBatch]:
+        for path, batch in piece.batches():
+            yield self._finished(self._of_batch(batch, 0), piece.constants | {"file": path})
+
+    def _queue(self, piece: QueuePiece, constant: Constants) -> Iterator[
+            pa.RecordBatch]:
+        of_rows, names = self._of_rows()
+        read = batch_queue_batches if piece.batch else queue_batches
+        still_there(piece.path)
+        for batch in read(piece.path, names, piece.start, piece.end):
+            yield self._finished(of_rows.of_rows(batch), constant | {
+                "topic": piece.topic, "queue_id": piece.queue_id})
+        still_there(piece.path)
+
+    def _database(self, piece: RocksPiece, constant: Constants) -> Iterator[pa.RecordBatch]:
+        from rmqctl.store.rocksdb.queues import RocksQueues
+
+        of_rows, names = self._of_rows()
+        if piece.folder not in self._databases:  # opening one takes as long as thousands of rows
+            self._databases[piece.folder] = RocksQueues(piece.folder)
+        queue = self._databases[piece.folder].queues.get((piece.topic, piece.queue_id))
+        for batch in () if queue is None else database_batches(queue, names, piece.start,
+                                                               piece.end):
+            yield self._finished(of_rows.of_rows(batch), constant | {
+                "topic": piece.topic, "queue_id": piece.queue_id})
+
+    def _of_rows(self) -> tuple[Filters, list[str]]:
+        """(what rows are filtered by, the columns to read): the queue was chosen at planning."""
+        of_rows = Filters(start=self.filters.start, end=self.filters.end)
+        names = [name for name in self.names if name not in OF_FILE]
+        return of_rows, names + [name for name in of_rows.columns if name not in names]
+
+    def _index(self, piece: IndexPiece, constant: Constants) -> Iterator[
+            pa.RecordBatch]:
+        names = self._with_filters([name for name in self.names if name not in OF_FILE])
+        still_there(piece.path)
+        for batch in index_batches(piece.path, names, piece.start, piece.end, shape=piece.shape):
+            yield self._finished(self.filters.of_rows(batch), constant)
+        still_there(piece.path)
+
+    def _with_filters(self, names: list[str]) -> list[str]:
+        return names + [name for name in self.filters.columns if name not in names]
+
+    def _finished(self, batch: pa.RecordBatch, constant: Constants) -> pa.RecordBatch:
+        """The columns in Spark's order, under Spark's names, with what is the same for all rows."""
+        if not self.names:
+            return batch.select([])
+        types, known = TABLES[self.table], set(batch.schema.names)
+        arrays = [batch.column(name) if name in known else
+                  pa.repeat(pa.scalar(_shown(constant[name]), types[name]), batch.num_rows)
+                  for name in self.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _shown(value: str | int) -> str | int:
+    """A name of the file system that is no UTF-8, with U+FFFD as everywhere."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
+        value, str) else value

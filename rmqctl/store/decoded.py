@@ -1,0 +1,70 @@
+"""What a decoder makes of a message's body. The decoders themselves are an extension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from rmqctl.store.objects import OF_BODY
+from rmqctl.store.pages import Page
+
+MISSING: Any = object()
+"""What `at` gives where a body has no such field."""
+
+
+class Decoded(NamedTuple):
+    """What came of one body: ``kind`` None where it was not decoded, and ``problem`` in words
+    where it should have been.
+    """
+
+    value: Any
+    kind: str | None
+    problem: str | None
+    internal: dict[str, Any] | None
+
+    def field(self, name: str) -> Any:
+        """``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path (None,
+        too, where it has none).
+        """
+        if name == "decoded":
+            return self.value
+        if name == "decoded_as":
+            return self.kind
+        if name == "internal":
+            return self.internal
+        found = self.of_body(name)
+        return None if found is MISSING else found
+
+    def of_body(self, name: str) -> Any:
+        """``body.PATH``; `MISSING` where the body has no such field."""
+        if self.kind is None:
+            return MISSING
+        return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))
+
+
+class Decoding(Protocol):
+    """A decoder with its account: `rmqctl.ext.payloads.decoding` has the one of ``--decode``."""
+
+    spec: str
+    problems: int
+    unknown: int
+    first_problem: str
+
+    def rows(self, page: Page) -> Iterator[Decoded]:
+        """For each message of a page what its body is, one at a time: values may be large."""
+
+    def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
+            place: str) -> Decoded:
+        """What one body is; ``place`` names it where it is the first that is not decoded."""
+
+
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    """The field of a plain value that names lead to, or `MISSING`. A number leads into a list."""
+    for name in path:
+        if isinstance(value, dict):
+            value = value.get(name, MISSING)
+        elif isinstance(value, list) and name.isascii() and name.isdigit() and len(name) < 10:
+            value = value[int(name)] if int(name) < len(value) else MISSING
+        else:
+            return MISSING
+    return value
