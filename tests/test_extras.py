@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 STORE = ROOT / "examples" / "store"
 EVERYTHING_ELSE = """
 import pkgutil, sys
-for name in ("pyarrow", "fastavro", "pyspark", "pandas", "fsspec", "textual", "jinja2",
+for name in ("pyarrow", "fastavro", "duckdb", "pyspark", "pandas", "fsspec", "textual", "jinja2",
              "matplotlib", "rocksdict", "grpc", "uvloop"):
     sys.modules[name] = None
 import rmqctl
@@ -32,7 +32,8 @@ from rmqctl.cli import main
 store = sys.argv[1]
 for words in (["verify"], ["stats", "--by", "tag"], ["read", "-o", "json"], ["info"],
               ["recover"], ["query", "key", "--topic", "TopicTest", "--key", "order-1"],
-              ["pipeline", "verify", "--engine", "local"]):
+              ["pipeline", "verify", "--engine", "local"],
+              ["export", "--out", "-"], ["export", "--out", "-", "--format", "csv"]):
     at = 2 if words[0] in ("query", "pipeline") else 1
     sys.argv = ["rmqctl", *words[:at], store, *words[at:]]
     try:

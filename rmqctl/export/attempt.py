@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from rmqctl.errors import StoreIOError
-from rmqctl.export.files import File, opened
+from rmqctl.export.files import File
+from rmqctl.export.forms import opened
 from rmqctl.export.spec import Export
 from rmqctl.files.durable import sync
 from rmqctl.files.sync_many import MANY, sync_many

@@ -1,4 +1,4 @@
-"""Files of an export in each format, over an opened binary file: rows in, bytes out.
+"""Files of an export over an opened binary file, rows in, bytes out; those of text are here.
 
 A file never flushes or closes the binary file under it: `export_sink` does, and forces it to disk.
 """
@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol
 
-import pyarrow as pa
-
 from rmqctl.export.spec import Export
-from rmqctl.scan.columns import dict_column
+from rmqctl.formats.bodies import zstd
 
 Row = Mapping[str, Any]
-
-_DICTIONARY = ("store", "file", "magic", "topic", "born_host", "store_host", "tags",
-               "properties.key_value.key")
-"""Parquet columns with few different values; for the others a dictionary would be in vain."""
-_NO_STATISTICS = ("body", "record", "properties_raw")
-_ZSTD_LEVEL = 1
-_SYNC_INTERVAL = 1 << 20
-_AVRO_CODECS = {"deflate": "deflate", "none": "null"}
-
 
 class File(Protocol):
     """Takes chunks: an Arrow table, or bytes for a format of text."""
@@ -37,178 +27,32 @@ class File(Protocol):
         """Instead of `close`, where the file is of no use any more: nothing is written."""
 
 
-def opened(spec: Export, target: IO[bytes]) -> File:
-    """A new file of the export's format that writes to ``target``."""
-    if spec.format == "parquet":
-        return ParquetFile(spec, target)
-    if spec.format == "avro":
-        return AvroFile(spec, target)
-    if spec.format == "arrow":
-        return ArrowFile(spec, target)
-    if spec.format == "xlsx":
-        from rmqctl.export.xlsx import XlsxFile
-
-        return XlsxFile(spec, target)
-    return TextFile(spec, target)
-
-
-class ParquetFile:
-    """Each chunk becomes a row group."""
-
-    def __init__(self, spec: Export, target: IO[bytes]) -> None:
-        from pyarrow import parquet
-
-        names = _leaves(spec.schema)
-        self._writer = parquet.ParquetWriter(
-            target, spec.schema, compression=spec.compression.replace("none", "NONE"),
-            compression_level=_ZSTD_LEVEL if spec.compression == "zstd" else None,
-            use_dictionary=[name for name in names if name in _DICTIONARY],
-            write_statistics=[name for name in names if name not in _NO_STATISTICS])
-
-    def write(self, chunk: pa.Table) -> None:
-        self._writer.write_table(chunk, row_group_size=max(1, len(chunk)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def abandon(self) -> None:
-        self._writer.is_open = False  # or it would close itself, with words on stderr
-
-
-def _leaves(schema: pa.Schema) -> list[str]:
-    """The paths of the columns as Parquet has them."""
-    leaves = []
-    for field in schema:
-        if pa.types.is_map(field.type):
-            leaves += [f"{field.name}.key_value.key", f"{field.name}.key_value.value"]
-        elif pa.types.is_list(field.type):
-            leaves.append(f"{field.name}.list.element")
-        else:
-            leaves.append(field.name)
-    return leaves
-
-
-class ArrowFile:
-    """Arrow's own file format (Feather): record batches as they lie in memory."""
-
-    def __init__(self, spec: Export, target: IO[bytes]) -> None:
-        way = None if spec.compression == "none" else spec.compression
-        self._writer = pa.ipc.new_file(target, spec.schema,
-                                       options=pa.ipc.IpcWriteOptions(compression=way))
-
-    def write(self, chunk: pa.Table) -> None:
-        self._writer.write_table(chunk)
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def abandon(self) -> None:
-        pass
-
-
-class AvroFile:
-    """One object container file; every field may be null."""
-
-    def __init__(self, spec: Export, target: IO[bytes]) -> None:
-        from fastavro.write import Writer
-
-        self._maps = [field.name for field in spec.schema if pa.types.is_map(field.type)]
-        self._names = _avro_names(spec.schema.names)
-        self._writer = Writer(target, avro_schema(spec.schema), _AVRO_CODECS[spec.compression],
-                              _SYNC_INTERVAL)
-
-    def write(self, chunk: pa.Table) -> None:
-        write, names, maps = self._writer.write, self._names, self._maps
-        columns = [dict_column(column) if name in maps else column.to_pylist()
-                   for name, column in zip(chunk.column_names, map(_whole_numbers, chunk.columns),
-                                           strict=True)]
-        for values in zip(*columns, strict=True):
-            write(dict(zip(names, values, strict=True)))
-
-    def close(self) -> None:
-        self._writer.flush()
-
-    def abandon(self) -> None:
-        pass
-
-
-def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as epoch ms, which has one for what no calendar has."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-
-
-_AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(): "boolean",
-         pa.binary(): "bytes",
-         pa.timestamp("ms", tz="UTC"): {"type": "long", "logicalType": "timestamp-millis"}}
-
-
-def avro_schema(schema: pa.Schema) -> dict[str, Any]:
-    """The Avro schema of a record with these columns."""
-    names = _avro_names(schema.names)
-    return {"type": "record", "name": "Message", "namespace": "rmqctl", "fields": [
-        {"name": name, "type": ["null", _avro_type(field.type)], "default": None}
-        for name, field in zip(names, schema, strict=True)]}
-
-
-def _avro_type(kind: pa.DataType) -> Any:
-    if pa.types.is_map(kind):
-        return {"type": "map", "values": ["null", _avro_type(kind.item_type)]}
-    if pa.types.is_list(kind):
-        return {"type": "array", "items": ["null", _avro_type(kind.value_type)]}
-    return _AVRO[kind]
-
-
-def _avro_names(names: Sequence[str]) -> list[str]:
-    """Names as Avro takes them: letters, digits and ``_``, each one once (``property.X-1``)."""
-    taken: dict[str, None] = {}
-    for name in names:
-        avro_name = "".join(char if char.isascii() and (char.isalnum() or char == "_") else "_"
-                            for char in name)
-        while avro_name in taken:
-            avro_name += "_"
-        taken[avro_name] = None
-    return list(taken)
-
-
 class TextFile:
     """Lines of JSON or CSV, compressed or not; CSV starts with a header."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
-        self._packed: Any = None
-        self._target: Any = target
-        if spec.compression != "none":
-            self._open_target = _OpenTarget(target)
-            self._packed = self._target = pa.CompressedOutputStream(
-                pa.PythonFile(self._open_target, "w"), spec.compression)
+        self._target = target
+        self._packer = _packer(spec.compression)
         if spec.format == "csv":
-            self._target.write(csv_record(spec.fields))
+            self.write(csv_record(spec.fields))
 
     def write(self, chunk: bytes) -> None:
-        self._target.write(chunk)
+        self._target.write(chunk if self._packer is None else self._packer.compress(chunk))
 
     def close(self) -> None:
-        if self._packed is not None:
-            self._packed.close()
+        if self._packer is not None:
+            self._target.write(self._packer.flush())
 
     def abandon(self) -> None:
-        if self._packed is not None:
-            # Arrow closes its stream sooner or later, and writes then.
-            self._open_target.write = len
-
-
-class _OpenTarget:
-    """A binary file that stays open when Arrow closes what it made of it."""
-
-    closed = False
-
-    def __init__(self, target: IO[bytes]) -> None:
-        self.write: Callable[[bytes], int] = target.write
-
-    def flush(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+
+def _packer(compression: str) -> Any:
+    if compression == "gzip":
+        return zlib.compressobj(wbits=31)
+    if compression == "zstd":
+        return zstd().ZstdCompressor()
+    return None
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode

@@ -20,13 +20,14 @@ import numpy as np
 from rmqctl import __version__
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.export.attempt import WriteError
-from rmqctl.export.buffers import FLUSH, buffer
-from rmqctl.export.files import File, opened
+from rmqctl.export.buffers import FLUSH
+from rmqctl.export.files import File
+from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
 from rmqctl.export.manifest import summary
 from rmqctl.export.plan import StorePlan
 from rmqctl.export.result import Result, StoreResult
-from rmqctl.export.spec import Export
+from rmqctl.export.spec import TEXTS, Export
 from rmqctl.export.staging import MARK, checked_target
 from rmqctl.export.tally import Tally
 from rmqctl.export.task import Piece, Reading, chosen, portions
@@ -35,6 +36,7 @@ from rmqctl.files.durable import sync, sync_folder
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
             ".csv": "csv", ".avro": "avro", ".arrow": "arrow", ".feather": "arrow",
             ".xlsx": "xlsx"}
+_PACKAGES = {"avro": ("fastavro",), "xlsx": ("xlsxwriter",)}
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -43,6 +45,11 @@ class Form(NamedTuple):
 
     format: str
     compression: str | None = None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What has to be installed to write it."""
+        return () if self.format in TEXTS else ("pyarrow", *_PACKAGES.get(self.format, ()))
 
 
 def form_of(out: str) -> Form | None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from rmqctl.checks.preflight.missing import Missing, missing
 from rmqctl.errors import StoreIOError, UsageError
-from rmqctl.export.buffers import buffer
-from rmqctl.export.files import opened
+from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target

@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
-from rmqctl.export.buffers import FLUSH, LINES, Chunks, Origin, buffer
+from rmqctl.export.buffers import FLUSH, Chunks, Origin
+from rmqctl.export.columns import LINES
+from rmqctl.export.forms import buffer
 from rmqctl.export.layout import Partitions, Values, bucket
 from rmqctl.export.spec import Export
 from rmqctl.export.spill import Spill, Spilled

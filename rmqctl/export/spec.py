@@ -8,18 +8,18 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-import pyarrow as pa
 
 from rmqctl.errors import UsageError
 from rmqctl.export.layout import PARTS
-from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store.decoded import Decoding
 from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
-from rmqctl.store.page_columns import MOMENT
 from rmqctl.store.projection import DECODED, checked_fields, is_decoded
 from rmqctl.store.query.conditions import PROPERTY, Condition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COMPRESSIONS: dict[str, tuple[str, ...]] = {
     "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
@@ -34,7 +34,7 @@ TEXTS = ("json", "csv")
 """Formats of text: their rows are what ``read`` gives. The others have Arrow's columns."""
 ORIGIN = ("store", "file")
 """Fields which say where a message was found: the store as named, the file relative to it."""
-PROVENANCE = {"position": pa.int64(), "sha256": pa.string()}
+PROVENANCE = ("position", "sha256")
 """Fields which let anybody find a record's bytes again: where it begins in its file, its digest."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
@@ -108,14 +108,17 @@ class Export:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the files: for texts what a value stands for."""
-        return pa.schema([pa.field(name, self._type(name)) for name in self.fields])
+        import pyarrow as pa
 
-    def _type(self, name: str) -> pa.DataType:
-        if self.is_text and name == "body":
-            return pa.string()
-        if self.typed_times and name in TIMES:
-            return MOMENT
-        return {**MESSAGE_TYPES, **PROVENANCE}.get(name, pa.string())
+        from rmqctl.scan.columns import MESSAGE_TYPES
+        from rmqctl.store.page_columns import MOMENT
+
+        types = MESSAGE_TYPES | {"position": pa.int64()}
+        if self.is_text:
+            types["body"] = pa.string()
+        if self.typed_times:
+            types |= dict.fromkeys(TIMES, MOMENT)
+        return pa.schema([pa.field(name, types.get(name, pa.string())) for name in self.fields])
 
 
 def portable(zone: tzinfo) -> tzinfo:
@@ -148,6 +151,8 @@ def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
 
 def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
                    _parts: Sequence[str], more: Sequence[str]) -> list[str]:
+    from rmqctl.scan.columns import MESSAGE_TYPES
+
     if body not in ("auto", "none"):
         raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
     if fields is None:

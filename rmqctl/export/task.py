@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rmqctl.export.attempt import Written
 from rmqctl.export.buffers import Origin
 from rmqctl.export.layout import Values
-from rmqctl.export.sink import Sink
 from rmqctl.export.spec import Export
-from rmqctl.export.spill import Spilled
 from rmqctl.export.tally import UNREADABLE, Tally
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
@@ -23,6 +21,9 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Range
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.query.conditions import filtered
+
+if TYPE_CHECKING:
+    from rmqctl.export.spill import Spilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
 
 def export_range(spec: Export, folder: str, part: Any) -> Part:
     """Exports a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
+    from rmqctl.export.sink import Sink
+
     assert isinstance(part, Piece)
     malloc_tuning.keep_freed_memory()
     tally = Tally()

@@ -10,7 +10,7 @@ import base64
 import sys
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_DECOMPRESSED = 64 << 20
 """Bytes a body may grow to: a damaged or hostile body must not eat the memory."""
@@ -92,15 +92,19 @@ def _lz4(body: bytes) -> bytes:
     return data
 
 
-def _zstd(body: bytes) -> bytes:
+def zstd() -> Any:
+    """Return the module that packs and unpacks zstd, imported where it is used."""
     if sys.version_info >= (3, 14):
-        from compression import zstd
+        from compression import zstd as module
     else:
-        from backports import zstd
+        from backports import zstd as module
+    return module
 
+
+def _zstd(body: bytes) -> bytes:
     try:
-        return members(body, zstd.ZstdDecompressor, MAX_DECOMPRESSED, "frame")
-    except zstd.ZstdError as error:
+        return members(body, zstd().ZstdDecompressor, MAX_DECOMPRESSED, "frame")
+    except zstd().ZstdError as error:
         raise ValueError(f"zstd decompress error: {str(error).partition(': ')[2]}") from None
 
 

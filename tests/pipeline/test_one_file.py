@@ -18,7 +18,7 @@ import pytest
 from fastavro import reader
 from pyarrow import parquet
 
-from rmqctl.export import files, xlsx
+from rmqctl.export import arrow_files, files, xlsx
 from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -173,7 +173,7 @@ def test_a_failed_write_leaves_nothing(golden: GoldenFolder, rmqctl: Runner, tmp
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for kind, ending in ((files.ParquetFile, "parquet"), (files.ArrowFile, "arrow"),
+    for kind, ending in ((arrow_files.ParquetFile, "parquet"), (arrow_files.ArrowFile, "arrow"),
                          (files.TextFile, "csv"), (xlsx.XlsxFile, "xlsx")):
         monkeypatch.setattr(kind, "write", full)
         done = rmqctl("export", golden(SETS[0]), "--out", tmp_path / f"all.{ending}").expect(5)

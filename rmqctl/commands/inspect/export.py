@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
 
 _STREAM = "-"
-_PACKAGES = {"avro": "fastavro", "xlsx": "xlsxwriter"}
 _FORMATS = {"jsonl": "json"} | {name: name for name in ("parquet", "csv", "avro", "arrow", "xlsx")}
 _FOLDER_FORMATS = ("parquet", "json", "csv", "avro")
 _IN_ONE = "topic queue from_offset count from_phy to_phy since until tag key where"
@@ -84,16 +83,14 @@ def command(
 
         rmqctl export '/backup/*/store' --out messages --partition-by topic,day
     """
-    require("pyarrow")
     leave_pandas_out()
     from rmqctl.export.plan import check_place, plan
     from rmqctl.export.spec import Export
     from rmqctl.store.projection import is_decoded
 
     form = _form(target, format, partition_by)
-    if form is not None:
-        require(*([_PACKAGES[form.format]] if form.format in _PACKAGES else []))
-    elif select.count is not None:
+    require(*(("pyarrow",) if form is None else form.packages))
+    if form is None and select.count is not None:
         raise UsageError("--limit is for one file: folders are written by many at a time")
     if select.from_offset is not None and (select.topic is None or select.queue is None):
         raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
@@ -161,13 +158,14 @@ class _Way(NamedTuple):
 
 
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str, way: _Way) -> Result:
-    from rmqctl.export.export import export
     from rmqctl.export.one_file import export_file, write
     from rmqctl.store.log.ranges import Threads
 
     total = sum(piece.length for plan in plans for piece in plan.pieces)
     with out.progress("exporting", total) as progress:
         if way.form is None:
+            from rmqctl.export.export import export
+
             return export(plans, spec, target, Threads(worker_count(way.jobs)), progress.advance)
         if target == _STREAM:
             return write(plans, spec, cast("IO[bytes]", out.binary()), target, count=way.most,

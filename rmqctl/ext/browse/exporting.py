@@ -19,7 +19,6 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
     """Writes the messages of a place for which the conditions hold, as `rmqctl export` does: in the
     order of the log, whether a row leads to them or not. Says what was written. RmqctlError.
     """
-    require("pyarrow")
     from rmqctl.export.one_file import export_file, form_of
     from rmqctl.export.plan import check_place, plan
     from rmqctl.export.spec import Export
@@ -28,7 +27,7 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
     if form is None:
         raise UsageError(f"{target}: the name says no format; .jsonl .csv .parquet .avro .arrow "
                          ".xlsx do")
-    require(*{"avro": ["fastavro"], "xlsx": ["xlsxwriter"]}.get(form.format, []))
+    require(*form.packages)
     store = reader.store
     wanted = Selection(place.topic or None, place.queue_id, where=tuple(conditions))
     file = reader.log_file(place.path) if place.kind == "file" else None

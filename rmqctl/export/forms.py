@@ -1,0 +1,27 @@
+"""The two forms of an export: lines of text, and Arrow columns, loaded only where wanted."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from rmqctl.export.buffers import Buffer, Lines, Origin
+from rmqctl.export.files import File, TextFile
+from rmqctl.export.spec import Export
+
+
+def opened(spec: Export, target: IO[bytes]) -> File:
+    """Return a new file of the export's format that writes to ``target``."""
+    if spec.is_text:
+        return TextFile(spec, target)
+    from rmqctl.export import arrow_files
+
+    return arrow_files.opened(spec, target)
+
+
+def buffer(spec: Export, origin: Origin) -> Buffer:
+    """Return an empty buffer for messages of one file of a store."""
+    if spec.is_text:
+        return Lines(spec, origin)
+    from rmqctl.export.columns import Columns
+
+    return Columns(spec, origin)
