@@ -123,6 +123,9 @@ _FORMS = {
         "creates the consume queues in RocksDB (storeType=defaultRocksDB)")}
 _TRUNCATE = Phrase("removes entries for messages beyond the end of the log; loses no message")
 _BEYOND = Phrase("moves offsets beyond the end of a queue to its end; skips 0 unread messages")
+_IN_ROCKSDB = Phrase(
+    "topics are in RocksDB, which rmqctl does not change: once the broker runs, use `mqadmin "
+    "updateTopic` (-r: read queues, -w: write queues, -p: perm)")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
         "consumers never get these messages, because another message has their queue offset: read "
@@ -142,6 +145,8 @@ _BY_HAND: dict[str, Phrase] = {
     "config-database": Phrase(
         "the log does not contain topics, groups and offsets: restore the folder from a copy of "
         "the store"),
+    "config-read-queues": _IN_ROCKSDB,
+    "config-topic": _IN_ROCKSDB,
     "config-backup": Phrase(
         "brokers use the .bak, or start with an empty table without it, and write the file again: "
         "restore it from a copy if its content matters"),

@@ -83,6 +83,11 @@ class Diagnosis:
         return sorted(rows, key=lambda row: (_ORDER.index(row.severity), -row.count, row.category))
 
     @property
+    def _is_damaged(self) -> bool:
+        """Whether anything is found but offsets beyond the end, for which the start has steps."""
+        return any(row.category != "config-offset" for row in self.damaged)
+
+    @property
     def losses(self) -> Losses:
         """The account of what is lost; what verification alone has counted is in it."""
         return self.start.account.verified(self.findings.coverage)
@@ -158,7 +163,7 @@ class Diagnosis:
         if lost.unread:
             parts.append(lost.unjudged_losses)
         said = {"what": Joined("; ", parts), "advice": self._advice}
-        if self.findings.ok:
+        if not self._is_damaged:
             return Phrase("no damage found, but {what}. {advice}", **said)
         return Phrase("damaged: {what}. {advice}", **said)
 
@@ -196,7 +201,7 @@ class Diagnosis:
         if self.sound:
             return []
         steps = list(advice.steps(self.findings.root, self.start, self.outlook,
-                                  is_held=self.lock.held, is_damaged=not self.findings.ok))
+                                  is_held=self.lock.held, is_damaged=self._is_damaged))
         looking = next((number for number, step in enumerate(steps)
                         if step.effect == "read-only"), len(steps))
         return [*steps[:looking], *advice.of_the_tier(self.findings.findings), *steps[looking:]]
@@ -205,7 +210,7 @@ class Diagnosis:
     def remains(self) -> list[Remaining]:
         """What no command repairs, and what to do by hand."""
         repaired = {defect.category for defect in self.start.metadata.defects
-                    if defect.command is not None}
+                    if defect.command is not None} | {"config-offset"}  # has its own steps
         return [] if self.sound else advice.remains(
             [(row.category, row.count) for row in self.damaged if row.category not in repaired],
             self.start, self.outlook)

@@ -350,6 +350,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "a configuration file lost all entries that its .bak or the store has"),
     "config-older": Category(
         WARNING, "a configuration file lacks entries of its .bak, or is older than it"),
+    "config-offset": Category(
+        WARNING, "a committed offset is beyond the end of its queue"),
     "config-read-queues": Category(
         WARNING, "readQueueNums or perm keeps consumers from reading messages"),
     "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),

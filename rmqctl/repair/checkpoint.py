@@ -89,12 +89,14 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
     return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
 
 
-def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
-        list[Step], list[Action]]:
+def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
+                     trust_index: bool = False) -> tuple[list[Step], list[Action]]:
     """(steps, actions) for the checkpoint of the store at ``root``; nothing for a right one.
 
     Fields that are right stay as they are. ``generation`` 5 also fills in the offset of the last
-    message, as after a 5.x broker's recovery. StoreIOError when the file cannot be read.
+    message, as after a 5.x broker's recovery. ``trust_index``: the abort file stays beside a
+    complete index, which a broker would discard after the checkpoint's index time. StoreIOError
+    when the file cannot be read.
     """
     path = os.path.join(root, NAME)
     kind = kind_of(root, path)
@@ -113,6 +115,9 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
         reason = "checkpoint is too short" if is_file else "checkpoint is missing"
     new, wrong = _right(old, facts, generation, fresh=bool(reason))
     reason = reason or wrong
+    if trust_index and new.index_msg_timestamp < facts.newest:
+        new = new._replace(index_msg_timestamp=facts.newest)
+        reason = reason or "after an unclean end a broker would discard index files that are whole"
     if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
         reason = "checkpoint is no page as a broker writes it"
     if not reason:

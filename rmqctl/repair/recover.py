@@ -217,11 +217,14 @@ class _Planner:
                     self._store, saved.parts, self._known.settings, self._scratch,
                     log_end=saved.log_end if COMMITLOG in self._options.only else None,
                     jobs=self._options.jobs, progress=done))
+        keeps_abort = (self._store.has_abort and self._options.whole and not held
+                       and self._keep_abort())
         if CHECKPOINT in self._options.only and not held:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._options.commitlog_dirs))
-            self._take(checkpoint_steps(self._root, facts, self._generation))
-        if self._store.has_abort and self._options.whole and not held and self._keep_abort():
+            self._take(checkpoint_steps(self._root, facts, self._generation,
+                                        trust_index=keeps_abort))
+        if keeps_abort:
             pass
         elif self._options.whole and self._store.has_abort and not held and (
                 not self._untold_queues):
@@ -287,8 +290,10 @@ class _Planner:
     def _keep_abort(self) -> bool:
         """Whether the abort file stays although all is whole: a broker that keeps its queues in
         RocksDB makes all of them after an unclean end, and else misses some.
+
+        Not in front of DLedger's log, where a broker with files would cut entries off.
         """
-        if not self._is_form_open or self._form_unproven:
+        if not self._is_form_open or self._form_unproven or self._store.layout.is_dledger:
             return False
         self._notes.append(
             "Nothing proves that the broker keeps its consume queues in files; that is the "

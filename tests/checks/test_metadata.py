@@ -395,3 +395,38 @@ def test_a_damaged_file_is_repaired_by_one_step(store: Build) -> None:
     assert [step for step in doctor["next"] if " recover " in step] == [f"rmqctl recover {root}"]
     run("recover", root, "--apply", "--yes").expect(0)
     assert set(read(root, TOPICS)["topicConfigTable"]) == set(queues(root))
+
+
+def test_verify_names_offsets_beyond_the_end_as_a_start_does(store: Build) -> None:
+    root = store("5.3.3")
+    value = read(root, OFFSETS)
+    key = next(iter(value["offsetTable"]))
+    value["offsetTable"][key]["0"] = 100_000
+    put(root, OFFSETS, value)
+    (found,) = answers(root, "verify", 1)["findings"]
+    (beyond,) = answers(root, "preflight", 1)["offsets_beyond_end"]
+    assert found["category"] == "config-offset"
+    assert (found["topic"], found["queue_id"]) == (beyond["topic"], beyond["queue_id"])
+    assert found["next"] == answers(root, "doctor", 1)["next"][0]
+    run(*found["next"].split()[1:], "--apply", "--yes").expect(0)
+    assert answers(root, "verify", 0)["ok"]
+
+
+@pytest.mark.long
+def test_topics_of_a_store_with_queues_in_rocksdb(golden_copy: GoldenFolder) -> None:
+    """Its configuration is in files, and is written; topics that are in RocksDB are not."""
+    root = golden_copy("5.3.3/rocksdb/store")
+    topic, ids = "TP_fraud_Event4", range(4)
+    put(root, TOPICS, topic_table({topic: 1, "TP_mail_Topic": 4, "TP_队列_login": 8}, five=True))
+    put(root, OFFSETS, offset_table({f"{topic}@g1": {str(each): 1 for each in ids}}, five=True))
+    step = answers(root, "doctor", 1)["next"][0]
+    assert step == f"rmqctl topic create {root} {topic} --read-queues 4"
+    run(*step.split()[1:]).expect(0)
+    assert answers(root, "doctor", 0)["sound"]
+    inside = golden_copy("5.3.3/rocksdb-config-v1-kill/store")
+    with (inside / "commitlog" / f"{131072:020d}").open("r+b") as file:
+        file.write(b"\x01")
+    run("recover", inside, "--apply", "--yes").expect(0)
+    said = answers(inside, "doctor", 1)
+    assert not [step for step in said["next"] if " topic create " in step]
+    assert "mqadmin" in said["remains"][0]["why"]

@@ -210,3 +210,26 @@ def test_a_folder_of_that_name_is_left_as_it_is(tmp_path: Path) -> None:
     found = plan(store)
     assert found["actions"] == []
     assert any("left as it is" in note for note in found["notes"])
+
+
+OTHERS = ("config/consumerFilter.json", "config/consumerOrderInfo.json",
+          "config/topicQueueMapping.json", "config/timermetrics", "config/transactionMetrics",
+          "config/messageRequestMode.json", "config/lmqConsumerOffset.json",
+          "compaction/position-checkpoint")
+
+
+@pytest.mark.parametrize(("name", "how"), sample(product(OTHERS, DAMAGE), 8, "other backups"))
+def test_files_without_entries_of_their_own_come_from_the_backup(tmp_path: Path, name: str,
+                                                                 how: str) -> None:
+    store = store_of(tmp_path)
+    path = store / name
+    path.parent.mkdir(exist_ok=True)
+    whole = b'{"queueOffsetMap":{"T_0":1}}' if "compaction" in name else b'{"offsetTable":{}}'
+    path.write_bytes(whole)
+    path.with_name(path.name + ".bak").write_bytes(whole)
+    hurt(path, how)
+    found = plan(store)
+    assert [(one["action"], one["target"]) for one in found["actions"]] == [("restore", name)]
+    run("recover", store, *SIZES, "--apply", "--yes").expect(0)
+    assert path.read_bytes() == whole
+    assert plan(store)["actions"] == []

@@ -130,6 +130,21 @@ def test_the_abort_file_stays_where_only_the_checkpoint_speaks_for_files(golden_
     assert not (sure / "abort").exists()
 
 
+@pytest.mark.parametrize("name", [
+    "5.3.3/crash-nocq-noindex-nocheckpoint", "5.3.3/dledger-crash-nocq"])
+def test_a_start_loses_nothing_behind_the_abort_file_that_stays(golden_copy, name: str):
+    """The checkpoint vouches for the new index; DLedger's log gets no abort file, behind which a
+    broker with files cuts entries off.
+    """
+    store = golden_copy(f"{name}/before")
+    shutil.rmtree(store / "index", ignore_errors=True)
+    run("recover", store, "--apply", "--yes").expect(0)
+    assert (store / "abort").exists() == ("dledger" not in name)
+    start = run("preflight", store, "-o", "json").expect(0).json()
+    assert start["losses"] == []
+    assert run("recover", store, "--consumequeue", "file", "-o", "json").expect(0)
+
+
 @pytest.mark.parametrize("gone", ["checkpoint", "everything"])
 def test_files_are_the_default_where_nothing_speaks_for_rocksdb(golden_copy, gone: str):
     """A log that was saved alone, or without its checkpoint, is repaired without a question."""

@@ -292,7 +292,7 @@ class _Judge:
             if unread:
                 self._unreadable(topic, unread, Phrase(
                     "perm of {topic} is {perm}, without read (4)", topic=topic, perm=perm),
-                    f"rmqctl topic create STORE {name} --perm {perm & 2 | _READ}")
+                    self._topic_command(f"{name} --perm {perm & 2 | _READ}"))
         elif type(read) is int:
             queues = [queue_id for queue_id in self.queues.with_messages[topic]
                       if queue_id >= read]
@@ -302,7 +302,7 @@ class _Judge:
                     "readQueueNums of {topic} is {read}: queue {queue} is not read",
                     "readQueueNums of {topic} is {read}: queues {queue} to {last} are not read",
                     topic=topic, read=read, count=len(queues), queue=queues[0], last=queues[-1]),
-                    f"rmqctl topic create STORE {name} --read-queues {queues[-1] + 1}")
+                    self._topic_command(f"{name} --read-queues {queues[-1] + 1}"))
 
     def _unread(self, topic: str, queues: Collection[int], written: object = None) -> int:
         """Messages in these queues that a group of the topic has not consumed.
@@ -334,7 +334,8 @@ class _Judge:
         """Topics with a queue mapping: their queue ids are not those of the configuration."""
         return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
 
-    def _unreadable(self, topic: str, unread: int, cause: Phrase, command: str) -> None:
+    def _unreadable(self, topic: str, unread: int, cause: Phrase,
+                    command: str | None) -> None:
         self.made.defects.append(Defect(
             Loss(losses.MESSAGES, unread, cause, self._topics.path, already=True),
             "config-read-queues", cause, topic, command))
@@ -358,8 +359,13 @@ class _Judge:
                     "{topic} has messages but is not in {file}", topic=topic, file=TOPICS),
                     self._topics.path, already=True), "config-topic", Phrase(
                     "{topic} has messages and offsets: clients get TOPIC_NOT_EXIST", topic=topic),
-                topic, f"rmqctl topic create STORE {shlex.quote(topic)} --read-queues {count} "
-                       f"--write-queues {count}"))
+                topic, self._topic_command(f"{shlex.quote(topic)} --read-queues {count} "
+                                           f"--write-queues {count}")))
+
+    def _topic_command(self, words: str) -> str | None:
+        """The command that configures a topic; None where the configuration is not written."""
+        return (f"rmqctl topic create STORE {words}"
+                if "config" not in self.store.layout.unwritten else None)
 
     @cached_property
     def _drops_offsets(self) -> bool:

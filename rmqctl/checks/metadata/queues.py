@@ -56,6 +56,13 @@ class Queues:
             self._bounds[key] = found if found is not None and found.end > found.first else None
         return self._bounds[key]
 
+    def end(self, topic: str, queue_id: int) -> int | None:
+        """The offset after the last message of a queue, 0 where there is none; None: unknown."""
+        if queue_id not in self.with_messages.get(topic, ()):
+            return 0
+        found = self._read(topic, queue_id)
+        return None if found is None else found.end
+
     def count(self, topic: str) -> int:
         """Messages in all queues of a topic."""
         known = (self.bounds(topic, queue_id) for queue_id in self.with_messages.get(topic, ()))

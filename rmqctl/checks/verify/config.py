@@ -7,13 +7,17 @@ spec: checkpoint-and-small-files.md §4, consumequeue.md §8, §9.
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.metadata.judge import judge as judge_metadata
+from rmqctl.checks.metadata.queues import Queues
 from rmqctl.checks.verify.common import bounded, plural
+from rmqctl.checks.verify.context import known_topics
 from rmqctl.checks.verify.queue import batch_rows, ext_units
+from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
 from rmqctl.store.config.config import (
     BACKUP,
@@ -36,9 +40,9 @@ _TRIES, _PAUSE = 4, 0.05
 
 
 def check(store: Store, *, live: bool | None = None,
-          logged: Collection[str] = ()) -> Iterator[Finding]:
-    """All JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``: topics
-    with messages in the log, where it was read.
+          logged: Mapping[QueueKey, int] | None = None) -> Iterator[Finding]:
+    """All JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``: queues
+    with messages in the log, and the queue offsets after their last ones; None: it was not read.
     """
     held = store.lock.held if live is None else live
     try:
@@ -60,11 +64,37 @@ def check(store: Store, *, live: bool | None = None,
             time.sleep(_PAUSE)
             file = load_one(store, name)
         yield from judge(store, file, known=name in KINDS)
-    for defect in judge_metadata(store, live=held, logged=logged).defects:
+    topics = {topic for topic, _ in logged or ()}
+    for defect in judge_metadata(store, live=held, logged=topics).defects:
         if defect.category is not None:
             yield Finding(defect.category, "config", defect.detail,
                           file=store.path(defect.loss.file or FOLDER), topic=defect.topic,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
+    for group, topic, queue_id, offset, end in (
+            () if held or logged is None else _beyond_end(store, logged)):
+        yield Finding("config-offset", "config", f"offset {offset} of {group}: the queue ends at "
+                      f"{end}", file=store.path(FOLDER, "consumerOffset.json"), topic=topic,
+                      queue_id=queue_id, next="rmqctl offsets reset STORE --group "
+                      f"{shlex.quote(group)} --beyond-end")
+
+
+def _beyond_end(store: Store, logged: Mapping[QueueKey, int]) -> Iterator[
+        tuple[str, str, int, int, int]]:
+    """(group, topic, queue id, offset, end) of committed offsets beyond the end of their queue; not
+    of topics that were deleted.
+    """
+    if not all(map(store.layout.reads, ("config", "consumequeue"))):
+        return
+    queues, configured = Queues(store), known_topics(store)
+    for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
+        for row in load_one(store, name).rows():
+            topic, queue_id = key = row["topic"], row["queue_id"]
+            if topic not in queues.with_messages and configured is not None and (
+                    topic not in configured):
+                continue
+            end = queues.end(topic, queue_id)
+            if end is not None and row["offset"] > (end := max(end, logged.get(key, 0))):
+                yield row["group"], topic, queue_id, row["offset"], end
 
 
 def _names(store: Store) -> list[str]:

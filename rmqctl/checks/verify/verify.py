@@ -412,7 +412,8 @@ def small_checks(store: Store, context: Context | None, log_end: int,
         newest = context.result.last_store_timestamp if context and not context.looked_at else None
         yield from checkpoint.check(store, newest, log_end, live=live)
     if wants("config"):
-        logged = {topic for topic, _ in context.result.queues} if context else ()
+        logged = {key: tally.end for key, tally in context.result.queues.items()} if (
+            context) else None
         yield from config.check(store, live=live, logged=logged)
     if wants("timer"):
         yield from timer.check(store, log_end, live=live,

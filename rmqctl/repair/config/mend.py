@@ -30,6 +30,7 @@ from rmqctl.store.config.config import (
     UNREADABLE,
     ConfigFile,
     Copy,
+    load_beside,
     load_one,
 )
 from rmqctl.store.store import Store
@@ -65,9 +66,12 @@ _BY_ITSELF = {
     "consumerOrderInfo.json": "ordered POP consumers get what they did not acknowledge again",
     "topicQueueMapping.json": "static topics lose their queue mapping; take it from a replica",
     "timermetrics": "the broker counts timed messages again",
+    "transactionMetrics": "the broker counts half messages again",
+    "messageRequestMode.json": "groups go back to the broker's default of pull or POP",
+    "lmqConsumerOffset.json": "groups of light queues begin where their consumers say",
 }
-"""Files that keep a broker from starting when neither copy can be read, and what follows without
-them."""
+"""Files that are restored from their backup alone, and what follows without them: most keep a
+broker from starting when neither copy can be read."""
 
 
 @dataclass(slots=True)
@@ -93,7 +97,9 @@ def mend_config(store: Store, generation: int, table: Iterable[str], clock: Call
             mender.mend(kind)
     for name, what_follows in _BY_ITSELF.items():
         if f"{FOLDER}/{name}" not in settled:
-            mender.free(name, what_follows)
+            mender.free(load_one(store, name), what_follows)
+    mender.free(load_beside(store, "compaction", "position-checkpoint"),
+                "compaction starts again with the first message")
     for export in exports:
         mender.judge(export)
     return mender.made
@@ -136,15 +142,23 @@ class _Mender:
             return
         self._of_copies(kind, file, read, of_backup)
 
-    def free(self, name: str, what_follows: str) -> None:
-        """Move a file aside of which neither copy can be read and no entry is left."""
-        file = load_one(self._store, name)
-        if file.used is not None or file.main.state == file.backup.state == MISSING:
+    def free(self, file: ConfigFile, what_follows: str) -> None:
+        """Restore a file from its backup, or move it aside where neither copy can be read."""
+        main, backup = file.main, file.backup
+        if (main.usable and not main.damaged) or main.state == backup.state == MISSING:
             return
-        for copy in (file.main, file.backup):
-            if copy.state == UNREADABLE and copy.offset is None:
-                return  # it cannot be read from the disk
-        self._aside(file, what_follows, empty=True)
+        if any(copy.state == UNREADABLE and copy.offset is None for copy in (main, backup)):
+            return  # it cannot be read from the disk
+        if backup.usable and not backup.damaged:
+            data = self._store.read_small(backup.path, most=MAX_SIZE)
+            step = Create if main.state == MISSING else Replace
+            self.made.steps.append(step(main.path, data))
+            self.made.actions.append(Action(
+                "restore", main.path, main.state, file.entries,
+                f"{main.reason}; a broker reads {os.path.basename(backup.path)} in its place",
+                proof={"backup": backup.path}))
+        elif file.used is None:
+            self._aside(file, what_follows, empty=True)
 
     # -- of what can be read --------------------------------------------------------------------
 

@@ -288,10 +288,17 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
     return known + sorted(names.difference(known)), troubles
 
 
-def _whole(store: Store, name: str, most: int = MAX_SIZE) -> tuple[Copy, bytes]:
+def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
+    """A JSON file that brokers keep as those of ``config/``, in another folder. Never raises."""
+    return ConfigFile(name, "other", _read_json(store, name, folder),
+                      _read_json(store, name + BACKUP, folder))
+
+
+def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
+        Copy, bytes]:
     """The bytes of a copy; the copy says so when there are none to judge."""
-    copy = Copy(f"{FOLDER}/{name}")
-    path = store.path(FOLDER, name)
+    copy = Copy(f"{folder}/{name}")
+    path = store.path(folder, name)
     if not os.path.lexists(path):
         copy.state, copy.reason = MISSING, "not there"
         return copy, b""
@@ -317,8 +324,8 @@ def _refuse(copy: Copy, error: FormatError) -> Copy:
     return copy
 
 
-def _read_json(store: Store, name: str) -> Copy:
-    copy, data = _whole(store, name)
+def _read_json(store: Store, name: str, folder: str = FOLDER) -> Copy:
+    copy, data = _whole(store, name, folder=folder)
     if copy.state != OK:
         return copy
     try:

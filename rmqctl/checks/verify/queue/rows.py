@@ -70,6 +70,11 @@ class QueueTally:
     """Intact messages of a queue that has no file; where there are more, they are `unnoted`."""
     unnoted: int = 0
 
+    @property
+    def end(self) -> int:
+        """The queue offset after the last message."""
+        return max(self.next_offset, self.covered[-1][1] if self.covered else 0)
+
     def cover(self, start: int, end: int) -> None:
         if self.covered and self.covered[-1][1] == start:
             self.covered[-1] = self.covered[-1][0], end
