@@ -159,7 +159,7 @@ def test_rows_and_entries_are_read_once_however_much_is_damaged(
     led = [len(knows.rows(start, start + 10)[0]) + len(knows.keys(start, start + 10)[0])
            for start in range(0, built.log_end, 10)]
     assert sum(led) == 3 * len(specs)
-    assert asked == {"_plain": 6, "_entries": 1}
+    assert asked == {"_plain": 1, "_entries": 1}  # queues with few rows are read together
 
 
 def test_of_a_stretch_no_more_is_read_than_it_has(tmp_path: Path) -> None:

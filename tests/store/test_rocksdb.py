@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rmqctl.errors import FormatError, MissingExtraError, StoreIOError, UsageError
@@ -370,3 +371,34 @@ def test_held_rows_are_those_that_look_ups_find(golden: GoldenFolder,
     assert told() == held
     monkeypatch.setattr(row_pass.RowPass, "_ends", lambda *_: None)
     assert told() == held
+
+
+def scattered(folder: Path, offsets: list[int]) -> None:
+    """A database with one queue that has rows at these queue offsets."""
+    rocksdict = pytest.importorskip("rocksdict")
+    options = rocksdict.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    base = rocksdict.Rdict(str(folder), options,
+                           {name: rocksdict.Options(raw_mode=True) for name in (ROWS, OFFSETS)})
+    rows = base.get_column_family(ROWS)
+    for offset in offsets:
+        rows[row_key(b"far", 0, offset)] = ROW.build(RowRecord(offset % 1000, 91, 0, 5))
+    for handle in (rows, base):
+        handle.close()
+
+
+@pytest.mark.parametrize("short", [1, SHORT])
+def test_pages_are_no_larger_than_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                             short: int) -> None:
+    offsets = [0, 1, 5, 40_000, 1 << 40, (1 << 40) + 1]
+    scattered(tmp_path / "consumequeue", offsets)
+    monkeypatch.setattr(row_pass, "SHORT", short)
+    with RocksQueues(str(tmp_path / "consumequeue")) as found:
+        pages = [*found.queues["far", 0].pages(0, 1 << 50)]
+        assert [start + at for start, rows in pages
+                for at in np.flatnonzero(rows["size"])] == offsets
+        # What is missing after a row is shown by one entry of zeros at least.
+        assert [(start, len(rows)) for start, rows in pages] == [
+            (0, 7), (40_000, 2), (1 << 40, 2)]
+        assert [(start, len(rows)) for start, rows in found.queues["far", 0].pages(2, 4)] == [
+            (2, 1)]

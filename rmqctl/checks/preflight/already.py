@@ -316,12 +316,11 @@ class AlreadyLost:
                 first = _first_from(queue, int(self._starts[0]))
             for start, rows in queue.pages(first, end, _PAGE):
                 # One row of the next page, so that the last of this one has a neighbour.
-                more = rows[:0]
-                if start + len(rows) < end:
-                    more = plain_units(queue.timed_units(start + len(rows), 1))
-                both = np.concatenate([rows, more])
+                stop = start + len(rows)
+                both = rows if stop == end else np.concatenate(
+                    [rows, plain_units(queue.timed_units(stop, 1))])
                 offset, place = _used(start, both)
-                gone = self._leading_nowhere(place, low) & (offset < start + len(rows))
+                gone = self._leading_nowhere(place, low) & (offset < stop)
                 if gone.any():
                     yield offset[gone], None, place[gone]
 

@@ -38,6 +38,8 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 
 # What a group puts in front of the words meant for its default command; no one can type it.
 _DEFAULT = "\0"
+_YOUNG = 10_000
+"""New objects after which Python looks for cycles among them: a store may make millions."""
 
 
 class Command(HelpMixin, typer.core.TyperCommand):
@@ -120,6 +122,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
                         sys.stderr)
         if not gc.isenabled():  # see rmqctl.__main__
             gc.freeze()
+            gc.set_threshold(_YOUNG)
             gc.enable()
         try:
             return super().invoke(ctx)

@@ -52,6 +52,7 @@ class Opened(Protocol):
     def open_index(self, file: StoreFile) -> IndexFile: ...
 
 
+_Part = tuple[ConsumeQueue, int, int]
 _PAGE, _LEAST_PAGE = 1 << 15, 1 << 9
 _MOST_READ = 16 << 20
 """Bytes of a record that is read as evidence."""
@@ -231,9 +232,8 @@ class StoreWitness:
         queues = store.rows_as_evidence()
         # Of many queues each has few rows in a cell: no more than these are to be read for it.
         page = max(_LEAST_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
-        for queue in queues.values():
-            for first, count in queue.parts(page):
-                yield partial(_plain, queue, first, count)
+        for parts in _together(queues.values(), page):
+            yield partial(_plain, parts)
         for batch in store.batch_queues.values():
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)
@@ -271,12 +271,31 @@ class _WithoutThePast(StoreWitness):
         return None
 
 
-def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:
-    try:
-        with closing(queue):
-            rows = plain_units(queue.timed_units(first, count))
-    except StoreIOError:
+def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]]:
+    """Parts of the queues, ``page`` rows at a time: there may be many queues with few rows each."""
+    parts: list[_Part] = []
+    left = page
+    for queue in queues:
+        for first, count in queue.parts(page):
+            if parts and count > left:
+                yield parts
+                parts, left = [], page
+            parts.append((queue, first, count))
+            left -= count
+    if parts:
+        yield parts
+
+
+def _plain(parts: list[_Part]) -> Pair:
+    read = []
+    for queue, first, count in parts:
+        with suppress(StoreIOError), closing(queue):
+            read.append(queue.timed_units(first, count))
+    if not read:
         return NOTHING
+    # As bytes: joined as records they would be in the order of this machine's bytes.
+    rows = plain_units(read[0] if len(read) == 1 else np.frombuffer(
+        b"".join(part.tobytes() for part in read), read[0].dtype))
     filler = np.array(tuple(FILLER), rows.dtype)
     rows = rows[valid(rows) & (rows != filler)]
     return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

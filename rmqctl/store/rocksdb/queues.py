@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -193,16 +193,24 @@ class RocksQueue(ConsumeQueue):
         """As `units`, with the store times that are noted (``store_timestamp``, ms)."""
         return self._within(first, min(first + count, self.disk_end))
 
-    def _within(self, first: int, end: int) -> Array:
+    def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
+        """The rows of a range; ``until_last``: up to one behind the last that is there."""
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
         if self._held is not None:
-            return self._of_held(self._held, first, end)
+            numbers, data = self._store.held.between(self._held, first, end)
+            if until_last:
+                end = min(end, numbers[-1] + 2 if numbers else first + 1)
+            return _placed(first, end, numbers, data)
         try:
             found = self._store.database.page(ROWS, self._key(first), self._key(end))
         except FormatError:
             found = list(self._one_by_one(first, end))
-        at, count = len(self._prefix), end - first
+        at = len(self._prefix)
+        if until_last:
+            last = next((key for key, _ in reversed(found) if len(key) == at + 8), b"")
+            end = min(end, int.from_bytes(last[at:], "big") + 2 if last else first + 1)
+        count = end - first
         if len(found) == count:  # as a rule nothing is missing between them, nor of another shape
             names = b"".join([key for key, _ in found])
             values = [value for _, value in found]
@@ -214,15 +222,6 @@ class RocksQueue(ConsumeQueue):
         for key, value in found:
             if len(key) == at + 8 and len(value) == ROW.size:
                 out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]
-        return out
-
-    def _of_held(self, ends: Ends, first: int, end: int) -> Array:
-        numbers, values = self._store.held.between(ends, first, end)
-        rows = np.frombuffer(values, ROW.dtype())
-        if len(rows) == end - first:
-            return rows
-        out: Array = np.zeros(end - first, ROW.dtype())
-        out[np.array(numbers, np.int64) - first] = rows
         return out
 
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
@@ -275,10 +274,11 @@ class RocksQueue(ConsumeQueue):
         end = min(end, self.disk_end)
         number = max(first, self.first_index)
         while number < end:
-            rows = plain_units(self.rows(number, min(page, end - number)))
+            stop = min(number + page, end)
+            rows = plain_units(self._within(number, stop, until_last=True))
             yield number, rows
             number += len(rows)
-            if not rows["size"].any():  # there may be no row for very long
+            if number < stop or not rows["size"].any():  # there may be no row for very long
                 number = self.next_row(number, end)
 
     @property
@@ -444,3 +444,13 @@ class _Units:
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
         row = self._row(queue_offset)
         return None if row is None else row[:3]
+
+
+def _placed(first: int, end: int, numbers: Sequence[int], values: bytes) -> Array:
+    """Rows at queue offsets in ``[first, end)``, zeros between them."""
+    rows = np.frombuffer(values, ROW.dtype())
+    if len(rows) == end - first:
+        return rows
+    out: Array = np.zeros(end - first, ROW.dtype())
+    out[np.array(numbers, np.int64) - first] = rows
+    return out

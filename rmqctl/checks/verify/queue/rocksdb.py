@@ -5,6 +5,7 @@ files.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -135,16 +136,19 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
     """
     if context.looked_at is not None or tally.unlisted:
         return  # which messages have no row is not known of all
-    missing = {claim.queue_offset for claim in tally.claims}
+    missing = sorted({claim.queue_offset for claim in tally.claims})
     for first, stop in unclaimed:
         number = max(first, queue.first_index + 1)
-        while number < stop:
-            following = queue.next_row(number, stop)
-            before = queue.unit(number - 1) if following > number else None
-            if before is not None and before.physical_offset >= context.store.log.min_offset and (
-                    not any(number <= offset < following for offset in missing)):
-                yield _gap(queue, number, following, before)
-            number = following + 1
+        for start, rows in queue.pages(number, stop):
+            for empty in (start + np.flatnonzero(rows["size"] == 0)).tolist():
+                if empty < number:
+                    continue
+                number = queue.next_row(empty, stop)
+                before = queue.unit(empty - 1) if number > empty else None
+                if before is not None and (
+                        before.physical_offset >= context.store.log.min_offset) and (
+                        bisect_left(missing, empty) == bisect_left(missing, number)):
+                    yield _gap(queue, empty, number, before)
 
 
 def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
