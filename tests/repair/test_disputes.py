@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.repair.rebuild import disputes
 from tests.adversary.writer import Layout, Put, Writer
 from tests.support import damage
 from tests.support.cli import run
@@ -17,6 +18,11 @@ from tests.support.model import java_hash
 JSON = ("-o", "json")
 SIZES = ("--index-slots", "101", "--index-max", "256")
 QUEUE, INDEX = "consumequeue/orders/0/" + "0" * 20, "index"
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disputes, "_PAGE", 3)  # entries of the index that are read at a time
 
 
 def orders(folder: Path, tag: str = "paid") -> tuple[Path, list[Put]]:

@@ -50,6 +50,8 @@ from rmqctl.store.store import Store
 _MOST = 1000
 """Entries that are looked at: where more contradict the log, it is no message that was hit."""
 _MOST_STEPS = 10_000
+_PAGE = 1 << 20
+"""Entries of an index file that are read at a time."""
 _WORD = (1 << 64) - 1
 _SPACE = 32
 """Bytes below are control characters: separators, or no text."""
@@ -189,23 +191,38 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], in
             continue
         with closing(index):
             slots = index.shape.slots
-            rows = ENTRY.array(index.source.read(
-                index.shape.entry_position(1), index.header.entries * ENTRY.size))
-            place = rows["physical_offset"].astype(np.int64)
-            ordered: Array = np.ones(len(rows), bool)
-            ordered[1:] &= place[1:] >= place[:-1]
-            ordered[:-1] &= place[:-1] <= place[1:]
-            zeroed = (place == 0) & (rows["key_hash"] == 0)  # of no message: it was overwritten
-            odd = np.unique(place[~(zeroed | known.hold(place, rows["key_hash"]))])
-            if len(odd) > _MOST:
+            odd: Array = np.zeros(0, np.int64)
+            for _, place, hashes, used in _pages(index):
+                odd = np.union1d(odd, place[used & ~known.hold(place, hashes)])
+                if len(odd) > _MOST:
+                    break
+            if not 0 < len(odd) <= _MOST:
                 continue
-            for number in np.flatnonzero(ordered & ~zeroed & np.isin(place, odd)).tolist():
-                key = int(rows["key_hash"][number])
-                if _hangs(index, number + 1, key):
-                    at = int(place[number])
-                    found[at] = (*found.get(at, ()), key)
+            for first, place, hashes, used in _pages(index):
+                ordered = np.append(True, place[1:] >= place[:-1])
+                ordered[:-1] &= ordered[1:]
+                for at in np.flatnonzero(ordered & used & np.isin(place, odd)).tolist():
+                    key, where = int(hashes[at]), int(place[at])
+                    if _hangs(index, first + at, key):
+                        found[where] = (*found.get(where, ()), key)
     return {at: (keys, slots) for at, keys in found.items()
             if not known.hold(np.full(len(keys), at), np.array(keys)).all()}
+
+
+def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
+    """(number of the first entry, places, hashes, which are of messages), page by page; the entries
+    next to a page come along, as of none.
+    """
+    count = index.header.entries
+    for begin in range(0, count, _PAGE):
+        first = max(begin - 1, 0)
+        rows = ENTRY.array(index.source.read(
+            index.shape.entry_position(1 + first),
+            (min(begin + _PAGE + 1, count) - first) * ENTRY.size))
+        place = rows["physical_offset"].astype(np.int64)
+        used = (place != 0) | (rows["key_hash"] != 0)  # zeros are of no message: overwritten
+        used[:begin - first] = used[begin + _PAGE - first:] = False
+        yield 1 + first, place, rows["key_hash"], used
 
 
 class _Known:
