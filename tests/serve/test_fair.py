@@ -15,7 +15,7 @@ import pytest
 
 from rmqctl.ext.serve import server as server_module
 from rmqctl.ext.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
-from rmqctl.ext.serve.reading import Page, Pages
+from rmqctl.ext.serve.reading import PAGE_BYTES, Page, Pages
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.turns import ROUND_S, TURN_S, Intake, Turns
 from tests.conftest import GoldenFolder
@@ -361,6 +361,20 @@ def test_pages_that_nobody_reads_are_given_up() -> None:
     assert pages.rest() == 0
     assert pages.rest() == page.size
     assert pages.get((1, 1)) is None
+
+
+def test_pages_of_others_and_large_messages_are_not_kept() -> None:
+    pages = Pages()
+    large = Page(memoryview(bytes(PAGE_BYTES + 1)), [0, PAGE_BYTES + 1], [0], frozenset(), True)
+    pages.put((1, 0), large)
+    assert pages.get((1, 0)) is None
+    page = Page(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
+    for key in ((1, 1), (2, 1)):
+        pages.put(key, page)
+    assert pages.rest() == 0
+    assert pages.get((1, 1)) is page  # while one client reads on
+    assert pages.rest() == page.size
+    assert pages.get((2, 1)) is None
 
 
 # -- over sockets -------------------------------------------------------------------------------

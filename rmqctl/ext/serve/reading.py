@@ -126,20 +126,24 @@ class Pages:
 
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], Page] = field(default_factory=OrderedDict)
+    _used: set[tuple[int, int]] = field(default_factory=set)
+    """Those that were asked for since `rest`."""
+
     _size: int = 0
-    _is_used: bool = False
 
     def get(self, key: tuple[int, int]) -> Page | None:
         """A page that is kept; it counts as used now."""
-        self._is_used = True
         page = self._kept.get(key)
         if page is not None:
+            self._used.add(key)
             self._kept.move_to_end(key)
         return page
 
     def put(self, key: tuple[int, int], page: Page) -> None:
-        """Keeps a page, and gives others up for it."""
-        self._is_used = True
+        """Keeps a page, and gives others up for it; not one large message, which is soon read."""
+        if len(page.data) > PAGE_BYTES:
+            return
+        self._used.add(key)
         old = self._kept.pop(key, None)
         self._size += page.size - (0 if old is None else old.size)
         self._kept[key] = page
@@ -147,13 +151,12 @@ class Pages:
             self._size -= self._kept.popitem(last=False)[1].size
 
     def rest(self) -> int:
-        """Gives all of them up if none was used since this was asked last; their bytes."""
-        size = 0
-        if not self._is_used:
-            size, self._size = self._size, 0
-            self._kept.clear()
-        self._is_used = False
-        return size
+        """Gives up those that were not used since this was asked last; their bytes."""
+        before = self._size
+        for key in [key for key in self._kept if key not in self._used]:
+            self._size -= self._kept.pop(key).size
+        self._used.clear()
+        return before - self._size
 
 
 class StoredQueue:

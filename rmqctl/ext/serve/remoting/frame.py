@@ -36,6 +36,8 @@ ExtValue = Struct("length" / Int32sb)
 
 MAX_FRAME = 16 << 20
 """``com.rocketmq.remoting.frameMaxLength``, of clients and servers."""
+MAX_HEADER = 256 << 10
+"""Bytes of a header: clients write a few KiB, and each of its fields takes time."""
 
 _HEAD = layout.reader(FrameHead, "length", "header")
 HEAD_SIZE = _HEAD.size
@@ -110,8 +112,9 @@ class FrameReader:
         size = word & _LENGTH_MASK
         if not COUNTED <= length <= self.limit:
             raise FrameError(f"a frame of {length} bytes; {self.limit} is the most")
-        if size > length - COUNTED:
-            raise FrameError(f"a header of {size} bytes in a frame of {length}")
+        if size > length - COUNTED or size > MAX_HEADER:
+            raise FrameError(f"a header of {size} bytes in a frame of {length}; {MAX_HEADER} is "
+                             "the most")
         end = at + COUNTED + length
         if len(buffer) < end:
             return None
