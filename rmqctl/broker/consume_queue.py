@@ -188,7 +188,8 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """truncateDirtyLogicFiles: only the files that recovery kept are left to be looked at."""
     present = [file for file in queue.files if file not in state.doomed]
-    left = FileQueue(queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
+    left = queue.again() if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
+        queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
     with closing(left):
         first = layout.queue_offset(present[-1].base) if present else state.end
         rows = left.units(first, state.end - first)

@@ -142,6 +142,8 @@ class Store(Closing):
         self.root, self.log_folders, self.sizes = root, log_folders, sizes
         self._moment, self._current = moment, current
         self._queues: dict[tuple[str, int], FileQueue] = {}
+        self._lent: dict[tuple[str, int], FileQueue] = {}
+        self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
 
     @classmethod
@@ -365,15 +367,21 @@ class Store(Closing):
             return files
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
+    def listed(self, folder: str) -> Listing:
+        """A folder of queues or of one queue's files as it was when first looked at."""
+        if folder not in self._listings:
+            _ = self.snapshot  # as for the log
+            self._listings[folder] = listing(folder)
+        return self._listings[folder]
+
     def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
-        _ = self.snapshot  # as for the log
         top = self.path(structure)
-        for topic in listing(top).folders:
+        for topic in self.listed(top).folders:
             folder = os.path.join(top, topic)
-            for name in sorted(listing(folder).folders, key=lambda n: (len(n), n)):
+            for name in sorted(self.listed(folder).folders, key=lambda n: (len(n), n)):
                 if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID:
                     queue_folder = os.path.join(folder, name)
-                    yield topic, int(name), listing(queue_folder), queue_folder
+                    yield topic, int(name), self.listed(queue_folder), queue_folder
 
     @property
     def queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
@@ -397,10 +405,15 @@ class Store(Closing):
         """Those that lie in files, whether a broker reads them or not."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
-        return {(topic, queue): FileQueue(topic, queue, folder,
-                                          self._queue_files(listed.files, unit),
-                                          listed.troubles, size)
-                for topic, queue, listed, folder in self._queue_folders("consumequeue")}
+        self._lent = {(topic, queue): FileQueue(topic, queue, folder,
+                                                self._queue_files(listed.files, unit),
+                                                listed.troubles, size)
+                      for topic, queue, listed, folder in self._queue_folders("consumequeue")}
+        return self._lent
+
+    def borrow(self, of: Store) -> None:
+        """Takes the queues that another thread's view of the store has listed and looked at."""
+        self._lent = of._lent
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue, listed alone: a look-up does not read every topic's folder.
@@ -415,11 +428,13 @@ class Store(Closing):
     def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
         """The same of those in `plain_queues`."""
         key = topic, queue_id
-        if key not in self._queues:
+        if key not in self._queues and key in self._lent:
+            self._queues[key] = self._lent[key].again()
+        elif key not in self._queues:
             folder = self.path("consumequeue", topic, str(queue_id))
             if not topic or "/" in topic or "\0" in topic or not os.path.isdir(folder):
                 return None
-            listed = listing(folder)
+            listed = self.listed(folder)
             files = self._queue_files(listed.files, consume_queue.dtype())
             self._queues[key] = FileQueue(topic, queue_id, folder, files, listed.troubles,
                                           self.sizes.consumequeue_file)

@@ -16,6 +16,7 @@ from rmqctl.scan import holes
 from rmqctl.scan.source import BytesSource, FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log import commit_log
+from rmqctl.store.queue import consume_queue
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import MOST_OPEN, FileQueue, last_used, valid_prefix
 from rmqctl.store.store import Store
@@ -197,3 +198,37 @@ def test_queues_keep_few_files_open(tmp_path: Path) -> None:
         assert [int(row["physical_offset"]) for row in queue.units(0, 2)] == [
             100 * queue.queue_id, 100 * queue.queue_id + 100]
         assert len(os.listdir("/proc/self/fd")) <= before + MOST_OPEN
+
+
+@pytest.mark.parametrize("count", [0, 1, 203, 204, 205, 206])
+def test_few_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                count: int) -> None:
+    """However often they are asked for, by other threads too; behind them the file is read."""
+    path = tmp_path / "00000000000000000000"
+    laid_out(path, {0: rows(count)}).close()
+    queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+    assert (queue.written, queue.disk_end) == (count, count)
+    read = count_reads(monkeypatch)
+    for each in (queue, queue.again()):
+        assert each.units(0, count).tobytes() == rows(count)
+        assert (each.written, each.disk_end) == (count, count)
+    assert sum(read) <= (2 * count * UNIT_SIZE if count > PAGE // UNIT_SIZE else 0)
+    with path.open("r+b") as file:
+        file.seek(count * UNIT_SIZE)
+        file.write(rows(1, count))
+    assert queue.units(0, count + 1).tobytes() == rows(count + 1)
+    queue.close()
+
+
+def test_no_more_rows_are_kept_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "00000000000000000000"
+    laid_out(path, {0: rows(50)}).close()
+    before = FileQueue.kept
+    monkeypatch.setattr(consume_queue, "MOST_KEPT", before + 1)
+    queues = [FileQueue("T", number, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+              for number in range(3)]
+    assert [queue.disk_end for queue in queues] == [50] * 3
+    assert FileQueue.kept == before + 1_000
+    assert [queue.units(0, 50).tobytes() for queue in queues] == [rows(50)] * 3
+    queues.clear()
+    assert FileQueue.kept == before

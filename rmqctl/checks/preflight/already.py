@@ -59,6 +59,7 @@ _READ_ALL = 1 << 20
 """Rows up to which a queue is read from its beginning; of a longer one the first row that may lead
 to nothing is found by bisection, as its rows follow the log."""
 _PAGE = 1 << 16
+_BLOCK = 1 << 17
 _MOST_PLACES = 1 << 23
 """Places that are told apart; rows beyond them are counted, those of light queues are not."""
 _SECOND = 1000
@@ -104,6 +105,9 @@ class AlreadyLost:
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
+        self._pending: list[tuple[Array, ...]] = []
+        """Claims of batches: number, offset, count, place, and which are of intact records."""
+        self._held = 0
         self._sound: set[int] = set()
         """Numbers of queues of which all entries are known to point to intact messages."""
 
@@ -129,16 +133,28 @@ class AlreadyLost:
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
             for claim in self._queues.expected(batch):
-                numbered = good[claim.record]
-                self._gaps.look(self._queues.states, claim, numbered)
-                for queue, last in _last_offsets(claim.number[numbered], claim.offset[numbered]):
-                    self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
+                self._pending.append((claim.number, claim.offset, claim.count, claim.place,
+                                      good[claim.record]))
+                self._held += len(claim.record)
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
         if spans:
             self._undecided.look(batch.spans)
         if spans and len(self._spans) < _MOST_SPANS:
             self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
+
+        if self._held >= _BLOCK:
+            self._count_rows()
+
+    def _count_rows(self) -> None:
+        """What is held back of the walks: many rows of a queue at a time."""
+        if not self._pending:
+            return
+        number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
+        self._pending, self._held = [], 0
+        self._gaps.look(self._queues.states, number, offset, count, place, good)
+        for queue, last in _last_offsets(number[good], offset[good]):
+            self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
 
     def take(self, walked: Walked) -> None:
         """The same for all of the log at once, from what a pass over it has kept; StoreIOError."""
@@ -163,6 +179,7 @@ class AlreadyLost:
         end was cut off by a repair. StoreIOError.
         """
         self._end = max(self._end, looked_from)
+        self._count_rows()
         # Messages that are there, and that no consumer can read.
         predicted.undecodable = len(self._undecodable)
         if predicted.undecodable:

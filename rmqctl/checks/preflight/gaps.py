@@ -15,7 +15,6 @@ import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.preflight.queues import Claims
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import Array
@@ -67,24 +66,24 @@ class LogGaps:
 
     _pieces: dict[int, list[_Piece]] = field(default_factory=dict)
     _held: int = 0
+    _told: list[bool] = field(default_factory=list)
+    """Of each queue, whether its offsets follow each other in the log."""
     _named: dict[int, OffsetRuns] = field(default_factory=dict)
 
-    def look(self, states: Sequence[QueueState], claim: Claims, good: Array) -> None:
-        """The own rows of a batch's records, of which ``good`` (bool) are intact."""
-        order = np.argsort(claim.number, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(claim.number[order])) + 1):
-            if not len(rows):
-                continue
-            number = int(claim.number[rows[0]])
-            state = states[number]
-            if state.kind != PLAIN or state.key[0].startswith(LMQ_PREFIX):
-                continue
-            intact = good[rows]
-            if not intact.all():
-                bad = rows[~intact]
-                self._named.setdefault(number, OffsetRuns()).add(claim.offset[bad],
-                                                                 claim.count[bad])
-            self._take(number, claim, rows[intact])
+    def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
+             place: Array, good: Array) -> None:
+        """The own rows of some records in the order of a walk, of which ``good`` (bool) are intact:
+        number of the queue, first queue offset and how many, place.
+        """
+        self._told += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
+                       for state in states[len(self._told):]]
+        order = np.argsort(number, kind="stable")
+        order = order[np.array(self._told, bool)[number[order]]]
+        bad = order[~good[order]]
+        for rows in np.split(bad, np.flatnonzero(np.diff(number[bad])) + 1) if len(bad) else ():
+            self._named.setdefault(int(number[rows[0]]), OffsetRuns()).add(offset[rows],
+                                                                           count[rows])
+        self._take(*(column[order[good[order]]] for column in (number, offset, count, place)))
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array) -> None:
@@ -95,17 +94,19 @@ class LogGaps:
         if len(damaged):
             self._named.setdefault(number, OffsetRuns()).add(damaged)
 
-    def _take(self, number: int, claim: Claims, rows: Array) -> None:
-        if not len(rows) or self._held >= _MOST:
+    def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
+        """Intact records, by number of their queue."""
+        if not len(number) or self._held >= _MOST:
             return
-        offset, place = claim.offset[rows], claim.place[rows]
-        end = offset + claim.count[rows]
-        pieces = self._pieces.setdefault(number, [])
-        borders = np.flatnonzero(offset[1:] != end[:-1]) + 1
-        starts = [0, *borders.tolist()]
-        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-            piece = _Piece(int(place[start]), int(offset[start]), int(place[stop - 1]),
-                           int(end[stop - 1]))
+        end = offset + count
+        begins = np.append(True, (number[1:] != number[:-1]) | (offset[1:] != end[:-1])
+                           | (place[1:] <= place[:-1]))
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(number)) - 1
+        for queue, *found in zip(number[first].tolist(), place[first].tolist(),
+                                 offset[first].tolist(), place[last].tolist(), end[last].tolist(),
+                                 strict=True):
+            piece, pieces = _Piece(*found), self._pieces.setdefault(queue, [])
             if pieces and pieces[-1].end == piece.first and pieces[-1].high < piece.low:
                 pieces[-1].high, pieces[-1].end = piece.high, piece.end
             else:

@@ -173,7 +173,7 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
 def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
             files: list[StoreFile],
             troubles: list[Trouble], expected: int | None) -> None:
-    inner = listing(folder).folders
+    inner = store.listed(folder).folders
     last = max((*inner, *(file.name for file in files),
                 *(os.path.basename(odd.path) for odd in troubles)), default="")
     for odd in troubles:

@@ -27,7 +27,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 
 Progress = Callable[[int], None]
 KEEP = 10_000
@@ -315,7 +315,9 @@ class Unreachable:
             return
         number, offset, count, place = map(np.concatenate, zip(*self._pending, strict=True))
         self._pending, self._held = [], 0
-        for part in by_queue(number):
+        left = np.flatnonzero(~self._plainly_there(number, offset, place))
+        for rows in by_queue(number[left]):
+            part = left[rows]
             state = self._queues.states[int(number[part[0]])]
             missing: Array = np.ones(len(part), bool)
             if state.found is not None and state.found.exists:
@@ -324,6 +326,39 @@ class Unreachable:
                 self.by_topic[state.key[0]] += int(missing.sum())
                 self.without_row.setdefault(int(number[part[0]]), OffsetRuns()).add(
                     offset[part[missing]], count[part[missing]])
+
+    def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
+        """Which have a row at their queue offset (bool): in most stores all, so this costs as
+        little as it can for a queue.
+        """
+        order = np.lexsort((offset, number))
+        starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
+        ends = np.append(starts[1:], len(order))
+        found: list[Array] = []
+        begin: Array = np.zeros((2, len(starts)), np.int64)
+        begin[1] = np.iinfo(np.int64).min  # no row
+        total = 0
+        for at, (queue, first, last, end) in enumerate(zip(
+                number[order[starts]].tolist(), offset[order[starts]].tolist(),
+                offset[order[ends - 1]].tolist(), (ends - starts).tolist(), strict=True)):
+            state = self._queues.states[queue]
+            if isinstance(state.found, ConsumeQueue) and first >= state.found.first_index and (
+                    last < state.found_end) and last - first < end + _FAR:
+                with closing(state.found) as held:
+                    units = plain_units(held.timed_units(first, last + 1 - first))
+                begin[:, at] = total - first, len(units) + total
+                found.append(units)
+                total += len(units)
+        there: Array = np.zeros(len(number), bool)
+        if found:
+            units = np.concatenate(found)
+            begin = np.repeat(begin, ends - starts, axis=1)
+            row = begin[0] + offset[order]
+            inside = row < begin[1]
+            row, which = row[inside], order[inside]
+            there[which] = (units["physical_offset"][row] == place[which]) & (
+                units["size"][row] > 0) & (units["size"][row] != FILLER.size)
+        return there
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:

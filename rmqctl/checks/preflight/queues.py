@@ -243,11 +243,20 @@ class Queues:
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
         """Puts rows (``behind``: where their records end); which of them are written (bool)."""
         done: Array = np.zeros(len(number), bool)
+        if not len(number):
+            return done
         order = np.argsort(number, kind="stable")
-        borders = np.flatnonzero(np.diff(number[order])) + 1
-        for part in np.split(order, borders) if len(order) else ():
-            state = self.states[int(number[part[0]])]
+        starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
+        states = [self.states[queue] for queue in number[order[starts]].tolist()]
+        # Most rows are there already, of most queues all.
+        new = np.maximum.reduceat(behind[order], starts) > np.array(
+            [state.max_physic for state in states], np.int64)
+        for state, is_new, start, end in zip(states, new.tolist(), starts.tolist(), [
+                *starts[1:].tolist(), len(order)], strict=True):
             state.touched = True
+            if not is_new and not self.in_rocksdb:
+                continue
+            part = order[start:end]
             if self.in_rocksdb and state.kind == PLAIN:
                 _put_in_rocksdb(state, offset, place, part, done)
             elif state.kind == BATCH:

@@ -110,15 +110,15 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
     if not os.path.lexists(top):
         return
     votes = Votes(unit)
-    for files in islice(_voters(top), _ELECTORATE):
+    for files in islice(_voters(store, top), _ELECTORATE):
         votes.add(files)
     size = given or votes.size()
     nested = _nested(store)
-    topics = listing(top)
+    topics = store.listed(top)
     yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
     for topic in topics.folders:
         folder = os.path.join(top, topic)
-        inside = listing(folder)
+        inside = store.listed(folder)
         place = Place(structure, topic, fix=fix)
         yield from _not_a_folder(place, folder, inside, "queue", None)
         for name in inside.folders:
@@ -127,7 +127,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
             yield from _queue_name(place, path, name, queue)
             if queue is None:
                 continue
-            held = listing(path)
+            held = store.listed(path)
             own = Place(structure, topic, queue, fix, row_size)
             yield from strange(own, path, held, allowed=WORKING if part else (), nested=nested)
             if size is None:
@@ -138,12 +138,12 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
                                       taken=occupied(held), aligned=votes.sure(size))
 
 
-def _voters(top: str) -> Iterator[list[StoreFile]]:
+def _voters(store: Store, top: str) -> Iterator[list[StoreFile]]:
     """The files of each queue folder."""
-    for topic in listing(top).folders:
-        for name in listing(os.path.join(top, topic)).folders:
+    for topic in store.listed(top).folders:
+        for name in store.listed(os.path.join(top, topic)).folders:
             if _queue_id(name) is not None:
-                yield listing(os.path.join(top, topic, name)).files
+                yield store.listed(os.path.join(top, topic, name)).files
 
 
 def _queue_id(name: str) -> int | None:

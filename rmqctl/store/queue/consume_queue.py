@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, used_length
 from rmqctl.scan.holes import data_end, used_end
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
@@ -27,6 +27,8 @@ _FIRST_PAGE = 4096
 MOST_OPEN = 128
 """Queues with an open file, of all there are: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
+MOST_KEPT = 32 << 20
+"""Bytes of rows that queues with few of them keep, of all there are."""
 
 
 class ConsumeQueue:
@@ -166,6 +168,9 @@ class ConsumeQueue:
 class FileQueue(ConsumeQueue):
     """A queue in files: a row's queue offset is its byte offset in their stream over 20."""
 
+    kept = 0
+    """Bytes of rows that all queues keep."""
+
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:
         super().__init__(topic, queue_id, folder, files, troubles)
@@ -174,9 +179,26 @@ class FileQueue(ConsumeQueue):
         self._source: tuple[int, FileSource] | None = None
         self._written: int | None = None
         self._valid: dict[int, int] = {}
+        self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
         """The first and the last row, by queue offset, once it is known where they are: nearly
         all that is asked of most queues of a broker with many."""
+        self._rows: dict[int, bytes] = {}
+        """By number, all rows of files that have few: of most queues of a broker with many. Once
+        written, rows stay as they are."""
+        self._lender: FileQueue | None = None
+
+    def __del__(self) -> None:
+        if self._rows and self._lender is None:
+            type(self).kept -= sum(map(len, self._rows.values()))
+
+    def again(self) -> FileQueue:
+        """The queue for another thread: open files are its own, what is known is shared."""
+        other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
+                          self.file_size)
+        other._valid, other._used, other._edges = self._valid, self._used, self._edges
+        other._rows, other._written, other._lender = self._rows, self._written, self
+        return other
 
     @property
     def exists(self) -> bool:
@@ -206,8 +228,10 @@ class FileQueue(ConsumeQueue):
             number = bisect_right(self._bases, position) - 1
             if number < 0 or position >= self.files[number].end:
                 break
-            file = self.files[number]
-            data = self._open(number).read(position - file.base, min(end, file.end) - position)
+            file, kept = self.files[number], self._rows.get(number)
+            last = min(end, file.end) - file.base
+            data = kept[position - file.base:last] if kept is not None and last <= len(kept) else (
+                self._open(number).read(position - file.base, last + file.base - position))
             used = len(data) - len(data) % UNIT_SIZE
             parts.append(data[:used])
             if used < min(end, file.end) - position:
@@ -220,10 +244,9 @@ class FileQueue(ConsumeQueue):
         return [(file.base // UNIT_SIZE, file.end // UNIT_SIZE) for file in self.files]
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
-        for file in self.files:
+        for number, file in enumerate(self.files):
             try:
-                with FileSource(file.path) as source:
-                    count = last_used(source, file.size) // UNIT_SIZE
+                count = self.used_bytes(number) // UNIT_SIZE
             except StoreIOError:
                 continue
             for first in range(0, count, page):
@@ -256,10 +279,36 @@ class FileQueue(ConsumeQueue):
         used = self._valid.get(number)
         if used is None:
             file, source = self.files[number], self._open(number)
-            used = self._valid[number] = valid_prefix(source, file.size)
-            if used:
+            rows = self._few(number, source)
+            used = self._valid[number] = valid_prefix(source, file.size) if rows is None else (
+                _leading(rows))
+            if used and rows is None:
                 self._note_edges(source, file.base, used)
         return used
+
+    def used_bytes(self, number: int) -> int:
+        """Bytes of a file up to and with its last unit that is not all zero. StoreIOError."""
+        used = self._used.get(number)
+        if used is None:
+            source = self._open(number)
+            if self._few(number, source) is None:
+                self._used[number] = last_used(source, self.files[number].size)
+            used = self._used[number]
+        return used
+
+    def _few(self, number: int, source: FileSource) -> bytes | None:
+        """All rows of a file, where its system says that behind its first page there is none."""
+        rows = self._rows.get(number)
+        if rows is None and FileQueue.kept < MOST_KEPT:
+            size = self.files[number].size
+            if size > _FIRST_PAGE and source.next_data(_FIRST_PAGE) < size:
+                return None
+            data = source.read(0, min(size, _FIRST_PAGE + UNIT_SIZE))
+            used = -(-used_length(data[:len(data) - len(data) % UNIT_SIZE]) // UNIT_SIZE)
+            rows = self._rows[number] = data[:used * UNIT_SIZE]
+            self._used[number] = len(rows)
+            FileQueue.kept += len(rows)
+        return rows
 
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
         for position in {0 if base == self.files[0].base else used - UNIT_SIZE, used - UNIT_SIZE}:
@@ -274,7 +323,7 @@ class FileQueue(ConsumeQueue):
     def disk_end(self) -> int:
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
-            used = last_used(self._open(number), file.size)
+            used = self.used_bytes(number)
             if used:
                 return (file.base + used) // UNIT_SIZE
         return self.first_index
@@ -340,6 +389,12 @@ def valid(rows: Array) -> Array:
     return mask
 
 
+def _leading(data: bytes) -> int:
+    """Bytes of the leading run of valid units of some rows."""
+    good = valid(np.frombuffer(data, UNIT.dtype()))
+    return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
+
+
 def valid_prefix(source: FileSource, size: int) -> int:
     """Bytes of the leading run of valid units in a consumequeue file."""
     # Behind the data there are zeros, which are no unit: one of them is enough.
@@ -350,9 +405,9 @@ def valid_prefix(source: FileSource, size: int) -> int:
         used = len(data) - len(data) % UNIT_SIZE
         if not used:
             return position
-        good = valid(np.frombuffer(data[:used], UNIT.dtype()))
-        if not good.all():
-            return position + int(good.argmin()) * UNIT_SIZE
+        good = _leading(data[:used])
+        if good < used:
+            return position + good
         position, page = position + used, min(page * 4, _PAGE)
     return position
 

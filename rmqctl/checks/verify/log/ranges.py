@@ -27,6 +27,8 @@ from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
+_BY_QUEUE = 4 << 10
+"""Bytes more of a range for each queue of the store: each range looks at each of them."""
 _MOST_BYTES = 1 << 30
 """Of a range for one of several threads: progress is told by range."""
 Progress = Callable[[int], None]
@@ -108,8 +110,11 @@ class _Job:
     used: list[int]
 
 
-def _worker(job: _Job, part: Range, told: _Told | None = None) -> RangeResult:
+def _worker(job: _Job, part: Range, told: _Told | None = None,
+            whole: Store | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
+        if whole is not None:
+            store.borrow(whole)
         store.log.zeros_from(job.used)
         return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end,
                          None if told is None else told.of(part))
@@ -155,7 +160,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     else:
         used = _used(store)
         pieces = split(store, count or max(jobs * 4, store.log.size // _MOST_BYTES),
-                       minimum if count is None else 1, used)
+                       max(minimum, _BY_QUEUE * len(ends)) if count is None else 1, used)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, log_end, False)
@@ -166,7 +171,9 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
                used)
     total: RangeResult | None = None
     # A cluster's tasks travel without it: they tell when they are done.
-    work = partial(_worker, job, told=told) if isinstance(pool, Threads) else partial(_worker, job)
+    work = partial(_worker, job)
+    if isinstance(pool, Threads):
+        work = partial(work, told=told, whole=store)
     for part, found in pool.run(work, pieces):
         result = found
         if total is None:
