@@ -341,10 +341,13 @@ class Store(Closing):
         are then, without an end that is fixed.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
-        return StoreWitness(
+        witness = StoreWitness(
             partial(Store, self.root, self.log_folders, self.sizes, current=current),
             self.sizes.largest_record,
             LARGEST_RECORD if set_to is None else set_to + BESIDES_BODY)
+        if not current:
+            witness.lend = self.lend
+        return witness
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -405,15 +408,18 @@ class Store(Closing):
         """Those that lie in files, whether a broker reads them or not."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
+        if self._lent:
+            return {key: queue.again() for key, queue in self._lent.items()}
         self._lent = {(topic, queue): FileQueue(topic, queue, folder,
                                                 self._queue_files(listed.files, unit),
                                                 listed.troubles, size)
                       for topic, queue, listed, folder in self._queue_folders("consumequeue")}
         return self._lent
 
-    def borrow(self, of: Store) -> None:
-        """Takes the queues that another thread's view of the store has listed and looked at."""
-        self._lent = of._lent
+    def lend(self, to: Store) -> None:
+        """Gives another view of the store the queues that are listed and looked at."""
+        if self.snapshot is None:
+            to._lent = self._lent
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue, listed alone: a look-up does not read every topic's folder.

@@ -114,6 +114,8 @@ class StoreWitness:
         self._before: dict[int, tuple[QueueEnds, int] | None] = {}
         self._behind: dict[int, QueueEnds | None] = {}
         self._lock = RLock()
+        self.lend: Callable[[Any], None] | None = None
+        """Tells the store that is opened what is known of its queues; does not travel."""
 
     def __reduce__(self) -> Any:
         return StoreWitness, (self._opener, self._given, self._usual)
@@ -121,6 +123,8 @@ class StoreWitness:
     def _opened(self) -> Opened:
         if self._store is None:
             self._store = self._opener()
+            if self.lend is not None:
+                self.lend(self._store)
         return self._store
 
     @property

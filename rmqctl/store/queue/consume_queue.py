@@ -340,9 +340,13 @@ class FileQueue(ConsumeQueue):
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
-            source = self._open(number)
-            used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and a unit that is none
-            data = source.read(0, min(used, file.size))
+            kept = self._rows.get(number)
+            if kept is None:
+                source = self._open(number)
+                used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and a unit that is none
+                data = source.read(0, min(used, file.size))
+            else:
+                data = kept.ljust(min(len(kept) + UNIT_SIZE, file.size), b"\0")
             rows = UNIT.array(data)
             if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
                 continue
