@@ -66,7 +66,11 @@ class Leads:
 
     def to(self, record: Record) -> bool:
         """Whether an entry of a queue or of the index leads to a record."""
-        return bool(self.witness.confirms(record)) or bool(
+        confirmed = self.witness.confirms(record)
+        # A queue of batches has no entry for each queue offset: one for just these bytes is its.
+        if confirmed is None and sysflag.has_consume_queue_row(record.sys_flag):
+            confirmed = (record.physical_offset, record.total_size) in self.rows
+        return bool(confirmed) or bool(
             self.keys.get(record.physical_offset, set()) & key_hashes(record))
 
     def only_to(self, record: Record) -> bool:
@@ -83,15 +87,19 @@ class Leads:
         """Whether enough speaks against records to which nothing leads: one damaged entry does not,
         nor one record whose keys were hit; nor do any number of entries that lead elsewhere, which
         a damaged page of a consume queue holds, as long as nothing knows of what else is here.
-        ``besides``: how much else speaks against them.
+        ``besides``: how much else speaks against them. That the index lacks the keys of any number
+        of them may have one cause, and counts once.
         """
         against = [self.against(record) for record in records]
-        return (sum(map(sum, against)) + besides > 1 and any(here for _, here in against)
+        lacks = any(lacking for *_, lacking in against)
+        return (sum(elsewhere + here for elsewhere, here, _ in against) + lacks + besides > 1
+                and (lacks or any(here for _, here, _ in against))
                 and 4 * sum(map(any, against)) >= len(records))
 
-    def against(self, record: Record) -> tuple[int, int]:
+    def against(self, record: Record) -> tuple[int, int, bool]:
         """How much: (its queue offset's entry leads elsewhere; another record has its queue offset,
-        begins here or within it, or the index has none of its keys, though later ones).
+        begins here or within it, or the index has other keys for its place; whether the index has
+        none of its keys, though later ones).
         """
         place, size = record.physical_offset, record.total_size
         alike = self._is_alike(record)
@@ -100,7 +108,7 @@ class Leads:
             self._taken is not None and self._taken(record)))
         return int(elsewhere), (
             twin + (alike is False) + any(place < start < place + size for start in self._places)
-            + (self.has_other_keys(record) or self._lacks_keys(record)))
+            + self.has_other_keys(record)), self._lacks_keys(record)
 
     def has_other_keys(self, record: Record) -> bool:
         """Whether the index has entries for its place, and none of its keys is among them."""

@@ -19,6 +19,7 @@ from rmqctl.store.store import Sizes
 from tests.adversary.writer import (
     COMMIT,
     ROLLBACK,
+    Frame,
     Header,
     Layout,
     Put,
@@ -151,6 +152,50 @@ def forge(writer: Writer, luck: random.Random, kind: str) -> Put:
     return writer.put(topic, made, queue_id=queue, unique_key="F", properties_raw=properties)
 
 
+def forge_widely(writer: Writer, luck: random.Random, kind: str) -> Put:
+    """Puts a message whose body holds records of any queues, at offsets near their ends, with keys
+    and with bytes between them.
+    """
+    topic, queue = luck.choice(("orders", "bills")), luck.randrange(3)
+    properties, mode = b"UNIQ_KEY\x01F\x02", luck.randrange(5)
+
+    def one(number: int) -> Frame:
+        to, at = (topic, queue) if mode == 0 else (
+            luck.choice(("orders", "bills", "other")), luck.randrange(3))
+        offset = writer.next_offset.get((to, at), 0) + (
+            luck.choice((0, 1, 2, -1)) if mode < 3 else luck.randint(-5, 8))
+        return frame(to, FORGED + b" %d" % number * luck.randint(1, 40 if mode == 4 else 9),
+                     max(0, offset), queue_id=at,
+                     properties={"UNIQ_KEY": "F", "KEYS": f"k{luck.randrange(50)}"})
+
+    frames = [one(number) for number in range(luck.randint(1, 12))]
+    lead = luck.choice((0, 1, 20, 100, 424, 600))
+    whole = {"before": b"x" * lead, "between": luck.choice((b"", b"", b"abc", bytes(8)))}
+
+    def sectors(at: int) -> bytes:
+        out = bytearray()
+        for inner in frames:
+            out += b"x" * (-(at + len(out)) % SECTOR)
+            out += inner.at(at + len(out))
+        return bytes(out.ljust(SECTOR * (len(frames) + 1) + lead, b"y"))
+
+    def blank(at: int) -> bytes:
+        content = framed(frames, **whole)(at)
+        size = writer.layout.log_file_size
+        return content + blank_record(size - (at + len(content)) % size) + bytes(40)
+
+    def tail(at: int) -> bytes:
+        """Where the last record's topic is not that of the message, its end is not either."""
+        content = framed(frames, **whole)(at)
+        cut = 1 + len(frames[-1].topic) + 2 + len(properties) if mode else 0
+        return content[:len(content) - cut]
+
+    made: Callable[[int], bytes] = {
+        "shared tail": tail, "nested blank": blank, "by sectors": sectors}.get(
+            kind) or framed(frames, after=bytes(luck.choice((0, 900))), **whole)
+    return writer.put(topic, made, queue_id=queue, unique_key="F", properties_raw=properties)
+
+
 # -- honest messages ------------------------------------------------------------------------------
 
 
@@ -211,7 +256,8 @@ def _special(form: str, writer: Writer, luck: random.Random, halves: list[Put]) 
         _ordinary(writer, luck)
 
 
-def _written(form: str, forged: bool, seed: int, split: int = -1) -> tuple[Writer, list[int]]:
+def _written(form: str, forged: bool, seed: int, wide: bool, split: int = -1) -> tuple[
+        Writer, list[int]]:
     luck = random.Random(f"{form} {forged} {seed}")
     large = form == LARGE
     layout = Layout(1 << 19 if large else luck.choice((8, 16, 16)) << 10, UNITS, SLOTS, ENTRIES,
@@ -219,26 +265,28 @@ def _written(form: str, forged: bool, seed: int, split: int = -1) -> tuple[Write
     writer = EntryWriter(layout, seed) if form == DLEDGER else Writer(layout, seed)
     halves: list[Put] = []
     evil: list[int] = []
+    forging = forge_widely if wide else forge
     for number in range(luck.randrange(400, 700) if large else luck.randrange(60, 120)):
         if number == split:
             luck = random.Random(luck.getrandbits(32) ^ 1)
         if forged and luck.random() < (0.01 if large else 0.06):
-            evil.append(forge(writer, luck, luck.choice(FORGERIES[:2] + FORGERIES[3:]))
+            evil.append(forging(writer, luck, luck.choice(FORGERIES[:2] + FORGERIES[3:]))
                         .physical)
         elif luck.random() < 0.4:
             _special(form, writer, luck, halves)
         else:
             _ordinary(writer, luck)
     if forged and (not evil or luck.random() < 0.4):
-        evil.append(forge(writer, luck, luck.choice(FORGERIES)).physical)
+        evil.append(forging(writer, luck, luck.choice(FORGERIES)).physical)
     writer.offsets["orders", "billing"] = {0: 5, 1: 2}
     return writer, evil
 
 
-def make(folder: Path, form: str, forged: bool, seed: int) -> Ground:
-    """The store of a world, made once below ``folder``."""
-    root = folder / f"{form}-{'forged' if forged else 'honest'}-{seed}".replace(" ", "-")
-    writer, evil = _written(form, forged, seed)
+def make(folder: Path, form: str, forged: bool, seed: int, *, wide: bool = False) -> Ground:
+    """The store of a world, made once below ``folder``; ``wide``: see `forge_widely`."""
+    what = "honest" if not forged else "wide" if wide else "forged"
+    root = folder / f"{form}-{what}-{seed}".replace(" ", "-")
+    writer, evil = _written(form, forged, seed, wide)
     sizes = Sizes(writer.layout.log_file_size, 20 * UNITS, SLOTS, ENTRIES,
                   largest_record=LARGEST)
     ground = Ground(form, root, sizes, (DATA,) if form == DLEDGER else ("commitlog",), seed,
@@ -252,10 +300,12 @@ def make(folder: Path, form: str, forged: bool, seed: int) -> Ground:
     return ground
 
 
-def older(form: str, forged: bool, seed: int, split: int) -> dict[int, bytes]:
+def older(form: str, forged: bool, seed: int, split: int, *,
+          wide: bool = False) -> dict[int, bytes]:
     """The log's files as another life of them, which differs from message ``split`` on, had them.
     """
-    return {base: bytes(data) for base, data in _written(form, forged, seed, split)[0].log.items()}
+    writer, _ = _written(form, forged, seed, wide, split)
+    return {base: bytes(data) for base, data in writer.log.items()}
 
 
 def _queue_of_batches(root: Path) -> None:

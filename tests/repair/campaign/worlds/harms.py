@@ -122,6 +122,44 @@ KINDS: Mapping[str, Callable[[WorldTarget], str]] = {
     "torn properties": torn_properties, "header field": header_field}
 
 
+def runs(target: WorldTarget) -> str:
+    """Up to three runs of zeros or noise, of 1 to 8,192 bytes, in messages and before them."""
+    said = []
+    for _ in range(target.luck.randint(1, 3)):
+        place = target.luck.choice(target.victims)
+        at = max(place + target.luck.randrange(-60, len(target.base.messages[place])),
+                 min(target.base.files))
+        size = target.luck.choice((1, 2, 7, 30, 88, 200, 512, 1000, 3000, 8192))
+        said.append(target.write(at, bytes(size) if target.luck.random() < 0.5
+                                 else target.luck.randbytes(size)))
+    return "; ".join(said)
+
+
+def sectors(target: WorldTarget) -> str:
+    """Up to three times one or more sectors show others, or two places each other's."""
+    said = []
+    for _ in range(target.luck.randint(1, 3)):
+        first = target.luck.choice(target.victims)
+        second = target.luck.choice(sorted(target.base.messages))
+        size = SECTOR * target.luck.choice((1, 1, 2, 8))
+        pair = [place - place % SECTOR for place in (first, second)]
+        bases = [max(one for one in target.base.files if one <= at) for at in pair]
+        if not all(target.base.path(target.root, base).exists() for base in bases):
+            continue
+        parts = [target.read(target.file(base))[at - base:at - base + size]
+                 for at, base in zip(pair, bases, strict=True)]
+        said.append(f"to {target.write(pair[0], parts[1])}")
+        if target.luck.random() < 0.5:
+            said.append(f"to {target.write(pair[1], parts[0])}")
+    return "; ".join(said)
+
+
+WIDE: Mapping[str, Callable[[WorldTarget], str]] = {
+    **KINDS, "runs": runs, "more runs": runs, "sectors": sectors, "more sectors": sectors,
+    "most sectors": sectors}
+"""Those of wide worlds: more of what the others have little of."""
+
+
 def derived(target: WorldTarget, state: str) -> str:
     """Brings entries and index into one of `STATES`."""
     form, luck = target.base.name, target.luck
@@ -145,12 +183,13 @@ def derived(target: WorldTarget, state: str) -> str:
     return state
 
 
-def do(target: WorldTarget, kind: str) -> list[str]:
+def do(target: WorldTarget, kind: str, kinds: Mapping[str, Callable[[WorldTarget], str]] = KINDS,
+       ) -> list[str]:
     """Damages the log once, or, one time in four, once more in any way."""
     names = [kind]
     if target.luck.random() < 0.25:
-        names.append(target.luck.choice([*KINDS]))
-    return [f"{name}: {KINDS[name](target)}" for name in names if target.used]
+        names.append(target.luck.choice([*kinds]))
+    return [f"{name}: {WIDE[name](target)}" for name in names if target.used]
 
 
-__all__ = ["KINDS", "STATES", "WorldTarget", "derived", "do"]
+__all__ = ["KINDS", "STATES", "WIDE", "WorldTarget", "derived", "do"]

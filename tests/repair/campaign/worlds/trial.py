@@ -44,10 +44,12 @@ class World:
     keep: bool
     source: str
     number: int
+    wide: bool = False
 
     @property
     def name(self) -> str:
-        return (f"seed {self.seed}: {self.form}, {'forged' if self.forged else 'honest'}; "
+        return (f"{'wide ' * self.wide}seed {self.seed}: {self.form}, "
+                f"{'forged' if self.forged else 'honest'}; "
                 f"{self.kind}; entries and index {self.state}; --correct {self.correct}"
                 f"{' --keep-damaged' * self.keep}; source {self.source}; store {self.number}")
 
@@ -74,20 +76,23 @@ FORGED, LOST, NOTHING, VERIFY, STALE, OTHER = KINDS_OF_WRONG = (
 
 
 def world(seed: int, form: str | None = None, kind: str | None = None,
-          forged: bool | None = None) -> World:
-    """The world of a seed; what is given is not chosen by it."""
+          forged: bool | None = None, *, wide: bool = False) -> World:
+    """The world of a seed; what is given is not chosen by it. ``wide``: bodies hold records of any
+    queues, and there are more kinds of damage.
+    """
     luck = random.Random(seed)
-    chosen = luck.choice(FORMS), luck.random() < 0.5, luck.choice([*harms.KINDS])
+    kinds = [*(harms.WIDE if wide else harms.KINDS)]
+    chosen = luck.choice(FORMS), luck.random() < 0.5, luck.choice(kinds)
     form = form or chosen[0]
     return World(seed, form, chosen[1] if forged is None else forged, kind or chosen[2],
                  luck.choice(harms.STATES), luck.choice(trial.CORRECT), luck.random() < 0.2,
                  luck.choice((trial.NONE, trial.WHOLE)) if form == DLEDGER else trial.NONE,
-                 luck.randrange(40))
+                 luck.randrange(40), wide)
 
 
 def try_one(one: World, folder: Path) -> Outcome:
     """The whole of it. Undamaged stores are made below ``folder`` and stay there."""
-    ground = grounds.make(folder / "made", one.form, one.forged, one.number)
+    ground = grounds.make(folder / "made", one.form, one.forged, one.number, wide=one.wide)
     work = folder / "one"
     shutil.rmtree(work, ignore_errors=True)
     root = ground.copy(work / "store")
@@ -139,10 +144,10 @@ def _touched(ground: Ground, root: Path) -> dict[int, bytes | None]:
 
 def _damaged(one: World, ground: Ground, root: Path) -> list[str]:
     luck = random.Random(f"{one.seed} damage")
-    older = grounds.older(one.form, one.forged, one.number, luck.randrange(50)) if (
+    older = grounds.older(one.form, one.forged, one.number, luck.randrange(50), wide=one.wide) if (
         one.state in ("whole", "no index", "damaged") and one.form != DLEDGER) else None
     target = harms.WorldTarget(ground, root, luck, older)
-    done = harms.do(target, one.kind)
+    done = harms.do(target, one.kind, harms.WIDE if one.wide else harms.KINDS)
     done.append("entries and index: " + harms.derived(target, one.state))
     return done
 
