@@ -1,22 +1,25 @@
 """rmqctl from Python: a store opened to be read, and its messages as objects or in columns.
 
 `rmqctl.open` is the way in. What stands in `__all__` stays as it is within a major version; the
-rest of the package is rmqctl's own. Nothing here writes, and nothing is read before it is asked
-for. Errors are `rmqctl.errors.RmqctlError`, and damage does not end a reading: it is in
-`Messages.problems`.
+rest of the package is rmqctl's own. Nothing here writes but `RepairPlan.apply`, and nothing is read
+before it is asked for. Errors are `rmqctl.errors.RmqctlError`, and damage does not end a reading:
+it is in `Messages.problems`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError, require
 from rmqctl.parse_values import parse_time
+from rmqctl.phrases import counted
+from rmqctl.reports import RepairPlan, Report
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -33,11 +36,13 @@ if TYPE_CHECKING:
     from rmqctl.store.decoded import Decoding
     from rmqctl.store.pages import Page
 
-__all__ = ["Message", "Messages", "Problem", "Store", "open"]
+__all__ = ["Message", "Messages", "Problem", "RepairPlan", "Report", "Store", "open"]
 
 _BODY = "body"
 _WITHOUT = frozenset({"body_encoding"})
 _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
+_VIEWS = ("disk", "broker", "auto")
+_FIRST, _LAST = 0, (1 << 63) - 1
 Time = datetime | int | str
 
 
@@ -88,14 +93,15 @@ def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  #
         from rmqctl.store.broker_conf import read_conf
 
         sizes = Sizes(conf=read_conf(os.fspath(broker_conf)))
-    return Store(OpenedStore.open(path, commitlog_dirs, sizes))
+    folders = tuple(commitlog_dirs)
+    return Store(OpenedStore.open(path, folders, sizes), folders)
 
 
 class Store:
     """A store, opened to be read. A context manager; made by `open`."""
 
-    def __init__(self, opened: OpenedStore) -> None:
-        self._store = opened
+    def __init__(self, opened: OpenedStore, folders: Sequence[str] = ()) -> None:
+        self._store, self._folders = opened, folders
 
     def __enter__(self) -> Self:
         return self
@@ -114,8 +120,9 @@ class Store:
         return self._store.root
 
     def messages(self, topic: str | None = None, queue: int | None = None,
-                 offset: int | None = None, *, since: Time | None = None,
-                 until: Time | None = None, tag: str | None = None, key: str | None = None,
+                 offset: int | None = None, *, topics: Sequence[str] = (),
+                 since: Time | None = None, until: Time | None = None,
+                 tag: str | None = None, key: str | None = None,
                  where: str | Sequence[str] = (), limit: int | None = None,
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
@@ -123,17 +130,27 @@ class Store:
         """Messages as `rmqctl read` gives them: of a topic through its consumequeue, else of the
         whole log in physical order.
 
-        ``offset`` is a queue offset. ``since`` and ``until`` are store times, inclusive: datetime,
-        epoch milliseconds, or any text the command takes (``"-2h"``). ``where`` are conditions as
-        of ``--where``. ``fields`` are those of `Message`. ``decode`` is what ``--decode`` takes:
-        the message gets ``decoded``, ``decoded_as`` and ``internal``; fields ``body.NAME`` need
-        none. ``view="broker"`` ends where a broker would end the log. Raises UsageError for what
-        there is not.
+        ``offset`` is a queue offset. ``topics`` are several, in log order. ``since`` and ``until``
+        are store times, inclusive: datetime, epoch milliseconds, or any text the command takes
+        (``"-2h"``). ``where`` are conditions as of ``--where``. ``fields`` are those of `Message`.
+        ``decode`` is what ``--decode`` takes: the message gets ``decoded``, ``decoded_as`` and
+        ``internal``; fields ``body.NAME`` need none. ``view="broker"`` ends where a broker would
+        end the log. Raises UsageError for what there is not.
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
+        if view not in _VIEWS:
+            raise UsageError(f"view={view!r}: {', '.join(_VIEWS)}")
+        if topic is not None and not isinstance(topic, str):
+            raise UsageError(f"topic={topic!r}: one name; topics=[…] takes several")
+        if isinstance(topics, str):
+            raise UsageError(f"topics={topics!r}: a list of names; topic=… takes one")
+        if topics and (topic, queue, offset) != (None, None, None):
+            raise UsageError("topics goes without topic, queue and offset")
         decoding = Decoding(decode or AUTO)
-        conditions = [where] if isinstance(where, str) else where
+        conditions = [where] if isinstance(where, str) else [*where]
+        if topics:
+            conditions.append(f"topic~^(?:{'|'.join(map(re.escape, topics))})$")
         selection = Selection(
             topic, queue, offset, limit, from_phy, to_phy, _millis(since, tz), _millis(until, tz),
             tag, key, tuple(read_condition(text, tz, lambda: decoding) for text in conditions))
@@ -160,7 +177,36 @@ class Store:
 
         return list(Lag(self._store, view_of(self._store, "auto"), group, topic).rows())
 
-    def verify(self, *, most: int = 1000) -> dict[str, Any]:
+    def queues(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """The consume queues with their offsets, as in `rmqctl info`, each with its topic."""
+        return [{"topic": found["topic"], **queue} for found in self.topics()
+                if topic in (None, found["topic"]) for queue in found["queues"]]
+
+    def query_key(self, topic: str, key: str, *, since: Time | None = None,
+                  until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
+                  view: str = "auto") -> list[Message]:
+        """Messages with a key, through the index, as a broker's queryMessage gives them."""
+        from rmqctl.store.query.lookup import by_key
+
+        begin, end = _millis(since, tz), _millis(until, tz)
+        answer = by_key(view_of(self._store, view), topic, key, most=most,
+                        begin=_FIRST if begin is None else begin,
+                        end=_LAST if end is None else end)
+        places = [record.physical_offset for record in answer.records]
+        found = {place: next(iter(self.messages(from_phy=place, limit=1))) for place in places}
+        return [found[place] for place in places]
+
+    def sql(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query over messages, consumequeue, index, offsets and findings, as
+        `rmqctl sql` gives them. Needs rmqctl[sql].
+        """
+        require("duckdb", "pyarrow")
+        from rmqctl.sql.session import Session
+
+        with Session([self.path], self._folders) as session:
+            return list(session.ask(query).rows)
+
+    def verify(self, *, most: int = 1000) -> Report:
         """Checks everything, byte by byte: the document of `rmqctl verify -o json`, which lists the
         first ``most`` findings.
         """
@@ -171,7 +217,71 @@ class Store:
         run = Verification(self._store)
         result = verdict(run, most)
         lost = missing(self._store, damaged=not run.ok, seen=run.seen).counted
-        return replace(result, already_lost=lost).as_dict()
+        result = replace(result, already_lost=lost)
+        count = sum(result.counts.values())
+        return Report("verify", self.path, result.ok, counted(count, "finding") if count else
+                      "no findings", result.as_dict(), result.findings)
+
+    def preflight(self, broker_version: str | None = None) -> Report:
+        """What a broker would do at its start: the document of `rmqctl preflight -o json`."""
+        from rmqctl.checks.preflight.around import around
+        from rmqctl.checks.preflight.preflight import preflight
+
+        found = preflight(self._store, broker_version, full=True, machine=around(self._store))
+        broker, lost = f"a {found.broker_version} broker", found.account.would_lose
+        return Report("preflight", self.path, found.harmless,
+                      f"{broker} would not start" if not found.starts else
+                      f"{broker} would start and lose {counted(lost, 'message')}" if lost else
+                      f"{broker} would start and lose nothing" if found.harmless else
+                      f"{broker} would start; the document says what is lost", found.as_dict())
+
+    def doctor(self, broker_version: str | None = None) -> Report:
+        """What is wrong, who is affected, what a start would lose: `rmqctl doctor -o json`."""
+        from rmqctl.checks.doctor import diagnose
+
+        found = diagnose(self._store, broker_version, 1)
+        document = found.as_dict()
+        return Report("doctor", self.path, document["sound"], str(found.verdict), document,
+                      found.findings.findings)
+
+    def diff(self, other: Store | str | os.PathLike[str], *,
+             by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> Report:
+        """Compares with another store, message by message: `rmqctl diff -o json`, with the first
+        ``most`` differences. ``by``: physical, queue, or auto.
+        """
+        from rmqctl.checks.diff.diff import Diff, DiffOptions
+
+        with open(other.path if isinstance(other, Store) else other) as opened:
+            run = Diff(self._store, opened._store, DiffOptions(by, most=most))
+            run.prepare()
+            run.run()
+            total = run.differences.total
+            return Report("diff", self.path, run.equal, counted(total, "difference") if total else
+                          "no differences", run.as_dict())
+
+    def recover(self, *, ambiguous: Literal["keep", "leave-out"] | None = None,
+                sources: Sequence[str | os.PathLike[str]] = (), prefer: str | None = None,
+                correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
+                max_message_size: int | None = None,
+                consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
+        """The plan of `rmqctl recover`, which its `apply` carries out; nothing is changed here.
+
+        The arguments are the options of the command: ``sources`` is ``--from``. Raises
+        RefusedError where the store cannot be repaired as it is.
+        """
+        from rmqctl.repair.recover import RecoverOptions
+        from rmqctl.reports import recover_plan
+
+        sizes = replace(self._store.sizes, largest_record=max_message_size)
+        if consumequeue is not None:
+            from rmqctl.broker.queue_form import STORE_TYPES
+
+            sizes = replace(sizes, conf=replace(sizes.conf, store_type=STORE_TYPES[consumequeue]))
+        options = RecoverOptions(
+            ambiguous=ambiguous or "leave-out", sizes=sizes, correct=correct,
+            keep_damaged=keep_damaged, sources=[os.fspath(source) for source in sources],
+            prefer=prefer, commitlog_dirs=self._folders, form=consumequeue)
+        return recover_plan(self.path, options, decided=ambiguous is not None)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -12,7 +13,7 @@ import pytest
 
 from rmqctl import api
 from rmqctl import open as rmqctl_open
-from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.errors import NotAStoreError, RefusedError, UsageError
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.projection import DECODED
 from tests.conftest import GoldenFolder, Runner
@@ -132,3 +133,90 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 def test_a_message_has_the_fields_of_the_message_object() -> None:
     assert list(get_type_hints(api.Message)) == [
         name for name in (*FIELDS, *DECODED) if name != "body_encoding"]
+
+
+# -- checks and repair ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_reports_are_the_documents_of_the_commands(is_damaged: bool, golden_copy: Any,
+                                                    golden: GoldenFolder, rmqctl: Runner) -> None:
+    store, other = golden_copy("5.3.3/basic/store"), golden("5.3.3/basic/store")
+    if is_damaged:
+        log = min((store / "commitlog").iterdir())
+        damage.flip_bit(store, f"commitlog/{log.name}", 4, 3)
+    with api.open(store) as opened:
+        found = {"verify": opened.verify(), "preflight": opened.preflight(),
+                 "doctor": opened.doctor(), "diff": opened.diff(other)}
+    words = {"diff": [other]}
+    for name, report in found.items():
+        told = rmqctl(name, store, *words.get(name, ()), "-o", "json")
+        document = json.loads(told.out)
+        for key in ("next", "steps", "disk"):  # which the commands add, or the machine has
+            document.pop(key, None)
+        ours = json.loads(json.dumps(report.as_dict()))
+        assert {key: ours[key] for key in document if key in ours} == {
+            key: value for key, value in document.items() if key in ours}
+        assert len(document.keys() - ours.keys()) <= 2
+        assert report.ok is (told.code == 0) is (not is_damaged)
+        assert report.verdict in repr(report)
+        assert report.verdict.split()[0] in report._repr_html_()
+
+
+def test_a_plan_is_applied_and_undone(golden_copy: Any, rmqctl: Runner) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    name = min(path.name for path in (store / "consumequeue").rglob("0*") if path.is_file())
+    path = next((store / "consumequeue").rglob(name))
+    damage.write(store, str(path.relative_to(store)), 3, b"\xff" * 40)
+    with api.open(store) as opened, snapshot.assert_unchanged(store):
+        plan = opened.recover()
+    assert plan
+    assert plan.lost == plan.undecided == 0
+    assert plan.as_dict()["actions"] == [action.as_dict() for action in plan.actions]
+    done = plan.apply()
+    assert done["applied"]
+    assert done["id"]
+    with api.open(store) as opened:
+        assert opened.verify().ok
+        again = opened.recover()
+    assert not again
+    assert repr(again).endswith("there is nothing to do>")
+    assert not again.apply()["applied"]
+    assert rmqctl("undo", store, "--apply", "--yes").code == 0
+
+
+def test_undecided_records_are_decided_by_the_caller(golden_copy: Any) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    for structure in ("consumequeue", "index"):
+        shutil.rmtree(store / structure)
+    log = min((store / "commitlog").iterdir())
+    damage.write(store, f"commitlog/{log.name}", 0, bytes(88))
+    with api.open(store) as opened:
+        plan = opened.recover(consumequeue="file")
+        kept = opened.recover(consumequeue="file", ambiguous="keep")
+    assert plan.undecided > 0
+    with snapshot.assert_unchanged(store), pytest.raises(RefusedError, match="undecided"):
+        plan.apply()
+    assert kept.apply()["applied"]
+
+
+@pytest.mark.parametrize("given", [{"view": "x"}, {"topic": ["a"]}, {"topics": "a"},
+                                   {"topic": "a", "topics": ["b"]}])
+def test_wrong_arguments_raise(given: dict[str, Any], golden: GoldenFolder) -> None:
+    with api.open(golden("5.3.3/basic/store")) as opened, pytest.raises(UsageError):
+        opened.messages(**given)
+
+
+def test_keys_queues_topics_and_sql(golden: GoldenFolder, rmqctl: Runner) -> None:
+    pytest.importorskip("duckdb")
+    store = golden("5.3.3/basic/store")
+    with api.open(store) as opened:
+        topics = [topic["topic"] for topic in opened.topics()]
+        message = next(one for one in opened.messages() if one["keys"])
+        found = opened.query_key(message["topic"], message["keys"][0])
+        assert message["physical_offset"] in [one["physical_offset"] for one in found]
+        assert {queue["topic"] for queue in opened.queues()} == set(topics)
+        some = topics[:2]
+        assert {one["topic"] for one in opened.messages(topics=some)} == set(some)
+        count, = opened.sql("select count(*) as n from messages")
+        assert count["n"] == sum(1 for _ in opened.messages())

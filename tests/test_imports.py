@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ext.browse": LIBRARY | {"files", "checks", "export", "output"},
     "ext.report": LIBRARY | {"broker", "checks", "output"},
     "": {"api"},  # what `rmqctl.open` loads
-    "api": LIBRARY | {"broker", "checks", "ext.payloads"},
+    "api": LIBRARY | {"broker", "checks", "repair", "reports", "sql", "ext.payloads"},
+    "reports": LIBRARY | {"checks", "repair"},
     "pipeline": {"ext.spark"},
     "testing": LIBRARY | {"ext.serve.remoting"},
     "cli": {"kernel", "commands", "output"},
@@ -57,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 CHANGE = {"engine", "repair"}
 #: What is no ring: the commands, the program, and the ways in for other programs.
-DOORS = {"commands", "cli", "__main__", "", "api", "testing", "pipeline"}
+DOORS = {"commands", "cli", "__main__", "", "api", "reports", "testing", "pipeline"}
 #: Modules that a package may import beyond its row: what only looks, in a package that writes.
 LOOKING = {("store", "rmqctl.files.lock_probe"), ("checks", "rmqctl.files.lock_probe")}
 MAY_PRINT = {"output", "cli", "__main__"}

@@ -84,6 +84,20 @@ class Diff:
         """Whether nothing that counts differs."""
         return not self.differences.total
 
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``diff``, once it has run; ``next`` is whoever shows it to fill."""
+        impact, found = self.impact, self.differences
+        return {
+            "equal": self.equal,
+            "summary": {**self.summary, "remarks": self.remarks},
+            "differences": [one.as_dict() for one in found.listed],
+            "differences_total": found.total,
+            "next": [],
+            "impact": None if impact is None else impact.as_dict(),
+            "counts": [{"kind": kind, "count": count}
+                       for kind, count in sorted(found.counts.items())],
+        }
+
     @property
     def impact(self) -> Impact | None:
         """What the differences are to messages, once it has run; None where none differs."""

@@ -124,17 +124,8 @@ def _show(out: Output, run: Diff) -> None:
         more = count_text(differences.total - len(differences.listed))
         out.warn(f"differences counted, but not listed: {more} (--limit)")
     rows = [difference.as_dict() for difference in differences.listed]
-    impact, following = run.impact, _next(run)
-    document: dict[str, Any] = {
-        "equal": run.equal,
-        "summary": {**run.summary, "remarks": run.remarks},
-        "differences": rows,
-        "differences_total": differences.total,
-        "next": [] if following is None else [following],
-        "impact": None if impact is None else impact.as_dict(),
-        "counts": [{"kind": kind, "count": count}
-                   for kind, count in sorted(differences.counts.items())],
-    }
+    following = _next(run)
+    document = run.as_dict() | {"next": [] if following is None else [following]}
     out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS)
     out.conclude(*_first_line(run))
 
