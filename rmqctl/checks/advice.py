@@ -145,6 +145,10 @@ _BY_HAND: dict[str, Phrase] = {
     "config-database": Phrase(
         "the log does not contain topics, groups and offsets: restore the folder from a copy of "
         "the store"),
+    "log-start": Phrase(
+        "the first log files were deleted by hand or lost, and only a copy has their messages: "
+        "without one nothing needs to be done, a broker deletes the entries a minute after its "
+        "start"),
     "config-read-queues": _IN_ROCKSDB,
     "config-topic": _IN_ROCKSDB,
     "config-backup": Phrase(
@@ -238,8 +242,10 @@ def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
         yield Step(command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ")
                    else Phrase("configures the topic again, so that clients can use it"),
                    "reversible")
-    if any(defect.command is None and defect.loss.what == OFFSETS
-           for defect in start.metadata.defects):
+    if any(defect.category == "log-start" for defect in start.metadata.defects):
+        yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
+    elif any(defect.command is None and defect.loss.what == OFFSETS
+             for defect in start.metadata.defects):
         yield Step(f"rmqctl recover {root}{_FROM_COPY}", Phrase(
             "a copy of the store or of its config folder has the committed offsets"), "reversible")
 

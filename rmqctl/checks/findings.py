@@ -227,6 +227,9 @@ CATEGORIES: dict[str, Category] = {
         "cannot be told"),
     "log-cut": Category(
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
+    "log-start": Category(
+        WARNING, "log files before the first one are missing, but not as a broker deletes them",
+        _preflight),
     "message-fields": Category(
         ERROR, "a consume queue entry contradicts topic, queue or queue offset", _by_topic_table),
     "fillers": Category(

@@ -115,9 +115,15 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
         reason = "checkpoint is too short" if is_file else "checkpoint is missing"
     new, wrong = _right(old, facts, generation, fresh=bool(reason))
     reason = reason or wrong
+    shown_old, shown_new = _shown(old), _shown(new)
     if trust_index and new.index_msg_timestamp < facts.newest:
         new = new._replace(index_msg_timestamp=facts.newest)
-        reason = reason or "after an unclean end a broker would discard index files that are whole"
+        name = "index_msg_timestamp"
+        if reason:
+            shown_new = _shown(new)
+        else:
+            reason = "after an unclean end a broker would discard newer index files"
+            shown_old, shown_new = {name: old.index_msg_timestamp}, {name: facts.newest}
     if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
         reason = "checkpoint is no page as a broker writes it"
     if not reason:
@@ -127,7 +133,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     if strange:
         steps.insert(0, MoveAside(NAME))
         reason = "checkpoint is no regular file"
-    return steps, [Action("rebuild", NAME, _shown(old) if is_file else None, _shown(new), reason)]
+    return steps, [Action("rebuild", NAME, shown_old if is_file else None, shown_new, reason)]
 
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,

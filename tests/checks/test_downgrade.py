@@ -15,6 +15,7 @@ from rmqctl.store import Store
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder, Runner
 from tests.support import tiny as tiny_stores
+from tests.track_record.queueing import without_expired_rows
 
 CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
 
@@ -77,6 +78,8 @@ def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl:
     alone = 0
     with Store.open(root) as store:
         start = store.log.min_offset
+    without_expired_rows(root, start)
+    with Store.open(root) as store:
         for (topic, queue_id), queue in store.queues.items():
             kept = CompactionQueue.open(store, topic, queue_id)
             if kept is None:

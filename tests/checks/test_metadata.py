@@ -28,6 +28,7 @@ from tests.support.config_tables import (
     topic_table,
     whole,
 )
+from tests.track_record.queueing import without_expired_rows
 
 Build = Callable[..., Path]
 FILES = {TOPICS: "topics", GROUPS: "groups", OFFSETS: "offsets"}
@@ -410,6 +411,25 @@ def test_verify_names_offsets_beyond_the_end_as_a_start_does(store: Build) -> No
     assert found["next"] == answers(root, "doctor", 1)["next"][0]
     run(*found["next"].split()[1:], "--apply", "--yes").expect(0)
     assert answers(root, "verify", 0)["ok"]
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+def test_first_log_files_that_no_cleaner_deleted(release: str, store: Build,
+                                                 golden: GoldenFolder) -> None:
+    root = store(release)
+    first, second, third, *_ = sorted((root / "commitlog").iterdir())
+    first.unlink()
+    second.unlink()
+    said = answers(root, "doctor", 1)
+    (loss,) = said["losses"]
+    assert (loss["what"], loss["already"]) == ("messages", True)
+    assert loss["count"] > 0
+    assert said["next"][0].endswith("--from COPY")
+    assert [one["category"] for one in said["remains"]] == ["log-start"]
+    assert answers(root, "preflight", 1)["losses"] == said["losses"]
+    # A broker deletes the files of a queue up to the first with an entry that is still in the log.
+    without_expired_rows(root, int(third.name))
+    assert answers(root, "doctor", 0)["sound"]
 
 
 @pytest.mark.long

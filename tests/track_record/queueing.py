@@ -70,8 +70,19 @@ def deleted_topic(root: Path) -> None:
 
 
 def expired_head(root: Path) -> None:
-    for file in anatomy.log_files(root)[:-1]:
+    *expired, last = anatomy.log_files(root)
+    for file in expired:
         damage.remove(root, file)
+    without_expired_rows(root, int(Path(last).name))
+
+
+def without_expired_rows(root: Path, start: int) -> None:
+    """Delete queue files as a broker does once the log begins at ``start``."""
+    for queue in (root / "consumequeue").glob("*/*"):
+        for file in sorted(queue.iterdir())[:-1]:
+            if int.from_bytes(file.read_bytes()[-20:-12]) >= start:
+                break
+            file.unlink()
 
 
 def lmq_gap(root: Path) -> None:

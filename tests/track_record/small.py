@@ -98,7 +98,8 @@ CASES = (
         "`consumerProgress` shows a consumer offset larger than the broker's, for one broker of "
         "three; the consumers then receive everything again.",
         "One group's offset is 1000 messages past the end of a queue.",
-        "4.9.3/basic/store", consumer_ahead, (), shows=("offsets store --group billing",)),
+        "4.9.3/basic/store", consumer_ahead, ("config-offset",),
+        shows=("offsets store --group billing",)),
     Case(
         1456, "checkpoint-of-zeros", "The checkpoint was never written",
         "A slave that did not end cleanly takes very long to start: nothing on a slave sets the "

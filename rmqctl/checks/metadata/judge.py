@@ -29,6 +29,7 @@ from rmqctl.checks.metadata.tables import (
     user_topics,
 )
 from rmqctl.checks.verify.config_database import topics_cleaned
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
 from rmqctl.store.store import Store
@@ -103,6 +104,8 @@ class _Judge:
             self._unconfigured()
         self._cleaned()
         self._retried()
+        if not self.live:
+            self._front()
         self._notes()
         return self.made
 
@@ -382,6 +385,29 @@ class _Judge:
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
                     "{topics} not in {file}: the broker deletes the consume queues",
                     topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
+
+    # -- the log's start ------------------------------------------------------------------------
+
+    def _front(self) -> None:
+        """Log files that are missing before the first one: a broker's cleaner deletes the consume
+        queue files of expired messages at once, so these files show that it was not the cleaner.
+        """
+        layout = self.store.layout
+        if not (layout.reads("commitlog") and layout.reads("consumequeue")):
+            return
+        try:
+            lost = self.queues.before_log
+        except (StoreIOError, FormatError):
+            return
+        if lost:
+            count = sum(lost.values())
+            cause = Phrase(
+                "the log begins at {start}, but whole consume queue files point before it: "
+                "{count:,} message", "the log begins at {start}, but whole consume queue files "
+                "point before it: {count:,} messages", start=self.store.log.min_offset, count=count)
+            self.made.defects.append(Defect(Loss(
+                losses.MESSAGES, count, cause, "commitlog", already=True),
+                "log-start", cause))
 
     # -- groups ---------------------------------------------------------------------------------
 

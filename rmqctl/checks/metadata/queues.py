@@ -9,6 +9,7 @@ from rmqctl.checks.metadata.tables import group_of, is_user_topic
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.store.log.bounds import Bounds, View
+from rmqctl.store.queue.consume_queue import UNIT_SIZE, valid
 from rmqctl.store.store import Store
 
 
@@ -62,6 +63,22 @@ class Queues:
             return 0
         found = self._read(topic, queue_id)
         return None if found is None else found.end
+
+    @cached_property
+    def before_log(self) -> dict[str, int]:
+        """Entries by topic of files that a broker deletes together with the log files to which all
+        of their entries point, although these are gone. The last file of a queue always stays.
+        """
+        found: dict[str, int] = {}
+        start = self._store.log.min_offset
+        for (topic, _), queue in self._store.plain_queues.items() if start > 0 else ():
+            with closing(queue):
+                for file in queue.files[:-1]:
+                    units = queue.units(file.base // UNIT_SIZE, file.size // UNIT_SIZE)
+                    if not len(units) or units[-1]["physical_offset"] >= start:
+                        break
+                    found[topic] = found.get(topic, 0) + int(valid(units).sum())
+        return {topic: count for topic, count in found.items() if count}
 
     def count(self, topic: str) -> int:
         """Messages in all queues of a topic."""

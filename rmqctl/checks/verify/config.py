@@ -67,7 +67,8 @@ def check(store: Store, *, live: bool | None = None,
     topics = {topic for topic, _ in logged or ()}
     for defect in judge_metadata(store, live=held, logged=topics).defects:
         if defect.category is not None:
-            yield Finding(defect.category, "config", defect.detail,
+            yield Finding(defect.category, "commitlog" if defect.category == "log-start" else
+                          "config", defect.detail,
                           file=store.path(defect.loss.file or FOLDER), topic=defect.topic,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
     for group, topic, queue_id, offset, end in (
