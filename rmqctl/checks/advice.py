@@ -145,6 +145,11 @@ _BY_HAND: dict[str, Phrase] = {
     "config-database": Phrase(
         "the log does not contain topics, groups and offsets: restore the folder from a copy of "
         "the store"),
+    "compaction": Phrase(
+        "brokers do not rebuild the compaction log: restore the folder compaction/ from a copy of "
+        "the store; `rmqctl read` shows the messages that are in the commit log"),
+    "file-missing": Phrase(
+        "nothing in this store has what the file contained: restore it from a copy of the store"),
     "log-start": Phrase(
         "the first log files were deleted by hand or lost, and only a copy has their messages: "
         "without one nothing needs to be done, a broker deletes the entries a minute after its "
@@ -205,6 +210,12 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
                    Phrase("shows what a broker's startup would do, file by file"))
+
+
+def of_the_form(root: str) -> Step:
+    """What settles which consume queues a broker reads, where a store has two kinds."""
+    return Step(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
+        "storeType in the broker's configuration file says which consume queues it reads"))
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:

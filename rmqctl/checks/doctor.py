@@ -23,6 +23,7 @@ from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
 from rmqctl.phrases import Joined, Phrase, some_of
+from rmqctl.store.layout import FORM_UNKNOWN
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -189,6 +190,11 @@ class Diagnosis:
         return {**self.findings.not_judged, **self.start.not_judged}
 
     @property
+    def _is_form_unknown(self) -> bool:
+        """Whether only the broker's configuration says which consume queues it reads."""
+        return self.not_judged.get("consumequeue", "").endswith(FORM_UNKNOWN)
+
+    @property
     def untold(self) -> str | None:
         """Why nothing can be said of the messages, where the log cannot be read; else None."""
         return self.not_judged.get("commitlog")
@@ -199,7 +205,7 @@ class Diagnosis:
         needs to be done.
         """
         if self.sound:
-            return []
+            return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
         steps = list(advice.steps(self.findings.root, self.start, self.outlook,
                                   is_held=self.lock.held, is_damaged=self._is_damaged))
         looking = next((number for number, step in enumerate(steps)
@@ -222,7 +228,8 @@ class Diagnosis:
                   else start.consumers.as_fields())
         return {
             "verdict": self.verdict,
-            "sound": None if self.sound and self.untold is not None else self.sound,
+            "sound": None if self.sound and (
+                self.untold is not None or self._is_form_unknown) else self.sound,
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             **lost.as_dict(),

@@ -47,6 +47,8 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
                            r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
 """Names of the files that RocksDB keeps in the folder of a data base."""
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
+FORM_UNKNOWN = "nothing says which of the two a broker reads"
+"""How the reason ends where files and a data base have queues, and storeType decides."""
 _MADE_ANEW = ("consumequeue", "config")
 _NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
@@ -263,10 +265,9 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
                      "RocksDB broker's, so the data base is what it reads; the files are left "
                      "over")
         return "rocksdb"
-    notes.append(f"{both}: the files are older than the log, and nothing says which of the two a "
-                 "broker reads")
-    unread.setdefault("consumequeue", f"{both}, the files are older than the log, and nothing "
-                      "says which of the two a broker reads")
+    notes.append(f"{both}: the files are older than the log, and {FORM_UNKNOWN}")
+    unread.setdefault("consumequeue",
+                      f"{both}, the files are older than the log, and {FORM_UNKNOWN}")
     return "double"
 
 

@@ -27,6 +27,8 @@ _SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
 _LONGEST_V1 = 127
 """Characters of the longest topic of a v1 record."""
 _SAMPLED = 8
+_LATEST = 1 << 42
+"""Milliseconds: no time in a checkpoint is as late."""
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
 _MOST_CONFIG = 64 << 20
@@ -141,6 +143,8 @@ def _marks(store: Any) -> Iterator[Hint]:
 
 def _small_files(store: Any) -> Iterator[Hint]:
     checkpoint = store.checkpoint
+    if checkpoint is not None and not all(0 <= when < _LATEST for when in checkpoint[:3]):
+        checkpoint = None  # damaged: its other fields prove nothing
     if checkpoint is not None and checkpoint.confirm_phy_offset:
         yield _since((5, 1, 1), "the checkpoint has a confirmPhyOffset")
     elif checkpoint is not None and checkpoint.master_flushed_offset:

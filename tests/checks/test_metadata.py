@@ -432,6 +432,41 @@ def test_first_log_files_that_no_cleaner_deleted(release: str, store: Build,
     assert answers(root, "doctor", 0)["sound"]
 
 
+@pytest.mark.parametrize("gone", ["compaction", "compaction/compactionLog"])
+def test_a_compaction_log_that_is_missing(golden_copy: GoldenFolder, gone: str) -> None:
+    """5.3.3 reads such topics from nothing else, and dispatches no message again to it."""
+    root = golden_copy("5.3.3/compaction/store")
+    table = topic_table({"TP_user_Topic": 2, "TP_audit_Event0": 2}, five=True)
+    table["topicConfigTable"]["TP_user_Topic"]["attributes"] = {"cleanup.policy": "COMPACTION"}
+    put(root, TOPICS, table)
+    assert answers(root, "doctor", 0)["sound"]
+    shutil.rmtree(root / gone)
+    said = answers(root, "doctor", 1)
+    (loss,) = said["losses"]
+    assert (loss["what"], loss["already"]) == ("messages", True)
+    assert loss["count"] > 0
+    why = {one["category"]: one["why"] for one in said["remains"]}
+    assert "compaction/ from a copy" in why["compaction"]
+    assert not [text for text in why.values() if text.startswith("no command")]
+    assert "compaction" in {one["category"] for one in answers(root, "verify", 1)["findings"]}
+
+
+def test_two_kinds_of_queues_ask_for_the_brokers_configuration(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/rocksdb/store")
+    file = root / f"consumequeue/TP_mail_Topic/0/{0:020d}"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(400))
+    said = answers(root, "doctor", 3)
+    assert said["sound"] is None
+    assert said["next"] == [f"rmqctl doctor {root} --broker-conf FILE"]
+
+
+def test_a_damaged_checkpoint_proves_no_release(store: Build) -> None:
+    root = store("4.9.3")
+    (root / "checkpoint").write_bytes(b"\xff" * 4096)
+    assert answers(root, "doctor", 1)["broker_version"] == "4.9.3"
+
+
 @pytest.mark.long
 def test_topics_of_a_store_with_queues_in_rocksdb(golden_copy: GoldenFolder) -> None:
     """Its configuration is in files, and is written; topics that are in RocksDB are not."""

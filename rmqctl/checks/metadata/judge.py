@@ -6,6 +6,7 @@ an offset) and `recover` (what its config step restores).
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ _NAMED = 3
 _READ = 4
 """The bit of ``perm`` that lets consumers read a topic."""
 _CLIENT_QUEUES = 4
+_COMPACTION = "compaction/compactionLog"
 _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
          LMQ_OFFSETS: losses.OFFSETS, DELAYS: losses.OFFSETS}
 
@@ -102,6 +104,7 @@ class _Judge:
             for topic in sorted(self.queues.with_messages):
                 self._topic(topic)
             self._unconfigured()
+            self._compacted()
         self._cleaned()
         self._retried()
         if not self.live:
@@ -385,6 +388,24 @@ class _Judge:
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
                     "{topics} not in {file}: the broker deletes the consume queues",
                     topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
+
+    def _compacted(self) -> None:
+        """Topics that brokers read from a compaction log, which they never rebuild."""
+        for topic, ids in sorted(self.queues.with_messages.items()):
+            entry = self.topics.get(topic)
+            attributes = entry.get("attributes") if isinstance(entry, dict) else None
+            if not isinstance(attributes, dict) or attributes.get("cleanup.policy") != "COMPACTION":
+                continue
+            gone = [queue_id for queue_id in ids if not os.path.isdir(
+                self.store.path(_COMPACTION, topic, str(queue_id)))]
+            known = [self.queues.bounds(topic, queue_id) for queue_id in gone]
+            count = sum(each.end - each.first for each in known if each is not None)
+            if count:
+                cause = Phrase("consumers get no message of {topic}: its compaction log is missing",
+                               topic=topic)
+                self.made.defects.append(Defect(Loss(
+                    losses.MESSAGES, count, cause, f"{_COMPACTION}/{topic}", already=True),
+                    "compaction", cause, topic))
 
     # -- the log's start ------------------------------------------------------------------------
 

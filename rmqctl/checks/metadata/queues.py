@@ -7,9 +7,10 @@ from functools import cached_property
 
 from rmqctl.checks.metadata.tables import group_of, is_user_topic
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.store.log.bounds import Bounds, View
-from rmqctl.store.queue.consume_queue import UNIT_SIZE, valid
+from rmqctl.store.queue.consume_queue import valid
 from rmqctl.store.store import Store
 
 

@@ -35,6 +35,7 @@ from rmqctl.store.config.config import (
 from rmqctl.store.store import Store
 
 _FIX = "rmqctl config STORE"
+_STRUCTURE = {"log-start": "commitlog", "compaction": "compaction"}
 _TRIES, _PAUSE = 4, 0.05
 """A running broker of 5.1-5.3 overwrites its files in place: a torn one is read again."""
 
@@ -67,8 +68,7 @@ def check(store: Store, *, live: bool | None = None,
     topics = {topic for topic, _ in logged or ()}
     for defect in judge_metadata(store, live=held, logged=topics).defects:
         if defect.category is not None:
-            yield Finding(defect.category, "commitlog" if defect.category == "log-start" else
-                          "config", defect.detail,
+            yield Finding(defect.category, _STRUCTURE.get(defect.category, "config"), defect.detail,
                           file=store.path(defect.loss.file or FOLDER), topic=defect.topic,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
     for group, topic, queue_id, offset, end in (

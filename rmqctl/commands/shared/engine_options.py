@@ -130,7 +130,8 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
     from rmqctl.store import Store
 
     with Store.open(store_root, commitlog_dirs or ()) as store:
-        store.layout.require_writable(store_root, None if files else ("config",))
+        alone = not files and all(map(store.layout.reads, ("commitlog", "consumequeue")))
+        store.layout.require_writable(store_root, ("config",) if alone else None)
         if files and not (told or given.get("consumequeue_file_size")):
             require_proven(store)
         config = resolve(store, given, files=files)
