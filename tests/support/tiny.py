@@ -442,9 +442,16 @@ def config_files(tiny: Tiny) -> dict[str, str]:
     version = f'"dataVersion":{{"counter":2,"timestamp":{EPOCH}}}'
     return {
         "topics.json": f'{{\n\t{version},\n\t"topicConfigTable":{{{table}\n\t}}\n}}',
-        "consumerOffset.json": '{\n\t"offsetTable":{\n\t\t"orders@billing":{0:2,1:1}\n\t}\n}',
+        "consumerOffset.json": '{\n\t"offsetTable":{\n\t\t"orders@billing":'
+        f"{{0:{_offset(tiny, 0, 2)},1:{_offset(tiny, 1, 1)}}}\n\t}}\n}}",
         "delayOffset.json": '{\n\t"offsetTable":{1:0,3:1\n\t}\n}',
     }
+
+
+def _offset(tiny: Tiny, queue_id: int, wanted: int) -> int:
+    """An offset of the group, not beyond the end of the queue."""
+    return min(wanted, sum(unit.topic == "orders" and unit.queue_id == queue_id
+                           for unit in tiny.units))
 
 
 # -- legal oddities ------------------------------------------------------------------------------

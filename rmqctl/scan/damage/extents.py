@@ -60,6 +60,8 @@ from rmqctl.scan.source import Source
 
 _MOST_BODY = 32 << 20
 """Bytes of a body whose CRC is looked at to prove a size."""
+_UNUSED = 64 << 10
+"""Bytes of zeros after the last record of a file: so many are rare in a body."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
@@ -330,6 +332,9 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     for version in versions:
         ends |= _whole(source, at, version, total if is_sized else None)
     landed = _landing(source, at, ends | rows, known)
+    if len(ends) > 1 and not any(_is_begun(source, at + size, known) for size in landed):
+        # Zeros tell nothing where another size would do as well: they may be in a body.
+        landed = {size for size in landed if not any(source.read(at + size, _UNUSED))}
     ends = landed or (ends if is_magic(magic) else set())
     if rows & ends:
         return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
@@ -444,7 +449,10 @@ def _crc(body: bytes) -> int:
 
 def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
     """Those sizes behind which something begins: a record or a blank, else unused space."""
-    found = {size for size in sizes if provable(source, at + size) or is_placed(
-        source, at + size) or known.sizes(at + size)}
-    return found or {size for size in sizes if at + size == source.size or not any(
-        source.read(at + size, START_SIZE))}
+    return {size for size in sizes if _is_begun(source, at + size, known)} or {
+        size for size in sizes if not any(source.read(at + size, START_SIZE))}
+
+
+def _is_begun(source: Source, at: int, known: Known) -> bool:
+    """Whether a record or a blank begins at a position."""
+    return provable(source, at) or is_placed(source, at) or bool(known.sizes(at))
