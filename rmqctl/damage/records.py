@@ -38,6 +38,7 @@ _HEAD = {name: layout.field(Message, name) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
 _LENGTH = 4
 """Bytes of the length of a body, the last field before it."""
+_SECTOR = 512
 MOST_BODY = 8 << 20
 """Larger records are not mended: it bounds memory on damaged lengths."""
 
@@ -155,17 +156,26 @@ def is_foreign_place(said: int, start: int, file_size: int) -> bool:
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
 
 
-def is_copied(parts: Sequence[LogPart], start: int, said: int, size: int) -> bool:
-    """Whether the place that a record at ``start`` says has the same bytes: then it is a copy."""
+def is_displaced(parts: Sequence[LogPart], start: int, said: int, size: int) -> bool:
+    """Whether a record of ``size`` bytes at ``start`` lies where a page of its own place was put.
+
+    Either the place that it says has the same bytes, or it begins with a sector, is off by whole
+    sectors, and no record of this place follows: its place was not damaged then, though it may
+    differ in one bit.
+    """
     read = []
-    for place in (start, said):
+    for place, length in ((start, size + START_SIZE), (said, size)):
         number = bisect_right(parts, place, key=attrgetter("base")) - 1
         part = parts[number]
         if number < 0 or place + size > part.end or (part.path is None and not part.pieces):
             return False
         with part.open() as source:
-            read.append(source.read(place - part.base, size))
-    return read[0] == read[1]
+            read.append(source.read(place - part.base, length))
+    follows = read[0][size:]
+    return read[0][:size] == read[1] or (
+        start % _SECTOR == said % _SECTOR == 0 and not (
+            len(follows) == START_SIZE and is_magic(magic_at(follows))
+            and field_of(follows, "physical_offset") == start + size))
 
 
 def shift_of(source: Source, position: int) -> int:

@@ -26,7 +26,7 @@ from rmqctl.damage.evidence import (
     holes_with,
 )
 from rmqctl.damage.index_keys import SECOND, IndexedKey, known_keys, turned_place
-from rmqctl.damage.records import is_copied, is_foreign_place
+from rmqctl.damage.records import is_displaced, is_foreign_place
 from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import properties as props
@@ -154,7 +154,7 @@ class Collector:
                     continue
                 said = record.physical_offset
                 foreign = is_foreign_place(said, start, self._parts[region.file].size) or (
-                    said != start and is_copied(self._parts, start, said, size))
+                    said != start and is_displaced(self._parts, start, said, size))
                 if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
                     continue  # a whole record of an earlier life of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):

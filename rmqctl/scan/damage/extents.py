@@ -116,18 +116,26 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     if source.witness is None:
         return Verdict(own.end, located=True)
     inside = known.first(search, own.end)
-    found = _searched(source, at, search, own.end, known, passed)
+    less = _says_less(source, at, own.end)
+    end = own.end if less is None else less
+    found = _searched(source, at, search, end, known, passed)
     if inside is not None:
         return found
     # Its size may be right, and the length of its body what was hit.
-    told = found.doubtful if _says_less(source, at, own.end) else ()
-    return Verdict(own.end, located=True, doubtful=told)
+    return Verdict(end, located=True, doubtful=() if less is None else found.doubtful)
 
 
-def _says_less(source: Source, at: int, end: int) -> bool:
-    """Whether by its size the record ends before ``end``, where another one is."""
+def _says_less(source: Source, at: int, end: int) -> int | None:
+    """Where the first of the records begins, from ``end`` on, that follow each other from where the
+    record ends by its size: ``end`` where they do not reach over it; None where none begins there.
+    """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
-    return MIN_SIZE <= total < end - at and is_placed(source, at + total)
+    if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
+        return None
+    place = at + int(total)
+    while place < end and (size := located_size(source, place)) is not None:
+        place += size
+    return max(place, end)
 
 
 def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Passed) -> Verdict:

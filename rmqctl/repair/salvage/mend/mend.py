@@ -29,7 +29,7 @@ from rmqctl.damage.records import (
     body_crc,
     extent,
     field_of,
-    is_copied,
+    is_displaced,
     is_foreign_place,
     shift_of,
     whole_record,
@@ -290,12 +290,12 @@ class _Round:
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
             # A place that this log has not reached is no other record's of it.
-            copied = said != start and is_copied(self._parts, start, said, len(candidate))
-            shifted = copied or (said != start and self._is_shifted(
+            displaced = said != start and is_displaced(self._parts, start, said, len(candidate))
+            shifted = displaced or (said != start and self._is_shifted(
                 source, region, position, len(candidate), part.size))
             near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
             # Where its neighbours are off by as much, they were moved: no field was damaged.
-            foreign = copied or (is_foreign_place(said, start, part.size) and (
+            foreign = displaced or (is_foreign_place(said, start, part.size) and (
                 shifted or not near or not _is_timely(region, record)))
             wrong = sum(field_of(head, name) != field_of(candidate, name) for name in _PLACING)
             if not self._supported(record, rows, foreign, shifted=shifted, wrong=wrong,
