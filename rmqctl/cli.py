@@ -25,7 +25,8 @@ from rmqctl.commands.app.exit_codes import (
     silence_stdout,
     terminable,
 )
-from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
+from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options
+from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill, load
 from rmqctl.commands.app.memory import expect_room
 from rmqctl.commands.app.typed import words
 from rmqctl.errors import StoreIOError
@@ -113,7 +114,7 @@ def _complete() -> int:
 
 def _spelled(args: list[str]) -> list[str]:
     """``help COMMAND`` and ``version`` as the options that they stand for."""
-    if args[:1] == ["help"]:
+    if args[:1] == ["help"] and args[1:2] != ["options"]:
         return [*args[1:], "--help"]
     return ["--version"] if args == ["version"] else args
 
@@ -121,8 +122,15 @@ def _spelled(args: list[str]) -> list[str]:
 def _run(args: list[str]) -> int:
     root = build()
     result: Any
+    of_all = None
+    if args[:2] == ["help", "options"]:
+        of_all, args = ALL_OPTIONS, [*args[2:], "--help"]
+        if args == ["--help"]:
+            with root.make_context(_PROGRAM, [], resilient_parsing=True) as ctx:
+                typer.echo(common_options(ctx.make_formatter(), map(load, REGISTRY)))
+            return 0
     try:
-        with root.make_context(_PROGRAM, args) as ctx:
+        with root.make_context(_PROGRAM, args, obj=of_all) as ctx:
             expect_room()
             if os.environ.get(kernel.VARIABLE):  # a kernel that is demanded is there, or said
                 kernel.chosen()

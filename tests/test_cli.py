@@ -136,7 +136,7 @@ def test_command_help_has_usage_effect_defaults_and_examples(capsys, monkeypatch
         "    '''Do [a] thing that takes\n    two lines.\n\n"
         "        rmqctl fake store   # stays as it is\n    '''\n",
     )
-    code, out, _ = run(capsys, "fake", "--help")
+    code, out, _ = run(capsys, "help", "options", "fake")
     assert code == 0
     assert out.startswith("Usage: rmqctl fake [OPTIONS] STORE [WORD]\n")
     assert "  Do [a] thing that takes two lines.\n" in out
@@ -727,6 +727,40 @@ def test_help_as_a_word(capsys) -> None:
     assert run(capsys, "help") == run(capsys, "--help")
     assert run(capsys, "help", "verify") == run(capsys, "verify", "--help")
     assert "rmqctl doctor STORE" in "".join(run(capsys, "--help")[1].splitlines()[:8])
+
+
+def test_the_help_of_a_command_is_short(rmqctl) -> None:
+    """Its own options, and no more than two screens of 80 columns and 50 lines."""
+    long = {}
+    for spec in REGISTRY:
+        lines = rmqctl(*spec.name, "--help", env={"COLUMNS": "80"}).expect(0).out.splitlines()
+        options = sum(line.lstrip().startswith("-") for line in lines)
+        if options > 17 or len(lines) > 100:
+            long[" ".join(spec.name)] = options, len(lines)
+        assert "Common options: rmqctl help options" in lines
+    assert long == {}
+
+
+def test_help_options_shows_what_the_help_of_a_command_leaves_out(rmqctl) -> None:
+    common = rmqctl("help", "options").expect(0).out
+    for spec in REGISTRY:
+        short = rmqctl(*spec.name, "--help").expect(0).out
+        whole = rmqctl("help", "options", *spec.name).expect(0).out
+        for word in re.findall(r"^  (?:-\w, )?(--[\w-]+)", whole, re.MULTILINE):
+            assert word == "--help" or word in short + common, (spec.name, word)
+    assert "--broker-conf FILE" in rmqctl("help", "options", "recover").out
+    assert "--broker-conf FILE" not in rmqctl("recover", "--help").out
+
+
+def test_options_without_effect_are_accepted_and_hidden(rmqctl, tiny_base) -> None:
+    plan = rmqctl("recover", tiny_base.root, "-o", "json").expect(0)
+    for words, note in ((["--dry-run"], "--dry-run has no effect"),
+                        (["--fillers", "topic"], "--fillers topic has no effect")):
+        same = rmqctl("recover", tiny_base.root, "-o", "json", *words).expect(0)
+        assert note in same.err
+        assert same.json() == plan.json()
+    shown = rmqctl("help", "options", "recover").out + rmqctl("help", "options", "serve").out
+    assert not re.search(r"--dry-run|--from-stored-offsets|in-place\|topic", shown)
 
 
 def test_explain_takes_the_only_name_that_begins_so(capsys) -> None:

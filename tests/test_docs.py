@@ -99,6 +99,8 @@ def unknown(line: str) -> str | None:
         words = shlex.split(line, comments=True)
     except ValueError:
         words = line.split()
+    if words[:1] == ["help"]:
+        words = words[2 if words[1:2] == ["options"] else 1:]
     if not words or words[0].startswith("-"):
         return None
     known = {spec.name: spec for spec in REGISTRY}

@@ -59,14 +59,14 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 123),
+    ("query key STORE --topic TopicTest --key k -o json", 128),
     ("query id STORE 0A00000100002A9F0000000000000000 -o json", 114),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 125),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 130),
     ("query offset STORE --phy 0 -o json", 114),
-    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 119),
-    ("stats STORE --by topic -o json", 215),
-    ("info STORE -o json", 150),
-    ("verify STORE -o json", 245),
+    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 126),
+    ("stats STORE --by topic -o json", 225),
+    ("info STORE -o json", 155),
+    ("verify STORE -o json", 255),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):
     modules = loaded(*(tiny.root if word == "STORE" else word for word in words.split()),

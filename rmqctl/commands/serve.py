@@ -110,8 +110,7 @@ def command(
         "--from", metavar="stored|earliest|latest|TIME", help="Where a group begins: where it "
         "stood, or at a place of the queues, whatever the store says.")] = "stored",
     from_stored_offsets: Annotated[bool, typer.Option(
-        "--from-stored-offsets", help="Groups go on where the store's consumerOffset.json has them "
-        "(so does --from stored).")] = False,
+        "--from-stored-offsets", hidden=True, help="No effect: so does --from stored.")] = False,
     offsets: Annotated[str | None, typer.Option(
         "--offsets", metavar="FILE", help="Keep what groups commit in FILE, and go on from it; "
         "else it is forgotten at the end.")] = None,
@@ -172,6 +171,8 @@ def command(
 
     if from_stored_offsets and start != "stored":
         raise UsageError("--from-stored-offsets and --from contradict each other")
+    if from_stored_offsets:
+        out.note("--from-stored-offsets has no effect: groups continue from the stored offsets")
     if temp and roots:
         raise UsageError("--temp makes a store of its own: no STORE is given with it")
     if not temp and not roots:

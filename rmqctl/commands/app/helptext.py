@@ -9,16 +9,25 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from rmqctl.commands.app.coerce import use_light_coercion
-from rmqctl.commands.app.describe import Parameter, parameter
+from rmqctl.commands.app.describe import Parameter, parameter, parameters
 
 _HEADING = re.compile(r"^(Usage|[A-Z][^:\n]*)(:(?=\n| rmqctl)|: )", re.MULTILINE)
 _OPTIONS = "Options"
 _EXAMPLE = "    "
+COMMON_PANELS = (
+    "Output", "How messages are shown", "Where and how the store lies", "Carrying it out",
+    "The broker's configuration", "How the commitlog is written", "Spark", "For cron",
+    "What clients may take", "Where and how the tier lies", "Together with a local store")
+"""Options that many commands have, or that few people need: `help options` shows them."""
+_COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
+_OWN = {"--apply"}
+ALL_OPTIONS = object()
+"""The context's object where help shows all options of a command."""
 
 
 class HelpMixin:
@@ -62,7 +71,12 @@ class HelpMixin:
                     formatter.write_text(" ".join(paragraph.split()))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, options by panel, and the commands of a group by section."""
+        """Arguments, options by panel, and the commands of a group by section.
+
+        Of a command's options only its own, unless all are asked for.
+        """
+        shows_all = not hasattr(self, "spec") or ctx.find_root().obj is ALL_OPTIONS
+        has_more = False
         arguments: list[tuple[str, str]] = []
         panels: dict[str, list[tuple[str, str]]] = {_OPTIONS: []}
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
@@ -71,14 +85,19 @@ class HelpMixin:
             described = parameter(param)
             if described.kind == "argument":
                 arguments.append((described.value_name or "", _remarks(described)))
-            else:
+            elif shows_all or not is_common(described):
                 panel = panels.setdefault(described.panel or _OPTIONS, [])
                 panel.append((_spelling(described), _remarks(described)))
+            else:
+                has_more = True
         if arguments:
             _section(formatter, "Arguments", arguments)
         for name, rows in panels.items():
             if rows:
                 _section(formatter, name, rows)
+        if has_more:
+            formatter.write_paragraph()
+            formatter.write("Common options: rmqctl help options\n")
         self.format_command_list(ctx, formatter)
 
     def format_command_list(self, ctx: Any, formatter: Any) -> None:
@@ -103,6 +122,30 @@ class HelpMixin:
         if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
             return text
         return _HEADING.sub(lambda m: f"\x1b[1m{m.group(1)}\x1b[0m{m.group(2)}", text)
+
+
+def is_common(described: Parameter) -> bool:
+    """Return whether `help options` shows an option in place of each command that has it."""
+    names = set(described.names)
+    return described.kind == "option" and not described.required and not names & _OWN and (
+        described.panel in COMMON_PANELS or bool(names & _COMMON))
+
+
+def common_options(formatter: Any, commands: Iterable[Any]) -> str:
+    """Return the page of `help options`: each common option once, as the first command has it."""
+    names = (*COMMON_PANELS, _OPTIONS)
+    panels: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in names}
+    for command in commands:
+        for described in parameters(command):
+            if is_common(described):
+                rows = panels[described.panel or _OPTIONS]
+                rows.setdefault(described.names[0], (_spelling(described), _remarks(described)))
+    formatter.write_text("Options that several commands have. rmqctl help options COMMAND shows "
+                         "all options of one command.")
+    for title, rows in panels.items():
+        _section(formatter, title, list(rows.values()))
+    text: str = formatter.getvalue()
+    return text.rstrip("\n")
 
 
 def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:

@@ -41,6 +41,12 @@ _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-
                "config")
 
 
+def _parse_fillers(text: str) -> str:
+    if text not in ("in-place", "none", "topic"):  # topic: what it was, without effect
+        raise UsageError(f"--fillers {text}: in-place or none")
+    return text
+
+
 def command(
     *,
     only: Annotated[str | None, typer.Option(
@@ -69,10 +75,10 @@ def command(
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
         "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
-    fillers: Annotated[Literal["in-place", "topic", "none"], typer.Option(
-        "--fillers", help="What consumers meet where a message is lost: in-place, a filler in its "
-        "topic. none: refuse a repair that needs one. topic, fillers apart from the topic's "
-        "queues, refuses as well: no broker reads such queues without harm.")] = "in-place",
+    fillers: Annotated[str, typer.Option(
+        "--fillers", metavar="in-place|none", parser=_parse_fillers,
+        help="What consumers meet where a message is lost: in-place, a filler in its topic. none: "
+        "refuse a repair that needs one.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders, help="What else has the same "
         "log, only read: a slave's store, an older copy, another disk's; a file of its commitlog; "
@@ -120,10 +126,13 @@ def command(
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
     from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.phrases import Phrase
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.sources.opening import Readers
 
     show_times_in(tz)
+    if fillers == "topic":
+        out.note(Phrase("--fillers topic has no effect: a filler is in the lost message's topic"))
     _refuse(only, strategy, topic, queue)
     _refuse_sources(strategy, topic, sources or (), prefer)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
@@ -133,7 +142,8 @@ def command(
                             worker_count(jobs), store.folders,
                             replace(with_form(store.sizes, consumequeue),
                                     largest_record=max_message_size), given, correct,
-                            keep_damaged, fillers, sources or (), prefer, Readers(_parquet, _tier),
+                            keep_damaged, "none" if fillers == "none" else "in-place",
+                            sources or (), prefer, Readers(_parquet, _tier),
                             engine.multi_dispatch, consumequeue)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table

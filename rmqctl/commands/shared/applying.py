@@ -68,7 +68,7 @@ class ApplyOptions(OptionGroup):
         help="Do not ask. Without a terminal (cron) and with -o json nothing is asked anyway.",
     )] = False
     dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Only show the plan, which is the default.",
+        "--dry-run", help="No effect: without --apply only the plan is shown.", hidden=True,
         rich_help_panel=_APPLYING)] = False
     write_outside: Annotated[list[str] | None, typer.Option(
         "--write-outside", metavar="FOLDER", rich_help_panel=_APPLYING, show_default=False,
@@ -138,6 +138,16 @@ def asking_for_form(proposal: Proposal) -> Proposal:
         plan=replace(proposal.plan, notes=(*proposal.plan.notes, note)))
 
 
+def check_options(out: Output, options: ApplyOptions) -> None:
+    """Raise UsageError for options that contradict each other; note the one without effect."""
+    if options.dry_run and options.apply:
+        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
+    if options.yes and not options.apply:
+        raise UsageError("--yes goes with --apply")
+    if options.dry_run:
+        out.note(Phrase("--dry-run has no effect: without --apply only the plan is shown"))
+
+
 Propose = Callable[["Scratch"], Proposal]
 
 
@@ -160,10 +170,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
     raises.
     """
-    if options.dry_run and options.apply:
-        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
-    if options.yes and not options.apply:
-        raise UsageError("--yes goes with --apply")
+    check_options(out, options)
     named = [*folders, *(options.write_outside or ()), *(tier.writes if tier else ())]
     named = [os.path.join(store_root, folder) for folder in named]
     if options.apply:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.commands.shared.options import Body, Queue, Since, Topic, Until, Zone
+from rmqctl.commands.shared.options import SHOWN, Body, Queue, Since, Topic, Until, Zone
 from rmqctl.errors import UsageError
 from rmqctl.formats import bodies
 from rmqctl.output import Output
@@ -60,7 +60,7 @@ def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) 
 
 
 Decode = Annotated[str | None, typer.Option(
-    "--decode", metavar="NAME", show_default=False, callback=_by_hand,
+    "--decode", metavar="NAME", show_default=False, callback=_by_hand, rich_help_panel=SHOWN,
     help="Decode bodies: auto (JSON, gzip, RocketMQ's own topics), json, gbk, gzip, msgpack, "
     "hessian, avro:SCHEMA, protobuf:DESC#TYPE, python:module.function or a plug-in. "
     "Fields are decoded, decoded_as and internal.")]
@@ -126,7 +126,8 @@ class MessageOptions(OptionGroup):
     fields: Fields = None
     body: Body = "auto"
     decompress: Annotated[bool, typer.Option(
-        "--decompress", help=f"Undo {_CODECS} where the sys_flag says so.")] = False
+        "--decompress", rich_help_panel=SHOWN,
+        help=f"Undo {_CODECS} where the sys_flag says so.")] = False
     decode: Decode = None
     tz: Zone = UTC
 

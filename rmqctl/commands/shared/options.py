@@ -303,9 +303,10 @@ Zone = Annotated[tzinfo, typer.Option(
     help="Zone of times given without one and of times shown: UTC, local, +08:00, "
     "Asia/Shanghai.")]
 
+SHOWN = "How messages are shown"
 Body = Annotated[BodyForm, typer.Option(
-    "--body", help="How bodies are shown: as text where they are UTF-8 and else in base64 (auto), "
-    "always one way, or not at all.")]
+    "--body", rich_help_panel=SHOWN, help="How bodies are shown: as text where they are UTF-8 and "
+    "else in base64 (auto), always one way, or not at all.")]
 View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
     "--view", help="disk: all that is intact on disk. broker: only what a broker would still have "
     "after a start. auto: broker where the log is small (64 MiB), because it must be walked, else "

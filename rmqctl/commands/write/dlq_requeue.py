@@ -13,7 +13,7 @@ import typer
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import ApplyOptions, ask
+from rmqctl.commands.shared.applying import ApplyOptions, ask, check_options
 from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import settings_from
@@ -71,12 +71,9 @@ def command(
     """
     if to is not None and file is not None:
         raise UsageError("--to and --out: give one of them")
-    if apply.dry_run and apply.apply:
-        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
     if file is not None and apply.apply:
         raise UsageError("--out writes a new file at once: it goes without --apply")
-    if apply.yes and not apply.apply:
-        raise UsageError("--yes goes with --apply")
+    check_options(out, apply)
     from rmqctl.broker.view import view_of
     from rmqctl.engine.input.append_stream import open_session
     from rmqctl.engine.input.requeue import COLUMNS, made, requeue

@@ -44,7 +44,7 @@ from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
 Ambiguous = Literal["leave-out", "keep"]
-Fillers = Literal["in-place", "topic", "none"]
+Fillers = Literal["in-place", "none"]
 _ROUNDS = 6
 STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
     Verdict.STALE, Verdict.CONTRADICTED, Verdict.UNDECIDED)
@@ -52,9 +52,6 @@ STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
                "them")
-_NO_TOPIC = (", which cannot be kept from a topic's consumers: its queues need an entry for each "
-             "lost message, a broker delivers what such an entry points to, and where that is "
-             "nothing, it leaves out intact messages as well")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ def salvage(store: Store, generation: int | None = None, *,
     is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
     behind damage that may be messages or lie in a body. ``correct``: how much of a record may be
     changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
-    as it is, marked. ``fillers``: ``none`` and ``topic`` refuse to make any. ``progress``
+    as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress``
     hears of the bytes walked.
 
     ``sources``: other stores with the same log, from which comes first what they have of the lost
@@ -489,7 +486,7 @@ class _Job:
             raise RefusedError(
                 f"--fillers {self.fillers}: {plural(len(filled), 'damaged part')} of the log, the "
                 f"first at physical offset {min(filled)}, can only become fillers"
-                f"{_NO_TOPIC if self.fillers == 'topic' else ''}. {_OTHER_WAYS}")
+                f". {_OTHER_WAYS}")
         written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
         placed = {id(item) for _, filling in fillings for item in filling.span.items}
