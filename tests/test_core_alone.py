@@ -26,7 +26,7 @@ NOT_CORE = (*(folder for folders in AREAS.values() for folder in folders), "test
             "tests/test_package.py", "tests/test_startup.py", "tests/test_threads.py",
             "tests/test_run.py", "tests/test_core_alone.py", "tests/test_extras.py",
             "tests/test_words.py", "tests/test_languages.py", "tests/test_project.py",
-            "tests/repair/test_nothing_deleted.py", "tests/badinput/test_every_command.py")
+            "tests/repair/test_nothing_deleted.py")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,20 @@ import pytest
 from tests.support import cli
 
 MISSING = "an extension that is not installed"
-_IMPORTED = re.compile(
-    r"^(?:from|import) (?:rmqctl\.(?:ext|pipeline|testing)"
-    r"|tests\.(?:browse|pipeline|remoting|serve|tiered))\b", re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+_EXTENSION = re.compile(r"^(?:from|import) rmqctl\.(?:ext|pipeline|testing)\b", re.MULTILINE)
+_OF_TESTS = re.compile(r"^from (tests[\w.]*) import ([\w, ]+)", re.MULTILINE)
+
+
+@cache
+def needs_extension(module: Path) -> bool:
+    """Return whether a module of the tests imports an extension, itself or through others."""
+    text = module.read_text()
+    others = [ROOT.joinpath(*name.split(".")).with_suffix(".py")
+              for package, names in _OF_TESTS.findall(text)
+              for name in (package, *(f"{package}.{name}" for name in names.split(", ")))]
+    return bool(_EXTENSION.search(text)) or any(
+        needs_extension(other) for other in others if other.is_file())
 
 
 def pytest_configure() -> None:
@@ -35,7 +47,7 @@ def pytest_configure() -> None:
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Ignore modules that import an extension."""
     is_module = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
-    return True if is_module and _IMPORTED.search(collection_path.read_text()) else None
+    return True if is_module and needs_extension(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,6 +24,7 @@ from rmqctl.commands import EFFECTS, REGISTRY, STORE_VARIABLE, CommandSpec, Grou
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.helptext import HelpMixin
 from rmqctl.commands.app.option_groups import spelled_out
+from rmqctl.commands.app.targets import OF_TIERS, is_tier, target_of
 from rmqctl.errors import UsageError
 from rmqctl.output.core import say
 
@@ -141,6 +142,7 @@ class Placeholder(typer.core.TyperCommand):
             short_help=spec.help,
             rich_markup_mode=None,
             rich_help_panel=spec.section,
+            hidden=spec in OF_TIERS.values(),
         )
         self.spec = spec
 
@@ -156,7 +158,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
 
     @property
     def listed(self) -> Mapping[str, Any]:  # type: ignore[override]  # computed here
-        return self.commands
+        return {name: command for name, command in self.commands.items() if not command.hidden}
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
@@ -202,7 +204,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
                                  f"{', '.join(map(repr, near))}?")
             raise
         if isinstance(command, Placeholder):
-            command = load(command.spec)
+            command, rest = _for_target(load(command.spec), rest)
         return name, command, rest
 
     def _harmless(self, ctx: Any) -> list[str]:
@@ -223,6 +225,21 @@ def _may_mutate(command: Any) -> bool:
         return (default is not None and default.effect == "mutates") or all(
             map(_may_mutate, command.commands.values()))
     return isinstance(command, Placeholder) and command.spec.effect == "mutates"
+
+
+def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]:
+    """Return the command, or the one for tiers where the words name a tier, and its words."""
+    spec = OF_TIERS.get(command.spec.name)
+    if spec is None or {"-h", "--help"} & set(words):
+        return command, words
+    params = list(command.params)
+    known = {name for param in params for name in param.opts}
+    if any(word.startswith("-") and word.partition("=")[0] not in known for word in words):
+        params += load(spec).params
+    first = target_of(words, params)
+    if first is None or not is_tier(first):
+        return command, words
+    return load(spec), words if first in words else [first, *words]
 
 
 def load(spec: CommandSpec) -> Command:
@@ -270,6 +287,7 @@ def _promise(spec: CommandSpec) -> str:
 def _group(spec: GroupSpec) -> Group:
     return Group(
         name=spec.name[-1],
+        hidden=spec.name == ("tiered", "query"),
         help=spec.help,
         short_help=spec.help,
         rich_markup_mode=None,
