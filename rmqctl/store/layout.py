@@ -50,7 +50,6 @@ _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 FORM_UNKNOWN = "nothing says which of the two a broker reads"
 """How the reason ends where files and a data base have queues, and storeType decides."""
 _MADE_ANEW = ("consumequeue", "config")
-_NOT_READ = "which this version of rmqctl cannot read"
 _NOT_WRITTEN = "which this version of rmqctl does not write"
 
 

@@ -12,7 +12,6 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _REAL = re.compile(r"[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 _BLANKS = "".join(map(chr, range(0x21)))
 """What ``String.trim`` takes away."""
-LARGEST_INT = (1 << 31) - 1
 
 
 def value(kind: str, text: str, *, trims: bool) -> Any:

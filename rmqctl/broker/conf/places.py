@@ -78,11 +78,6 @@ def is_default(path: str) -> bool:
         _DEFAULT_ROOT.fullmatch(path))
 
 
-def has_log(folder: str) -> bool:
-    """Whether files with the names of a log lie in a folder."""
-    return bool(listing(folder).files)
-
-
 def _is_elsewhere(root: str, store: str) -> bool:
     """Whether a root is not the store, and not the place that the store has been copied from."""
     if _same(root, store):

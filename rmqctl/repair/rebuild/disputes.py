@@ -39,7 +39,7 @@ from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
-from rmqctl.repair.rebuild.seed import queues_of
+from rmqctl.repair.rebuild.seed import derived_in
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -127,7 +127,8 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     one's.
     """
     size = rebuilt.settings.consumequeue_file_size
-    present, made = queues_of(rebuilt.root, size), queues_of(rebuilt.scratch.root, size)
+    present, made = (derived_in(root, size).plain_queues
+                     for root in (rebuilt.root, rebuilt.scratch.root))
     left = _MOST
     for key in sorted(queues & present.keys() & made.keys()):
         with closing(present[key]) as ours, closing(made[key]) as theirs:

@@ -32,8 +32,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue, valid
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Sizes, Store
 
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
@@ -46,14 +45,9 @@ _PAGE = 1 << 16
 _BUFFERED = 256
 
 
-def queues_of(root: str, file_size: int) -> dict[QueueKey, FileQueue]:
-    """The plain consumequeues below a root."""
-    return Store(root, [], Sizes(consumequeue_file=file_size)).plain_queues
-
-
-def batches_of(root: str) -> dict[QueueKey, BatchQueue]:
-    """The batch consumequeues below a root."""
-    return Store(root, [], Sizes()).batch_queues
+def derived_in(root: str, file_size: int | None = None) -> Store:
+    """Return a store whose consumequeues are those below a root, without a log."""
+    return Store(root, [], Sizes(consumequeue_file=file_size))
 
 
 # -- batch queues: before the rebuild -------------------------------------------------------------
@@ -65,7 +59,7 @@ def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[S
     """
     if not log_min:
         return
-    for queue in batches_of(root).values():
+    for queue in derived_in(root).batch_queues.values():
         last: tuple[StoreFile, int] | None = None
         for number, file in enumerate(queue.files):
             rows = queue.used(number, log_min)
@@ -105,7 +99,8 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
-    for queue in queues_of(scratch.root, size).values():
+    made = derived_in(scratch.root, size)
+    for queue in made.plain_queues.values():
         with closing(queue):
             numbers = [_sound_rows(file, done) for file in queue.files]
             any_row = any((rows[:count] != _FILLER).any() for rows, count in numbers)
@@ -115,7 +110,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
             for file in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
                 aside.move(file.path)
     size = settings.batch_consumequeue_file_size
-    for batches in batches_of(scratch.root).values():
+    for batches in made.batch_queues.values():
         counts = [len(batches.used(number, done)) for number in range(len(batches.files))]
         _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
 
@@ -158,7 +153,7 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
     """
     if not log_min:
         return
-    for key, queue in queues_of(scratch.root, file_size).items():
+    for key, queue in derived_in(scratch.root, file_size).plain_queues.items():
         with closing(queue):
             if queue.files:
                 _take_units(os.path.join(root, EXT, key[0], str(key[1])), queue,

@@ -32,7 +32,7 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.rebuild import index
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
-from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN, batches_of, queues_of
+from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN, derived_in
 from rmqctl.repair.targets import is_alias
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import Piece
@@ -83,12 +83,13 @@ def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
 def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     rebuilt_ends = rebuilt.next_offsets if CONSUMEQUEUE in rebuilt.only else {}
     ends: dict[QueueKey, int] = {}
-    for key, queue in queues_of(rebuilt.root, rebuilt.settings.consumequeue_file_size).items():
+    present = derived_in(rebuilt.root, rebuilt.settings.consumequeue_file_size)
+    for key, queue in present.plain_queues.items():
         if key not in rebuilt_ends:
             with closing(queue):
                 cut = _first_behind(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
-    for key, batches in batches_of(rebuilt.root).items():
+    for key, batches in present.batch_queues.items():
         if key not in rebuilt_ends:
             limit = rebuilt.log_end if rebuilt.wants(key) else None
             ends[key] = batches.bounds(0, limit)[1]
@@ -98,13 +99,13 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
         size = rebuilt.settings.consumequeue_file_size
-        present = queues_of(rebuilt.root, size)
-        rebuilt_queues = queues_of(rebuilt.scratch.root, size)
-        for key in sorted({*present, *rebuilt_queues}):
+        present, made = (derived_in(root, size) for root in (rebuilt.root, rebuilt.scratch.root))
+        queues, rebuilt_queues = present.plain_queues, made.plain_queues
+        for key in sorted({*queues, *rebuilt_queues}):
             if rebuilt.wants(key):
-                yield _Plain(rebuilt, key).planned(present.get(key), rebuilt_queues.get(key))
+                yield _Plain(rebuilt, key).planned(queues.get(key), rebuilt_queues.get(key))
                 yield _extension(rebuilt, key)
-        batches, fresh = batches_of(rebuilt.root), batches_of(rebuilt.scratch.root)
+        batches, fresh = present.batch_queues, made.batch_queues
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))
