@@ -27,6 +27,17 @@ PATIENT = 30.0
 # -- without following ----------------------------------------------------------------------------
 
 
+def test_read_last_is_tail(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
+    for new, old in ((["--last", "3"], ["-n", "3"]), (["--last", "0"], ["-n", "0"]),
+                     (["--last", "5", "--topic", "TopicTest"], ["-n", "5", "-t", "TopicTest"])):
+        done = rmqctl("read", tiny_base.root, *new, "-o", "json").expect(0)
+        same = rmqctl("tail", tiny_base.root, *old, "-o", "json")
+        assert (done.code, done.out, done.err) == (same.code, same.out, same.err)
+    for words in (["--limit", "1"], ["--since", "-1h"], ["--group", "g", "--unconsumed"]):
+        rmqctl("read", tiny_base.root, "--last", "3", *words).expect(2)
+    assert "has no end" in rmqctl("read", tiny_base.root, "--follow", "-o", "json").expect(2).err
+
+
 @pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
                                    for each in golden_sets.clean_stores()])
 def test_the_last_of_every_clean_store(store: golden_sets.GoldenStore, golden: GoldenFolder,

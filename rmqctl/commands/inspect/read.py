@@ -32,6 +32,11 @@ def command(
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="disk: all that is intact on disk. broker: only what a broker would still "
         "have after a start, which ends the log at the first damage.")] = "disk",
+    last: Annotated[int | None, typer.Option(
+        "--last", metavar="N", min=0, help="The last N messages in log order, as `rmqctl tail`.",
+        show_default=False)] = None,
+    follow: Annotated[bool, typer.Option(
+        "--follow", help="Then go on as messages are appended, until interrupted.")] = False,
     show: MessageOptions,
     store: StoreQueues,
     out: Out,
@@ -50,12 +55,25 @@ def command(
         rmqctl read STORE --since -2h --where 'property.user~^4' -o jsonl
 
         rmqctl read STORE --group billing --unconsumed
+
+        rmqctl read STORE --last 20 --follow
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of
     from rmqctl.store.explain import is_unknown, missing_queue, without_consumequeue
     from rmqctl.store.query.select import Selector
 
+    if last is not None or follow:
+        others = (select.from_offset, select.count, select.from_phy, select.to_phy, select.since,
+                  select.until, group)
+        if unconsumed or view != "disk" or any(value is not None for value in others):
+            raise UsageError("--last and --follow go with --topic, --queue, --tag, --key and "
+                             "--where alone")
+        from rmqctl.commands.inspect import tail
+
+        tail.command(lines=10 if last is None else last, follow=follow, select=select, show=show,
+                     store=store, out=out)
+        return
     topic, queue, from_offset = select.topic, select.queue, select.from_offset
     if unconsumed != (group is not None):
         raise UsageError("--group and --unconsumed go together: which group, and that only what it "
