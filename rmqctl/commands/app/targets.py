@@ -23,7 +23,7 @@ def is_tier(target: str) -> bool:
     """Return whether a path is a tier and no store: a URL, or a folder with a cluster's folder."""
     if "://" in target:
         return True
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # a name that no system takes
         names = set(os.listdir(target))
         if names & {"commitlog", "consumequeue", "config"}:
             return False

@@ -128,6 +128,11 @@ class Facts:
         return self.diagnosis.profile
 
     @property
+    def group_sums(self) -> list[GroupRow]:
+        """A row for each group, without a topic."""
+        return _joined(self.groups, lambda row: (row.group, ""))
+
+    @property
     def topic_names(self) -> Iterator[str]:
         """All topics that anything here may name."""
         lost = self.diagnosis.losses
