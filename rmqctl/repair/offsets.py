@@ -39,8 +39,8 @@ _FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
 _BARE_ID, _QUOTED_ID = re.compile(rb"[{,]\s*-?\d+\s*:"), re.compile(rb'[{,]\s*"\d+"\s*:')
 _SINCE = 5
-_REASONS = {"earliest": "the first message", "latest": "behind the last message",
-            "beyond-end": "beyond the end of the queue, skips 0 unread messages"}
+_REASONS = {"earliest": "the first message", "latest": "after the last message",
+            "beyond-end": "beyond the end of the queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,18 @@ class Moved:
     min_offset: int
     max_offset: int
     store_timestamp: int | None
+
+    @property
+    def skips(self) -> int:
+        """Unread messages that the group does not get any more."""
+        start = self.min_offset if self.before is None else max(self.before, self.min_offset)
+        return max(0, min(self.after, self.max_offset) - start)
+
+    @property
+    def again(self) -> int:
+        """Messages that the group has read and gets again."""
+        end = 0 if self.before is None else min(self.before, self.max_offset)
+        return max(0, end - max(self.after, self.min_offset))
 
     def as_dict(self) -> dict[str, Any]:
         return {"topic": self.topic, "queue_id": self.queue_id, "from": self.before,
@@ -304,8 +316,11 @@ def _action(target: str, wanted: Reset, queue: Moved, *, cut: bool) -> Action:
                    "nothing was stored then or later")
     else:
         reason += _REASONS[wanted.to]
+    reason += f", delivers {queue.again:,} again" if queue.again else (
+        f", skips {plural(queue.skips, 'unread message')}")
     return Action("reset", target, queue.before, queue.after, reason, proof={
         "group": wanted.group, "topic": queue.topic, "queue_id": queue.queue_id,
+        "skips": queue.skips, "delivers_again": queue.again,
         "min_offset": queue.min_offset, "max_offset": queue.max_offset,
         "store_timestamp": queue.store_timestamp,
         "stored": None if queue.store_timestamp is None else time_text(queue.store_timestamp)})
