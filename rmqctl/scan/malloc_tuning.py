@@ -8,6 +8,7 @@ verify's time. Elsewhere than on glibc `keep_freed_memory` does nothing.
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import suppress
 from functools import cache
 
@@ -38,6 +39,15 @@ def give_back() -> None:
 
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident() -> int:
+    """Bytes of memory that the process has; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @cache

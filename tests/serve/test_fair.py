@@ -513,3 +513,15 @@ def _runs(order: list[str]) -> Iterator[list[str]]:
             run = []
         run.append(each)
     yield run
+
+
+def test_memory_that_nobody_counts_goes_back_to_the_system(root: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    has, given = [100 << 20], []
+    monkeypatch.setattr(server_module.malloc_tuning, "resident", lambda: has[0])
+    monkeypatch.setattr(server_module.malloc_tuning, "give_back", lambda: given.append(has[0]))
+    with serving(root) as served:
+        for grown in (0, 0, 4, 40, 0):
+            has[0] += grown << 20
+            served.do(served.server._expire)
+    assert given == [100 << 20, 144 << 20]

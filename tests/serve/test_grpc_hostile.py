@@ -319,3 +319,9 @@ def test_streams_that_are_opened_and_reset_take_nothing_from_others(served: Runn
             codes.append(stub.code("AckMessage", topic=stub.topic, group=stub.group, timeout=10,
                                    entries=[{"receipt_handle": "broker-a 0 0 0 0"}]))
         assert set(codes) <= {BAD_HANDLE}
+
+
+def test_a_client_that_is_gone_while_it_is_written_to_is_no_defect(served: Running) -> None:
+    assert served.server.proxy is not None
+    served.server.proxy._judged("ReceiveMessage", grpc.aio.InternalError("execute_batch"))
+    assert not served.failures

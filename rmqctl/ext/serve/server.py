@@ -75,6 +75,8 @@ class Server:
         lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """One thread: positions are written down once at a time."""
+    _resident: int = 0
+    """Memory of the process when some was given back; gRPC takes some that is counted nowhere."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
@@ -196,8 +198,10 @@ class Server:
         for connection in list(self.connections):
             if connection.is_stale(now):
                 connection.end()
-        if freed + self.unfinished.freed() + self.unsent.freed() > _SIZABLE:
+        freed += self.unfinished.freed() + self.unsent.freed()
+        if freed > _SIZABLE or malloc_tuning.resident() > self._resident + _SIZABLE:
             malloc_tuning.give_back()
+            self._resident = malloc_tuning.resident()
 
     def make_room(self) -> None:
         """Ends those who do not take their answers, if all of them together are too many."""

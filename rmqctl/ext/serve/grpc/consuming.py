@@ -52,6 +52,8 @@ _LOOK_S = 1.0
 """So long queues are looked through for a client that does not wait."""
 _MARGIN_S = 0.5
 """So long before its deadline a client gets its answer."""
+_COPIES = 3
+"""So often the body of a message is in memory while it is written: it, the answer, its bytes."""
 _LONGEST_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
 _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
@@ -76,12 +78,15 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
     try:
         yield reply(status=status(Code.OK) if given else status(
             Code.MESSAGE_NOT_FOUND, "no new message"))
-        for broker, each in given:
+        given.reverse()
+        while given:
+            broker, each = given.pop()
             message = _message(broker, each, group, topic, wish)
-            size = len(message.body)
-            with endpoint.held(caller, size):
+            key = each.flight.physical, each.receipt.number
+            del each  # its record, of which the message is a copy
+            with endpoint.held(caller, _COPIES * len(message.body)):
                 yield reply(message=message)
-            left.discard((each.flight.physical, each.receipt.number))
+            left.discard(key)
         yield reply(delivery_timestamp=span(now_ms()))
     finally:
         if left:

@@ -213,7 +213,7 @@ class Proxy:
             return judged(error)
         if isinstance(error, DecodeError):
             return Code.BAD_REQUEST, "the request is no message of this service"
-        if not isinstance(error, RmqctlError):
+        if not isinstance(error, RmqctlError | aio.InternalError):  # the latter: the client is gone
             self._endpoint.brokers[0].failed(name, error)
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
 
