@@ -16,17 +16,21 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def refuse_link_of_others(path: str) -> None:
-    """RefusedError for a link in a folder that others may write to. StoreIOError."""
+def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
+    """RefusedError for a link in a folder that others may write to: ``itself``, or a folder of its
+    path where everybody may. StoreIOError.
+    """
+    name, others = os.path.abspath(path), _OTHERS
+    if not itself:
+        name, others = os.path.dirname(name), stat.S_IWOTH
     try:
-        if not os.path.islink(path):
-            return
-        mode = os.stat(os.path.dirname(os.path.abspath(path))).st_mode
+        while (above := os.path.dirname(name)) != name:
+            if os.path.islink(name) and os.stat(above).st_mode & others:
+                raise RefusedError(f"{name}: is a link in a folder that others may write to; "
+                                   "nothing is written through it")
+            name, others = above, stat.S_IWOTH
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "look into") from None
-    if mode & _OTHERS:
-        raise RefusedError(f"{path}: is a link in a folder that others may write to; nothing is "
-                           "written through it")
 
 
 def open_to_append(path: str) -> int:
@@ -34,6 +38,7 @@ def open_to_append(path: str) -> int:
 
     A link is followed, but for those that `refuse_link_of_others` refuses.
     """
+    refuse_link_of_others(path, itself=False)
     try:
         return open_file(path, _APPEND | os.O_NOFOLLOW, "write to")
     except RefusedError:

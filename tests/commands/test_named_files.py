@@ -39,13 +39,13 @@ class Case(NamedTuple):
 CASES = {
     "export --out": Case(("export", "STORE", "--out", "FILE"), ending=".jsonl"),
     "report --out": Case(("report", "STORE", "--no-hash", "--out", "FILE"), ending=".html"),
-    "verify --state": Case(("verify", "STORE", "--state", "FILE"), replaces=True),
+    "verify --state": Case(("verify", "STORE", "--since-last", "--state", "FILE"), replaces=True),
     "verify --format-prometheus": Case(
         ("verify", "STORE", "--format-prometheus", "FILE"), replaces=True),
     "verify --baseline": Case(("verify", "STORE", "--baseline", "FILE"), replaces=True),
     "dlq requeue --out": Case(("dlq", "requeue", "STORE", "--group", "payments", "--out", "FILE")),
     "append --on-error": Case(
-        ("append", "STORE", "--on-error", "collect FILE", "--apply"), stdin=b"no message\n"),
+        ("append", "STORE", "--on-error", "collect", "-", "FILE"), stdin=b"no message\n"),
     "tiered compact --out": Case(("tiered", "compact", "--file", "INDEX", "--out", "FILE")),
     "pipeline export --out": Case(("pipeline", "export", "STORE", "--out", "FILE")),
     "pipeline sql --out": Case(("pipeline", "sql", "STORE", "select 1", "--out", "FILE")),
@@ -94,6 +94,34 @@ def test_nothing_is_written_over_or_through(name: str, there: str, tiny: tiny_st
     if there == "link":
         assert victim.read_bytes() == before
     assert len(os.listdir(shared)) == 1  # nothing temporary is left
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_written_through_a_folder_of_others(
+        name: str, tiny: tiny_stores.Tiny, tmp_path: Path, rmqctl: Runner) -> None:
+    case = CASES[name]
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    victim.mkdir()
+    (shared / "results").symlink_to(victim)
+    path = shared / "results" / f"named{case.ending}"
+    done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
+        "INDEX", str(path)) for word in case.words), stdin=case.stdin)
+    done.expect(*range(1, 8))
+    assert "results: is a link in a folder that others may write to" in done.err
+    assert os.listdir(victim) == []
+
+
+def test_positions_are_not_kept_in_a_folder_of_others(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "link").symlink_to(tmp_path)
+    path = str(shared / "link" / "offsets.json")
+    PositionsFile(path).load([])
+    shared.chmod(0o1777)
+    with pytest.raises(RefusedError):
+        PositionsFile(path).load([])
 
 
 @pytest.mark.parametrize("there", ["file", "link", "link to nothing"])

@@ -231,8 +231,12 @@ def _of(store: str | None, text: Phrase) -> Phrase:
 
 def _outside(root: str, files: dict[str, str | None]) -> None:
     """Refuses to write into the store: this command is read-only, wherever its files should go."""
+    from rmqctl.files.named import refuse_link_of_others
+
     real = os.path.realpath(root)
     for option, file in files.items():
+        if file is not None:
+            refuse_link_of_others(file, itself=False)  # a link there is replaced by the file
         if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
 

@@ -121,7 +121,9 @@ def _row(done: Uploaded) -> dict[str, Any]:
 def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
          dry_run: bool) -> None:
     from rmqctl.ext.tiered.index.compacted_form import compact, opened, write
+    from rmqctl.files.named import refuse_link_of_others
 
+    refuse_link_of_others(to, itself=False)
     with opened(file, slots, max_items) as index_file:
         done = compact(index_file)
         if not dry_run:

@@ -137,6 +137,10 @@ class RejectFile:
             raise UsageError(f"{path} exists already; bad lines go to a new file")
         if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
             raise StoreIOError(f"cannot make {path}: no such folder")
+        if path is not None:
+            from rmqctl.files.named import refuse_link_of_others
+
+            refuse_link_of_others(path, itself=False)
         self._path = path
         self._file: IO[bytes] | None = None
 

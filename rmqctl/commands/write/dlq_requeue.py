@@ -77,8 +77,11 @@ def command(
     from rmqctl.broker.view import view_of
     from rmqctl.engine.input.append_stream import open_session
     from rmqctl.engine.input.requeue import COLUMNS, made, requeue
+    from rmqctl.files.named import refuse_link_of_others
     from rmqctl.store.groups.dead_letters import Requeued, Resending, dead_letters
 
+    if file is not None:
+        refuse_link_of_others(file, itself=False)
     wanted = select.selection(tz)
     faults = Faults(out)
     with store.open() as known:

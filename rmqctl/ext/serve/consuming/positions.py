@@ -13,6 +13,7 @@ from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.files.durable import replace_file
+from rmqctl.files.named import refuse_link_of_others
 from rmqctl.scan.source import FileSource
 
 _MOST = 1_000_000
@@ -103,7 +104,10 @@ class PositionsFile:
         self._others: dict[str, Any] = {}
 
     def load(self, names: list[str]) -> dict[str, dict[Key, dict[int, int]]]:
-        """The positions of each of the names. FormatError, StoreIOError."""
+        """The positions of each of the names. FormatError, StoreIOError; RefusedError where the
+        path leads through a link that others may have made.
+        """
+        refuse_link_of_others(self.path, itself=False)
         if not os.path.lexists(self.path):
             folder = os.path.dirname(os.path.abspath(self.path))
             if not os.path.isdir(folder):
