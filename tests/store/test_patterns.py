@@ -45,3 +45,15 @@ def test_read_ends_with_an_error(
     assert "takes more than 0.01 s" in done.err
     assert done.out == ""
     assert rmqctl("read", root, "--where", "body~(a+)+!$", "-o", "jsonl").expect(0).jsonl()
+
+
+def test_many_slow_searches_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(patterns, "thread_time", lambda: float(next(clock)))  # 1 s for each search
+    monkeypatch.setattr(patterns, "_left", {})
+    short, long = "a" * 20, "a" * 1_000_000
+    assert all(patterns.found("^a", long) for _ in range(100))  # 2 s each
+    for pattern in ("^a+", "a+$"):
+        assert all(patterns.found(pattern, short) for _ in range(5))
+        with pytest.raises(UsageError, match="more than 2 microseconds for each character"):
+            patterns.found(pattern, short)

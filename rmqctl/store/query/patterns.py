@@ -8,11 +8,17 @@ ever. ``regex`` takes the same expressions and ends a search at a time limit.
 from __future__ import annotations
 
 import warnings
+from time import thread_time
 
 from rmqctl.errors import UsageError
 
 MAX_SECONDS = 5.0
 """Of one search. A pattern that does not try all ways needs less for the largest body."""
+SECONDS_PER_CHARACTER = 2e-6
+"""Of all searches for a pattern together, and `MAX_SECONDS`. Most take a hundredth of that."""
+_ADVICE = "avoid repetitions within repetitions, such as (a+)+"
+_left: dict[str, float] = {}
+"""By pattern the seconds that are left."""
 
 
 def check(pattern: str) -> None:
@@ -30,13 +36,23 @@ def check(pattern: str) -> None:
 
 
 def found(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` matches somewhere in ``text``. UsageError beyond `MAX_SECONDS`."""
+    """Whether ``pattern`` matches somewhere in ``text``. UsageError beyond `MAX_SECONDS`, or where
+    all texts together take too long for their size.
+    """
     import regex
 
+    begun = thread_time()
     try:
-        return regex.search(pattern, text, timeout=MAX_SECONDS) is not None
+        matched = regex.search(pattern, text, timeout=MAX_SECONDS) is not None
     except TimeoutError:
         raise UsageError(
             f"the regular expression {pattern!r} takes more than {MAX_SECONDS:g} s on one value of "
-            f"{len(text):,} characters: avoid repetitions within repetitions, such as (a+)+"
-        ) from None
+            f"{len(text):,} characters: {_ADVICE}") from None
+    left = _left.get(pattern, MAX_SECONDS) + len(text) * SECONDS_PER_CHARACTER - (
+        thread_time() - begun)
+    _left[pattern] = left
+    if left < 0:
+        raise UsageError(
+            f"the regular expression {pattern!r} takes more than {SECONDS_PER_CHARACTER * 1e6:g} "
+            f"microseconds for each character of the messages: {_ADVICE}")
+    return matched
