@@ -97,7 +97,7 @@ def test_values_of_fields_may_be_no_texts() -> None:
 @pytest.mark.parametrize("data", [
     b"\x00\x00\x00\x00\x00\x00\x00\x00", b"\xff\xff\xff\xff\x00\x00\x00\x00",
     b"\x7f\xff\xff\xff\x00\x00\x00\x00", b"\x00\x00\x00\x08\x00\x00\x00\x05xxxx",
-    b"\x00\x80\x00\x00\x00\x04\x00\x01"])  # a header of 256 KiB and a byte
+    b"\x00\x80\x00\x00\x00\x08\x00\x01"])  # a header of 512 KiB and a byte
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     reader = FrameReader()
     reader.feed(data)

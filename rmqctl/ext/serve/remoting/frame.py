@@ -36,7 +36,7 @@ ExtValue = Struct("length" / Int32sb)
 
 MAX_FRAME = 16 << 20
 """``com.rocketmq.remoting.frameMaxLength``, of clients and servers."""
-MAX_HEADER = 256 << 10
+MAX_HEADER = 512 << 10
 """Bytes of a header: clients write a few KiB, and each of its fields takes time."""
 
 _HEAD = layout.reader(FrameHead, "length", "header")
