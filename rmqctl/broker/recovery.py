@@ -198,8 +198,13 @@ class RecoveryWalk:
     comes as a batch of its own, with the physical offset that it says; ``odd`` is True meanwhile.
     """
 
-    def __init__(self, log: CommitLog, number: int, version: BrokerVersion) -> None:
+    def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
+                 known_to: int | None = None) -> None:
+        """``known_to``: a record's place; all before it is known to be accepted, and is not read
+        again.
+        """
         self._log, self._number, self._version = log, number, version
+        self._known_to = known_to
         self.first = self.end = log.files[number].base
         self.last_valid: int | None = None
         self.stop = ""
@@ -209,6 +214,8 @@ class RecoveryWalk:
     def __iter__(self) -> Iterator[Batch]:
         files = self._log.files
         for number in range(self._number, len(files)):
+            if self._known_to is not None and files[number].end <= self._known_to:
+                continue
             self.end = files[number].base
             yield from self._file(self._log.source(number))
             if self.stop:
@@ -217,7 +224,7 @@ class RecoveryWalk:
 
     def _file(self, source: Source) -> Iterator[Batch]:
         """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
-        position = 0
+        position = max(0, (self._known_to or 0) - source.base)
         while True:
             spot: int | None = None
             for batch in Walk(source, position):

@@ -279,7 +279,7 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     if phase is not None:
         phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
-                      machine=machine or around_in_use(store))
+                      machine=machine or around_in_use(store), seen=run.seen)
     room = os.statvfs(store.root)
     return Diagnosis(found, start, store.lock, Disk(
         room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize), run.profile)

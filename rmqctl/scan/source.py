@@ -197,13 +197,18 @@ def open_any(path: str) -> int:
 
 def open_regular(path: str) -> int:
     """A read-only descriptor of a regular file; all else is refused, with why. StoreIOError."""
+    return _regular(path)[0]
+
+
+def _regular(path: str) -> tuple[int, int]:
+    """The same, and the size of the file."""
     fd = open_any(path)
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
         os.close(fd)
-        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        kind = "a directory" if stat.S_ISDIR(about.st_mode) else "not a regular file"
         raise StoreIOError(f"{path}: {kind}")
-    return fd
+    return fd, about.st_size
 
 
 class FileSource(Closing):
@@ -223,8 +228,7 @@ class FileSource(Closing):
                  witness: Witness | None = None, head: int = 0) -> None:
         self.name, self.base, self._limit, self.witness = path, base, limit, witness
         self.head = head
-        self._fd = open_regular(path)
-        self.size = os.fstat(self._fd).st_size
+        self._fd, self.size = _regular(path)
         self._holes = hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:

@@ -252,11 +252,11 @@ def _files(top: str, seen: set[tuple[int, int]],
     """(entry, stat, its folder) of the regular files below ``top``; no folder is entered twice,
     and behind a link none that is deeper than a store's own: a link may lead to all of a disk.
     """
-    stack = [(top, 0, _MAX_DEPTH)]
+    stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
-        folder, depth, deepest = stack.pop()
+        folder, depth, deepest, found = stack.pop()
         try:
-            info = os.stat(folder)
+            info = os.stat(folder) if found is None else found
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
@@ -287,7 +287,7 @@ def _files(top: str, seen: set[tuple[int, int]],
                 troubles.append(Trouble(entry.path, "nested too deep; not looked into", True))
             else:
                 stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)
-                              if entry.is_symlink() else deepest))
+                              if entry.is_symlink() else deepest, info))
 
 
 def _kind(parts: tuple[str, ...], path: str, size: int, in_log: bool) -> str:

@@ -177,3 +177,45 @@ def test_bytes_of_damage_are_summed(seed: int) -> None:
         for high in range(0, 310, 11):
             assert damage.within(low, high) == sum(low <= place < high for place in inside)
     assert DamagedBytes(starts[:0], ends[:0]).within(0, 1 << 62) == 0
+
+
+SOUND = ("5.3.3/basic/store", "4.9.3/basic/store", "5.3.3/transaction/store", "5.3.3/v2topic/store",
+         "5.3.3/ipv6/store", "4.9.3/transaction/store")
+
+
+def stopped(golden: GoldenFolder, tmp_path: Path, store: str) -> Path:
+    """A copy of a store as a clean stop leaves it."""
+    root = snapshot.copy_tree(golden(store), tmp_path / "store")
+    (root / "abort").unlink(missing_ok=True)
+    return root
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGE], ids=lambda each: getattr(
+    each, "__name__", "sound"))
+@pytest.mark.parametrize("store", SOUND)
+def test_a_start_is_predicted_from_the_pass_as_from_walks(
+        golden: GoldenFolder, tmp_path: Path, store: str,
+        damage: Callable[[Path, int], int] | None) -> None:
+    root = stopped(golden, tmp_path, store)
+    if damage is not None:
+        damage(root, 17)
+    with Store.open(root) as opened, Store.open(root) as again:
+        found = preflight(opened, seen=verified(opened).seen)
+        walked = preflight(again)
+    assert found.as_dict() == walked.as_dict()
+    assert found.account == walked.account
+
+
+@pytest.mark.parametrize("store", SOUND[:2])
+def test_a_sound_log_is_read_once(golden: GoldenFolder, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch, store: str) -> None:
+    root = stopped(golden, tmp_path, store)
+    with Store.open(root) as opened:
+        seen = verified(opened).seen
+        assert seen is not None
+        read = count_reads(monkeypatch, "commitlog")
+        preflight(opened)
+        whole = sum(read)
+        read.clear()
+        preflight(opened, seen=seen)
+        assert sum(read) < whole / 2

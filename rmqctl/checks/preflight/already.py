@@ -158,6 +158,7 @@ class AlreadyLost:
 
     def take(self, walked: Walked) -> None:
         """The same for all of the log at once, from what a pass over it has kept; StoreIOError."""
+        self._pending, self._held = [], 0
         self._spans, self._end = walked.places, walked.end
         self._accepted, self._seen = walked.accepted, walked.ends
         self._undecided.look(walked.spans)

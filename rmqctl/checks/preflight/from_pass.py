@@ -11,8 +11,10 @@ nothing is said here, and a walk has to tell.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.derived import is_queue_name
-from rmqctl.scan.frames import BLANK, Array
+from rmqctl.scan.frames import BLANK, ZERO, Array
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
@@ -61,6 +63,45 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
             return _Counting(store, version, log, seen).known(release)
         except _UnusualError:
             return None
+
+
+class SoundPass(NamedTuple):
+    """What a pass over a log has shown in which all is sound: the last record, what walks would
+    have seen, how many messages there are, and how many of them replace lost ones.
+    """
+
+    last: int
+    walked: Walked
+    messages: int
+    replaced: int
+
+
+def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Queues,
+               seen: RangeResult) -> SoundPass | None:
+    """What a start needs of the log when it changes nothing there, as it was stopped cleanly, is
+    sound as a whole, and each message has its entry; else None. StoreIOError.
+    """
+    last, end = seen.last_record_start, seen.last_record_end
+    if store.has_abort or last is None or end is None or log.files != store.log.files or not (
+            _is_usual_store(store, version) and _is_usual_log(seen)):
+        return None
+    passed = seen.passed
+    closed = [file.base for file in log.files if file.end <= last]
+    if (seen.bad or seen.headers.faults or seen.headers.unlisted or passed.odd_numbers
+            or queues.has_batches or queues.max_physic < end or log.gaps()
+            or (passed.first_v2 is not None and not version.message_v2)
+            or len({bisect_right(closed, blank) for blank in passed.blanks if blank < last})
+            < len(closed)
+            or any(span.kind != BLANK and (span.kind != ZERO or span.offset < end)
+                   for span in seen.spans)):
+        return None
+    try:
+        counting = _Counting(store, version, log, seen, queues)
+    except _UnusualError:
+        return None
+    walked = counting.all_sound(log.min_offset, end)
+    return None if walked is None else SoundPass(
+        last, walked, seen.messages, sum(seen.fillers.values()) + seen.kept_damaged)
 
 
 def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
@@ -108,10 +149,10 @@ class _Messages:
 class _Counting:
     """One start of a broker, as far as the count needs it."""
 
-    def __init__(self, store: Store, version: BrokerVersion, log: CommitLog,
-                 seen: RangeResult) -> None:
+    def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
+                 queues: Queues | None = None) -> None:
         self._store, self._version, self._log, self._seen = store, version, log, seen
-        self._queues = Queues(store, version)
+        self._queues = queues or Queues(store, version)
         if self._queues.has_batches or any(
                 state.key[0].startswith(LMQ_PREFIX) for state in self._queues.states):
             raise _UnusualError
@@ -120,6 +161,18 @@ class _Counting:
             if is_queue_name(key[0]):
                 self._tallies[self._queues.number(key)] = tally
         self._clean = not store.has_abort
+
+    def all_sound(self, start: int, end: int) -> Walked | None:
+        """What walks from ``start`` to ``end`` would show, where every message has its entry, and
+        every entry its message; else None. StoreIOError.
+        """
+        for number, tally in self._tallies.items():
+            if tally.claims or tally.without_queue or not self._is_sound(
+                    number, self._runs(number, np.zeros(0, np.int64))):
+                return None
+        return Walked([], [], self._seen.passed.intact_end, self._accepted(start, end), {
+            number: tally.next_offset for number, tally in self._tallies.items()},
+            sound=set(self._tallies))
 
     def known(self, release: str) -> int:
         """The count. StoreIOError."""

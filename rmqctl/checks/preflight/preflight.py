@@ -34,6 +34,7 @@ from rmqctl.checks.preflight.around import Around
 from rmqctl.checks.preflight.by_queue import by_queue
 from rmqctl.checks.preflight.disk import judge_disk
 from rmqctl.checks.preflight.downgrade import judge_downgrade
+from rmqctl.checks.preflight.from_pass import SoundPass, sound_pass
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
@@ -45,7 +46,7 @@ from rmqctl.checks.preflight.timers import judge_timers
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.config_database import topics_cleaned
-from rmqctl.checks.verify.context import deleted, known_topics
+from rmqctl.checks.verify.context import RangeResult, deleted, known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.scan.frames import Array, Batch
@@ -60,7 +61,8 @@ _TOPICS = 3
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
-              progress: Progress | None = None, machine: Around | None = None) -> Prediction:
+              progress: Progress | None = None, machine: Around | None = None,
+              seen: RangeResult | None = None) -> Prediction:
     """What a broker of ``broker_version`` does when it starts.
 
     None: the version the store was made for, else that of its generation. Of a store whose
@@ -70,20 +72,22 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     ``full``: messages without a row are looked for in all of the log, else only in the part
     which the broker reads; and once messages are known to be lost, nothing else is looked for.
     ``progress`` is told bytes of the log. ``machine``: the clock and the disk that it starts with;
-    None: what depends on them is not predicted. UsageError for a version that cannot be predicted,
-    StoreIOError where the log cannot be read.
+    None: what depends on them is not predicted. ``seen``: what a verification has kept of its pass
+    over the log, which is not read again where all is sound. UsageError for a version that cannot
+    be predicted, StoreIOError where the log cannot be read.
     """
-    def predict(seen: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
-        return _predict(seen, release, version, full, progress, machine)
+    def predict(opened: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
+        return _predict(opened, release, version, full, progress, machine, seen)
 
     return start_of(store, broker_version, predict, full=full)
 
 
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
-             progress: Progress | None, machine: Around | None) -> Prediction:
+             progress: Progress | None, machine: Around | None,
+             seen: RangeResult | None) -> Prediction:
     """The start of one broker on the files that it opens, and its first minutes."""
     version = as_configured(store, version)
-    predicted = _of_log_and_queues(store, release, version, full, progress)
+    predicted = _of_log_and_queues(store, release, version, full, progress, seen)
     if machine is not None and store.layout.reads(LOG):
         try:
             judge_timers(predicted, store, version, machine.now)
@@ -95,7 +99,7 @@ def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
 
 
 def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full: bool,
-                       progress: Progress | None) -> Prediction:
+                       progress: Progress | None, seen: RangeResult | None) -> Prediction:
     predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
                            profile=version.name, mendable=store.layout.is_mended)
     holder = store.lock
@@ -139,7 +143,8 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
                                  running)
         return predicted
     with closing(loaded_log(store, version)) as log:
-        _Start(store, version, predicted, loading, log, full, running, progress).run()
+        _Start(store, version, predicted, loading, log, full, running, progress,
+               seen if full and not running else None).run()
     predicted.differences = differences(predicted, loading, store.sizes.conf)
     return predicted
 
@@ -159,7 +164,8 @@ class _Start:
     """One start of a broker, step by step."""
 
     def __init__(self, store: Store, version: BrokerVersion, predicted: Prediction, loading: Load,
-                 log: CommitLog, full: bool, running: bool, progress: Progress | None) -> None:
+                 log: CommitLog, full: bool, running: bool, progress: Progress | None,
+                 seen: RangeResult | None) -> None:
         self.store, self.version, self.log = store, version, log
         self.made, self.found = predicted, loading
         self.full, self.running, self.progress = full, running, progress
@@ -176,6 +182,9 @@ class _Start:
         self.skipped: list[int] = []
         """Where the run-time dispatcher leaves files that recovery did not read, for the next."""
         self.count = Counted()
+        self.seen = seen
+        self.sound: SoundPass | None = None
+        """What is known of the log without reading it again."""
         self.ledger: Ledger | None = None
         """What DLedger leaves of its data; None for a plain log."""
 
@@ -192,7 +201,7 @@ class _Start:
                 self._recover(predicted)
             self._table()
             self._reput(predicted)
-            if self.full:
+            if self.full and self.sound is None:
                 self._older()
             self._count(predicted)
             if self.full:
@@ -219,7 +228,9 @@ class _Start:
         start = log.files[number]
         predicted.start_file = relative(self.store, start.path)
         self.start = start.base
-        self.walk = walk = RecoveryWalk(log, number, version)
+        sound = self.sound = None if self.seen is None else sound_pass(
+            self.store, version, log, self.queues, self.seen)
+        self.walk = walk = RecoveryWalk(log, number, version, None if sound is None else sound.last)
         dispatches = not self.clean or version.normal_by_queues
         behind = reach if self.clean else None
         before = self.queues.positions()
@@ -237,6 +248,11 @@ class _Start:
                 self.already.look(batch, spans=False)
             self._add(batch)
             self._read(batch)
+        if sound is not None:
+            self.already.take(sound.walked)
+            self.count = Counted(sound.messages, sound.replaced)
+            if self.progress is not None:
+                self.progress(sound.last - log.min_offset)
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
             self.cut = self.store.cut_off

@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import Array, used_length
+from rmqctl.scan.frames import Array
 from rmqctl.scan.holes import data_end, used_end
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
@@ -304,7 +304,7 @@ class FileQueue(ConsumeQueue):
             if size > _FIRST_PAGE and source.next_data(_FIRST_PAGE) < size:
                 return None
             data = source.read(0, min(size, _FIRST_PAGE + UNIT_SIZE))
-            used = -(-used_length(data[:len(data) - len(data) % UNIT_SIZE]) // UNIT_SIZE)
+            used = -(-len(data[:len(data) - len(data) % UNIT_SIZE].rstrip(b"\0")) // UNIT_SIZE)
             rows = self._rows[number] = data[:used * UNIT_SIZE]
             self._used[number] = len(rows)
             FileQueue.kept += len(rows)
@@ -317,6 +317,12 @@ class FileQueue(ConsumeQueue):
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         known = self._edges.get(queue_offset)
+        if known is None and self._rows and queue_offset >= 0:
+            number = bisect_right(self._bases, queue_offset * UNIT_SIZE) - 1
+            kept = self._rows.get(number, b"")
+            position = queue_offset * UNIT_SIZE - self._bases[number]
+            if position + UNIT_SIZE <= len(kept):
+                return layout.decode(kept, position)
         return super().unit(queue_offset) if known is None else known
 
     @property
