@@ -29,6 +29,7 @@ ALLOWED = {
     ("reports.py", "_carried_out", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
+    ("commands/app/helptext.py", "common_options", "open for writing"): "typer's page",
     ("engine/dispatch/index.py", "write_whole", "O_TRUNC"): SCRATCH,
     ("engine/small_files.py", "_replace", "ftruncate"):
         "abort gets the content a broker writes",

@@ -70,11 +70,16 @@ class Contradictions:
             elif props.are_sound(record.properties) and self._must_go(record, rows):
                 self._records.rejected.add(physical)
 
-    def of_places(self, but: Container[int]) -> None:
+    def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
         """Mends or condemns what is out of the order of its queue, ``but`` at some places, where
-        the topic is doubtful. StoreIOError.
+        the topic is doubtful, and not in queues with ``undecided`` records, which tell nothing of
+        others. StoreIOError.
         """
+        read = [self._records.read(place, None)[1] for place in sorted(undecided)]
+        doubtful = {(os.fsdecode(record.topic), record.queue_id) for record in read if record}
         for key, runs in self._gatherer.misfits.items():
+            if key in doubtful:
+                continue
             for run in runs:
                 if run.low == run.high and run.low not in self.by_place and (
                         key[0] not in self._skipping) and run.low not in but and not (

@@ -198,7 +198,9 @@ class _Job:
         if self.sources:
             parts, survey = self._copy(survey, parts)
             restored = self.copied.messages
+        kept: set[int] = set()
         if self.ambiguous == "keep" and survey.unclear:
+            kept.update(place for place, _ in survey.unclear)
             self.confirmed.update(survey.unclear)
             survey = self._survey(parts)
         for rounds in count():
@@ -212,7 +214,7 @@ class _Job:
             if rounds >= _ROUNDS:
                 break
             mending = mend(self.store, parts, survey, gatherer, evidence, self.condemned.places,
-                           self.correct, self.chances)
+                           self.correct, self.chances, kept)
             self.refused, self.by_byte = mending.refused, mending.by_byte
             self.topics = mending.topics
             if not self._is_news(mending):
@@ -248,7 +250,7 @@ class _Job:
             survey = seen
             # What is back in its place may have brought such a page; what the user keeps stays.
             if mending.moved and self.condemned.add(
-                    stale_records(parts, seen)[0] - self.confirmed.keys(), STALE):
+                    stale_records(parts, seen)[0] - kept, STALE):
                 survey = self._survey(parts)
             restored += mending.messages
             self.actions += mending.actions

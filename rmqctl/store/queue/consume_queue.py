@@ -319,9 +319,9 @@ class FileQueue(ConsumeQueue):
         known = self._edges.get(queue_offset)
         if known is None and self._rows and queue_offset >= 0:
             number = bisect_right(self._bases, queue_offset * UNIT_SIZE) - 1
-            kept = self._rows.get(number, b"")
+            kept = self._rows.get(number, b"")  # none before the first file
             position = queue_offset * UNIT_SIZE - self._bases[number]
-            if position + UNIT_SIZE <= len(kept):
+            if position + UNIT_SIZE <= len(kept) and number >= 0:
                 return layout.decode(kept, position)
         return super().unit(queue_offset) if known is None else known
 

@@ -111,14 +111,16 @@ class Mending:
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: Evidence, rejected: Collection[int] = (),
-         correct: Correct = "bit", chances: Chances | None = None) -> Mending:
+         correct: Correct = "bit", chances: Chances | None = None,
+         undecided: Collection[int] = ()) -> Mending:
     """One round of mending where records stand. StoreIOError.
 
     ``rejected``: places of records which count as damaged, whatever they look like. ``correct``:
     what may be changed where a CRC says how. ``chances``: of all rounds of this repair.
+    ``undecided``: places of records that count as messages because the user says so.
     """
     return _Round(store, parts, survey, gatherer, evidence, rejected, correct,
-                  chances or Chances()).run()
+                  chances or Chances(), undecided).run()
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
@@ -201,10 +203,10 @@ def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str 
 class _Round:
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
                  gatherer: Gatherer, evidence: Evidence, rejected: Collection[int],
-                 correct: Correct, chances: Chances) -> None:
+                 correct: Correct, chances: Chances, undecided: Collection[int]) -> None:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
-        self._records, self._refused = Records(parts), rejected
+        self._records, self._refused, self._undecided = Records(parts), rejected, undecided
         self._twins = Twins(store, self._records)
         self._budget = _BUDGET
         self._confirmed: dict[int, int] = {}
@@ -252,7 +254,7 @@ class _Round:
         mend_flags(self._flags, self._survey, self._records, contradictions.by_place)
         contradictions.of_rows()
         topics_left = mend_topics(self._topics, self._records, contradictions.by_place)
-        contradictions.of_places(topics_left)
+        contradictions.of_places(topics_left, self._undecided)
         mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record", "", self._records.reasons, self._corrections)
