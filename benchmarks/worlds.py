@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,15 @@ class Sums:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
+    def merge(self, other: Sums) -> None:
+        """Adds what another process found."""
+        self.seeds.update(other.seeds)
+        for name, counts in other.counts.items():
+            self.counts.setdefault(name, Counter()).update(counts)
+        for name, most in other.most.items():
+            self.most[name] = max(self.most.get(name, 0), most)
+        self.bad += other.bad
+
     def table(self, names: list[str]) -> Iterator[str]:
         yield "| world | " + " | ".join(COLUMNS) + " |"
         yield "| --- |" + " ---: |" * len(COLUMNS)
@@ -96,6 +106,25 @@ def run(seeds: range, base: Path, seconds: float | None = None, *,
     return sums, done
 
 
+def run_in(jobs: int, seeds: range, seconds: float | None, *, wide: bool) -> tuple[Sums, int]:
+    """The same in several processes, each with a part of the seeds and stores of its own."""
+    size = -(-len(seeds) // jobs)
+    parts = [seeds[first:first + size] for first in range(0, len(seeds), size)]
+    sums, done = Sums(), 0
+    with ProcessPoolExecutor(len(parts)) as pool:
+        for found, count in pool.map(_part, parts, [seconds] * len(parts), [wide] * len(parts)):
+            sums.merge(found)
+            done += count
+    return sums, done
+
+
+def _part(seeds: range, seconds: float | None, wide: bool) -> tuple[Sums, int]:  # noqa: FBT001
+    signal.signal(signal.SIGALRM, _too_long)
+    unforced.install()
+    with tempfile.TemporaryDirectory() as folder:
+        return run(seeds, Path(folder), seconds, wide=wide)
+
+
 def section(sums: Sums, command: str, first: int, done: int) -> str:
     """The section of RESULTS.md."""
     forms = [f"{form}, {what}" for form in FORMS for what in ("honest", "forged")]
@@ -115,15 +144,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seconds", type=float, help="begin no world after this time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--wide", action="store_true", help="worlds with records of any queues in "
                         "bodies, and with more kinds of damage")
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args(words)
-    signal.signal(signal.SIGALRM, _too_long)
-    unforced.install()
-    with tempfile.TemporaryDirectory() as folder:
-        sums, done = run(range(given.seed, given.seed + given.seeds), Path(folder), given.seconds,
-                         wide=given.wide)
+    seeds = range(given.seed, given.seed + given.seeds)
+    sums, done = run_in(given.jobs, seeds, given.seconds, wide=given.wide)
     text = section(sums, f"python -m benchmarks.worlds --seeds {done} --seed {given.seed}"
                    + " --wide" * given.wide,
                    given.seed, done)

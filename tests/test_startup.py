@@ -66,7 +66,7 @@ def test_help_loads_no_library_and_no_command(words):
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 126),
     ("stats STORE --by topic -o json", 225),
     ("info STORE -o json", 155),
-    ("verify STORE -o json", 255),
+    ("verify STORE -o json", 258),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):
     modules = loaded(*(tiny.root if word == "STORE" else word for word in words.split()),
