@@ -118,7 +118,7 @@ def run_in(jobs: int, seeds: range, seconds: float | None, *, wide: bool) -> tup
     return sums, done
 
 
-def _part(seeds: range, seconds: float | None, wide: bool) -> tuple[Sums, int]:  # noqa: FBT001
+def _part(seeds: range, seconds: float | None, wide: bool) -> tuple[Sums, int]:
     signal.signal(signal.SIGALRM, _too_long)
     unforced.install()
     with tempfile.TemporaryDirectory() as folder:
