@@ -32,6 +32,8 @@ from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
 
 LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
+_MOST_INSIDE = 64
+"""Records in the last one before damage that are looked at: a stranger may send very many."""
 _BEHIND = 1 << 20
 """Bytes behind the last possible end in which the queues' next offsets are looked for."""
 
@@ -167,7 +169,10 @@ def _room(gap: Array) -> Array:
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
     """Where in ``(start, end)`` a record begins that reaches over the end, to another one."""
     position = start + 1
-    while (found := next_provable(source, position, end)) is not None:
+    for _ in range(_MOST_INSIDE):
+        found = next_provable(source, position, end)
+        if found is None:
+            break
         size = located_size(source, found)
         behind = found + (size or 0)
         if behind > end and (is_blank(source, behind) or located_size(source, behind) is not None):
