@@ -1,32 +1,19 @@
-"""What the queue offsets around damage tell of whole records in it (tiered.md §7).
-
-A broker uploads a queue without leaving one out, so between two messages the log has the records of
-the queue offsets between: its *slots*. A damaged record has one of them, and so has each message
-behind it; frames in a body have none. The sender of a message may know the slots, so what a frame
-says to be counts for nothing by itself: the records of all slots have to find room.
-
-* One slot: it is the damaged record's, and what is in the range is its body. But where a write was
-  cut and its messages were written again, the range has more records than slots. Then it does not
-  end as a message does, or a frame at its end has the slot.
-* More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
-  in the body of one of these, the messages of their slots would be in the range as well, damaged,
-  and each at least as long as a message's head (its topic and properties may be the last bytes of a
-  frame, too): where there is no room for one more, the frames are messages.
+"""Whole records in the damage of a queue's log, judged by its queue offsets
+(`rmqctl.scan.damage.one_queue`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 from rmqctl.ext.tiered.flat_file import FlatFile, QueueName
 from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
-from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record
+from rmqctl.scan.damage.one_queue import Damaged
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
 
@@ -44,7 +31,6 @@ class Slots:
         self._topic = os.fsencode(name.topic)
         self._least = min(message.size_of(0, magic, 0, len(self._topic), 0)
                           for magic in message.VERSIONS)
-        self._head = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
         self._last = last
         """Place and end of the last record."""
 
@@ -83,37 +69,15 @@ class Slots:
         if before is None or after is None or len(doubtful) >= _MOST_DOUBTFUL:
             return []
         frames = [self._record(place, size) for place, size in doubtful]
-        numbers = [-1 if frame is None else frame.queue_offset for frame in frames]
-        if after.queue_offset == before.queue_offset + 2:
-            if self._is_one(end, doubtful, numbers, before.queue_offset + 1):
+        found = Damaged(start, end, doubtful,
+                        [-1 if frame is None else frame.queue_offset for frame in frames],
+                        before.queue_offset, after.queue_offset)
+        if found.has_one_slot:
+            if found.is_one_record(self._log.read(*found.tail)):
                 batch.spans = [replace(span, doubtful=()) for span in batch.spans]
             return []
         whole = all(frame is not None and frame.crc_ok for frame in frames)
-        return doubtful if whole and self._fit(
-            start, end, doubtful, [before.queue_offset, *numbers, after.queue_offset]) else []
-
-    def _is_one(self, end: int, frames: Sequence[tuple[int, int]], numbers: Sequence[int],
-                slot: int) -> bool:
-        """Whether a range with one slot is one record."""
-        place, size = frames[-1]
-        if place + size == end and numbers[-1] == slot:
-            return False
-        first = max(end - LONGEST_TAIL, place)
-        return ends_record(self._log.read(first, end - first))
-
-    def _fit(self, start: int, end: int, frames: Sequence[tuple[int, int]],
-             numbers: Sequence[int]) -> bool:
-        """Whether frames have a slot each, the others have room between them, and no more would.
-
-        ``numbers``: their queue offsets, with those of the messages before and behind.
-        """
-        rooms = [behind - before for before, behind in zip(
-            [start, *(place + size for place, size in frames)],
-            [*(place for place, _ in frames), end], strict=True)]
-        free = [behind - before - 1 for before, behind in pairwise(numbers)]
-        return all(0 <= count * self._least <= room
-                   for count, room in zip(free, rooms, strict=True)) and (
-            sum(rooms) < (sum(free) + 1) * self._head)
+        return doubtful if whole and found.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
         """The message that ends where a range starts; a coda may be between."""

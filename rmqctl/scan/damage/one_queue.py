@@ -1,0 +1,71 @@
+"""What the queue offsets around damage tell of whole records in it, in a log of one queue.
+
+The log of a tier has all messages of its queue and no others (tiered.md §7), so between two of them
+it has the records of the queue offsets between: its *slots*. A damaged record has one of them, and
+so has each message after it; frames in a body have none. The sender of a message may know the
+slots, so what a frame says to be counts for nothing by itself: the records of all slots have to
+find room.
+
+* One slot: it is the damaged record's, and what is in the range is its body. But where a write was
+  cut and its messages were written again, the range has more records than slots. Then it does not
+  end as a message does, or a frame at its end has the slot.
+* More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
+  in the body of one of these, the messages of their slots would be in the range as well, damaged,
+  and each at least as long as a message's head (its topic and properties may be the last bytes of a
+  frame, too): where there is no room for one more, the frames are messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rmqctl.formats.local import message
+from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record
+
+HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A damaged range ``[start, end)`` with ``frames`` (place, size) in it, whose queue offsets are
+    ``numbers``, between the messages with the queue offsets ``before`` and ``after``.
+    """
+
+    start: int
+    end: int
+    frames: Sequence[tuple[int, int]]
+    numbers: Sequence[int]
+    before: int
+    after: int
+
+    @property
+    def has_one_slot(self) -> bool:
+        return self.after == self.before + 2
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """(place, length) of the bytes that `is_one_record` is told."""
+        first = max(self.end - LONGEST_TAIL, self.frames[-1][0])
+        return first, self.end - first
+
+    def is_one_record(self, tail: bytes) -> bool:
+        """Whether the range is one record, where it has one slot."""
+        place, size = self.frames[-1]
+        if place + size == self.end and self.numbers[-1] == self.before + 1:
+            return False
+        return ends_record(tail)
+
+    def are_messages(self, least: int) -> bool:
+        """Whether the frames have a slot each, the other records have room between them, and no
+        more would. ``least``: bytes of the smallest record of the queue.
+        """
+        rooms = [after - before for before, after in zip(
+            [self.start, *(place + size for place, size in self.frames)],
+            [*(place for place, _ in self.frames), self.end], strict=True)]
+        free = [after - before - 1 for before, after in pairwise(
+            [self.before, *self.numbers, self.after])]
+        return all(0 <= count * least <= room
+                   for count, room in zip(free, rooms, strict=True)) and (
+            sum(rooms) < (sum(free) + 1) * HEAD)
