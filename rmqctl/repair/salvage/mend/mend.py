@@ -452,15 +452,17 @@ class _Round:
             return True
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
+        # Without a body nothing proves the rest of it, but that its lengths make its size: where
+        # more than one field is damaged, the others may be too.
+        if not record.body and wrong > 1:
+            return False
         if foreign:
             return not shifted and (is_indexed(self._store, record) or (
                 not moved and sysflag.has_consume_queue_row(record.sys_flag)
                 and self._fits(record, inner=True)))
         if record.body:
             return len(record.topic) > 0 and b"\0" not in record.topic
-        # Without a body nothing proves the rest of it, but that its lengths make its size: where
-        # more than one field is damaged, the others may be too.
-        return wrong < 2 and self._fits(record)
+        return self._fits(record)
 
     def _fits(self, record: Record, *, inner: bool = False) -> bool:
         """Whether the log lacks just such a record: in its queue, and in no row's place."""
