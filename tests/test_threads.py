@@ -24,6 +24,7 @@ STARTERS = {"Thread", "Timer", "InheritableThread", "ThreadPoolExecutor", "start
             "from_batches", "run_worker", "to_thread", "run_in_executor"}
 #: What starts threads, or has threads of others run Python, by module; and what ends them.
 ENDED = {
+    ("sql/interrupting.py", "Thread"): "joined when the query's session ends",
     ("api.py", "from_batches"): "ending.Stream, and a table that is made at once",
     ("ext/browse/tree.py", "run_worker"): "textual ends its workers, asyncio.run its executor",
     ("ext/browse/widgets.py", "run_worker"): "the same",
@@ -184,3 +185,30 @@ def test_an_interrupt_within_a_table_is_no_error_of_the_query(
     monkeypatch.setattr(local_sql.Session, "_of_files", interrupted)
     with pytest.raises(signal), Session([str(golden(BASIC))]) as session:
         list(session.ask("select topic from messages").rows)
+
+
+_STOPPED = """
+import os, signal, sys, threading
+from rmqctl.sql.session import Session
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGTERM, stop)
+with Session([sys.argv[1]]) as session:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        list(session.ask("select sum(range) from range(1000000000000)").rows)
+    except KeyboardInterrupt:
+        print("stopped")
+print(signal.set_wakeup_fd(-1), threading.active_count())
+"""
+
+
+@pytest.mark.long
+def test_a_signal_ends_what_a_query_computes(golden: GoldenFolder) -> None:
+    """In minutes of computing DuckDB runs no step of Python, which runs the handler."""
+    done = subprocess.run([sys.executable, "-c", _STOPPED, str(golden(BASIC))],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["stopped", "-1 1"]

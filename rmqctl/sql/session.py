@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, Self
 
 import duckdb
@@ -31,6 +33,7 @@ from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import StoreIOError, UsageError, interruption
 from rmqctl.scan.ending import Stream
 from rmqctl.scan.frames import DAMAGED, Batch, Span
+from rmqctl.sql.interrupting import interrupted_by_signals
 from rmqctl.sql.json_values import binary_text, distinct, moment_text, number_of
 from rmqctl.sql.options import Options
 from rmqctl.sql.planning import plan
@@ -89,6 +92,11 @@ class Answer:
     rows: Iterator[dict[str, Any]]
 
 
+def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
+    with contextlib.suppress(duckdb.Error):  # it is closed
+        base.interrupt()
+
+
 class Session:
     """A context manager. ``advance`` is told bytes of logs as they are read; with ``decoding`` the
     messages have the columns `DECODED`, text: JSON, but ``decoded_as``.
@@ -127,6 +135,9 @@ class Session:
             self._base = duckdb.connect(":memory:", config={
                 "enable_external_access": "false", "memory_limit": _MEMORY,
                 "temp_directory": scratch, "autoinstall_known_extensions": "false"})
+            # Also while it is closed, which waits for a query that still runs.
+            self._signals = held.enter_context(
+                interrupted_by_signals(partial(_interrupt, self._base)))
             held.callback(self._close)
             self._held = held.pop_all()
         return self
@@ -161,7 +172,7 @@ class Session:
             reader = relation.to_arrow_reader(_ROWS)
             self._readers.append(reader)
             names = distinct(list(relation.columns))
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:  # the latter for a signal
             raise self._said(error) from None
         finally:  # a traceback keeps what it refers to, and with a relation all of DuckDB
             del relation
@@ -176,13 +187,17 @@ class Session:
                 for values in zip(*columns, strict=True):
                     yield {name: value if change is None or value is None else change(value)
                            for name, change, value in zip(names, changes, values, strict=True)}
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
+        except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
             raise self._said(error) from None
 
     def _said(self, error: Exception) -> BaseException:
         stopped = self._error or interruption(error)
         if stopped is not None:
             return stopped
+        if self._signals:
+            signal.raise_signal(self._signals[0])  # DuckDB has dropped what its handler raised
+        if isinstance(error, RuntimeError):
+            return error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
             return StoreIOError(f"SQL: {lines[0]}")

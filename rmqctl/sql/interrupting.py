@@ -1,0 +1,65 @@
+"""A query that a signal ends.
+
+Python runs the handler of a signal between two of its own steps, and a library that computes for
+minutes makes none. The signal itself writes a byte into a pipe at once, and a thread that waits for
+it tells the library to stop; then the handler runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_S = 0.2
+"""Seconds after which an interrupt is repeated: one before a query begins is lost."""
+
+
+@contextmanager
+def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
+    """Calls ``interrupt`` in another thread when SIGINT or SIGTERM comes, until the end, and
+    gives the signals that came: a library may drop what their handlers raise.
+
+    Outside of the main thread, and where another one waits for signals, nothing is done.
+    """
+    came: list[int] = []
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, end == reading)
+    try:
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    except ValueError:  # not in the main thread
+        before = None
+    if before is None or before != -1:
+        if before is not None:
+            signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+        yield came
+        return
+    done = threading.Event()
+
+    def wait() -> None:
+        number = 0
+        while number not in _ENDING and not done.is_set():
+            number, = os.read(reading, 1)
+        if not done.is_set():
+            came.append(number)
+            interrupt()
+            while not done.wait(_AGAIN_S):
+                interrupt()
+
+    watcher = threading.Thread(target=wait, name="rmqctl-signals", daemon=True)
+    watcher.start()
+    try:
+        yield came
+    finally:
+        done.set()
+        signal.set_wakeup_fd(-1)
+        os.write(writing, b"\0")
+        watcher.join()
+        os.close(reading)
+        os.close(writing)
