@@ -280,7 +280,8 @@ class Store:
         options = RecoverOptions(
             ambiguous=ambiguous or "leave-out", sizes=sizes, correct=correct,
             keep_damaged=keep_damaged, sources=[os.fspath(source) for source in sources],
-            prefer=prefer, commitlog_dirs=self._folders, form=consumequeue)
+            prefer=prefer, commitlog_dirs=self._folders, form=consumequeue,
+            given=dict(self._store.sizes.conf.values))
         return recover_plan(self.path, options, decided=ambiguous is not None)
 
 

@@ -59,7 +59,7 @@ class RepairPlan(dict[str, Any]):
     def __init__(self, store: str, plan: Plan, carry_out: Callable[[], Mapping[str, Any]]) -> None:
         super().__init__(plan.as_dict())
         self.store, self.actions = store, plan.actions
-        self.lost, self.undecided = len(plan.messages_lost), plan.ambiguous
+        self.lost, self.undecided = plan.lost, plan.ambiguous
         self.notes: Sequence[str] = tuple(map(str, plan.notes))
         self._carry_out = carry_out
 

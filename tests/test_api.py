@@ -185,6 +185,21 @@ def test_a_plan_is_applied_and_undone(golden_copy: Any, rmqctl: Runner) -> None:
     assert rmqctl("undo", store, "--apply", "--yes").code == 0
 
 
+def test_a_plan_follows_the_broker_conf_as_the_command_does(golden_copy: Any, rmqctl: Runner,
+                                                            tmp_path: Path) -> None:
+    store, conf = golden_copy("5.3.3/basic/store"), tmp_path / "broker.conf"
+    shutil.rmtree(store / "index")
+    conf.write_text("maxHashSlotNum=16\nmaxIndexNum=64\n")
+    told = json.loads(rmqctl("recover", store, "--broker-conf", conf, "-o", "json").out)
+    with api.open(store, broker_conf=conf) as opened:
+        plan = opened.recover()
+    assert json.loads(json.dumps(plan.as_dict()["actions"])) == told["actions"]
+    assert (plan.lost, plan.undecided) == (0, 0)
+    assert plan.apply()["applied"]
+    sizes = {path.stat().st_size for path in (store / "index").iterdir()}
+    assert sizes == {40 + 4 * 16 + 20 * 64}
+
+
 def test_undecided_records_are_decided_by_the_caller(golden_copy: Any) -> None:
     store = golden_copy("5.3.3/basic/store")
     for structure in ("consumequeue", "index"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app import typed
-from rmqctl.commands.shared.extensions import has
+from rmqctl.commands.app.extensions import has
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, Zone
 from rmqctl.errors import NotAStoreError, RmqctlError, UsageError
 from rmqctl.output.units import size_text, time_text

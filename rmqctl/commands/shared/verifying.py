@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from rmqctl.commands.app import typed
+from rmqctl.commands.app.extensions import has
 from rmqctl.commands.shared.advising import LOOK, complete
-from rmqctl.commands.shared.extensions import has
 from rmqctl.commands.shared.summed import show_findings
 from rmqctl.errors import ExitCode, NotAStoreError, UsageError
 from rmqctl.output.units import count_text, size_text
