@@ -180,8 +180,22 @@ class Leads:
         return (position == source.size or is_blank(source, position)) and self._agree(
             *(column[:1] for column in self.witness.rows(end, end + WINDOW)))
 
+    def are_older(self, source: Source, records: Sequence[Record],
+                  before: Sequence[Record]) -> bool:
+        """Whether records were all stored before the one in front of them: the last of ``before``,
+        or of the file before.
+        """
+        last = before[-1] if before else self._at(*(
+            column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))
+        return last is not None and all(
+            record.store_timestamp < last.store_timestamp for record in records)
+
     def _agree(self, places: Array, sizes: Array) -> bool:
         """Whether an entry leads to the record at a place, of none or one."""
-        records = [self.witness.record_at(place, size) for place, size in zip(
-            places.tolist(), sizes.tolist(), strict=True)]
-        return any(record is not None and self.witness.confirms(record) for record in records)
+        record = self._at(places, sizes)
+        return record is not None and bool(self.witness.confirms(record))
+
+    def _at(self, places: Array, sizes: Array) -> Record | None:
+        """The record at a place, of none or one."""
+        return next((self.witness.record_at(place, size) for place, size in zip(
+            places.tolist(), sizes.tolist(), strict=True)), None)

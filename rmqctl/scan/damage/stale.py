@@ -11,8 +11,8 @@ which entries lead, and of which this is true: nothing leads to any of them, and
 queues, or of a queue and the index, say something else, or the same queue offset is that of
 another intact record, to which its entry leads, and an entry leads into this one's bytes. That the
 structures are wrong and the log is right would take the same damage in two of them. A log that came
-from elsewhere parts from its entries up to its end; index entries of an earlier life, which a
-broker leaves, do not keep entries from leading to what is there now.
+from elsewhere parts from its entries up to its end, but its times go on; index entries of an
+earlier life, which a broker leaves, do not keep entries from leading to what is there now.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 class Beside:
     """Takes stale records out of the batches of one walk, each of which ends with damage at most:
-    they become damage, and those of which nothing tells are undecided.
+    they become damage, and those of which nothing tells are undecided. So are those at the borders
+    of a file that leave no damage (`amid`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -130,6 +131,8 @@ class Beside:
         stale = Stale()
         if len(batch) and (damage is not None or (begins and self._before is not None)):
             self._look(batch, stale, begins=begins, ends=damage is not None)
+        elif len(batch):
+            self._look_at_borders(batch, stale)
         left = batch
         if places := stale.places:
             left = batch.select(np.flatnonzero(~np.isin(batch.offset, [*places])))
@@ -164,6 +167,23 @@ class Beside:
         if ends:
             _judge(leads, last, stale, None)
 
+    def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
+        """Looks for records that are contradicted amid undamaged bytes where the file begins or
+        ends: a page needs one more border of a record only.
+        """
+        source, witness = self._source, self._source.witness
+        if witness is None or source.head:
+            return
+        places, sizes = batch.offset, batch.column("total_size")
+        last = batch.spans[-1].end if batch.spans else int(places[-1] + sizes[-1])
+        borders = [0] * (int(places[0]) == source.base) + [-1] * (last == source.base + source.size)
+        some = [decode(source.read(place - source.base, size)) for place, size in zip(
+            places[borders].tolist(), sizes[borders].tolist(), strict=True)]
+        for records in amid(source, [record.physical_offset for record in some
+                                     if not witness.confirms(record)
+                                     and any(Leads(witness, [record]).against(record))]):
+            stale.unclear += records
+
 
 # -- amid undamaged bytes -------------------------------------------------------------------------
 
@@ -186,7 +206,8 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
                 continue
             if leads.contradict(some) and leads.by_two(some) and (
                     number > 0 or leads.agree_before(source, some[0])) and (
-                    number < len(groups) - 1 or leads.agree_behind(source, some[-1])):
+                    number < len(groups) - 1 or leads.agree_behind(source, some[-1])
+                    or leads.are_older(source, some, groups[number - 1][1] if number else ())):
                 yield some
 
 
