@@ -7,7 +7,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import RefusedError, StoreIOError, noting_refusals
@@ -103,19 +103,17 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
     from rmqctl.repair.recover import plan_recover
     from rmqctl.repair.scratch import Scratch
 
-    def planned(scratch: Scratch) -> Plan:
-        with noting_refusals() as refused:
-            plan = plan_recover(root, scratch, options, _silent)
-        if refused:
-            raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out")
-        return plan
+    def propose(scratch: Scratch) -> Plan:
+        return plan_recover(root, scratch, options, _silent)
 
-    with Scratch() as scratch:
-        plan = planned(scratch)
+    with Scratch() as scratch, noting_refusals() as refused:
+        plan = propose(scratch)
+    if refused:
+        raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out")
 
     def carry_out() -> Mapping[str, Any]:
         _refuse(root, plan, decided=decided)
-        return _carried_out(root, options, planned, decided=decided)
+        return _carried_out(root, options, propose, decided=decided)
 
     return RepairPlan(root, plan, carry_out)
 
@@ -131,28 +129,20 @@ def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
                            "consumequeue='file' or consumequeue='rocksdb'")
 
 
-def _carried_out(root: str, options: RecoverOptions, planned: Callable[[Scratch], Plan], *,
+def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch], Plan], *,
                  decided: bool) -> Mapping[str, Any]:
     """Plans and applies under the lock, as ``rmqctl recover --apply`` does."""
     from rmqctl.repair.executor.executor import Repair
-    from rmqctl.repair.scratch import Scratch
+    from rmqctl.repair.executor.planned import planned
     from rmqctl.store import Store
 
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, options.writes, made_anew=True, mends=True)
     named = [os.path.join(root, folder) for folder in options.commitlog_dirs]
-    with Repair(root, "recover", named=named) as repair:
-        scratch = Scratch(repair.scratch_folder, "recover", keep=True)
-        try:
-            with scratch:
-                plan = planned(scratch)
-                _refuse(root, plan, decided=decided)
-                done = None if plan.empty else repair.apply(plan)
-        finally:
-            scratch.remove()
-            for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
-                with suppress(OSError):  # it holds something else
-                    os.rmdir(folder)
+    with (Repair(root, "recover", named=named) as repair,
+          planned(repair, propose, resume=True) as plan):
+        _refuse(root, plan, decided=decided)
+        done = None if plan.empty else repair.apply(plan)
     is_done = done is not None and not done.already
     return {**plan.as_dict(), "applied": is_done, "id": done.id if done and is_done else "",
             "kept": done.backup if done and is_done else ""}

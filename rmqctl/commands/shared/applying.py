@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -188,8 +189,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
             *roots, *stores_around(named, roots))}.values():
         _warn_if_held(out, root)
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
-        with noting_refusals() as refused, out.progress("planning"):
-            proposal = propose(scratch)
+        with noting_refusals() as refused:
+            proposal = _propose(out, propose, scratch)
         check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
         following = (typed.other(*proposal.instead) if proposal.instead else
                      unfinished.next if unfinished is not None and unfinished.next else
@@ -307,7 +308,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
            made_anew: bool, mends: bool, folders: Sequence[str], named: Sequence[str],
            complete: str | None) -> None:
     from rmqctl.repair.executor.executor import Repair
-    from rmqctl.repair.scratch import Scratch
+    from rmqctl.repair.executor.planned import planned
     from rmqctl.store import Store
 
     if tier is None:  # before the first byte, a scratch folder too
@@ -323,32 +324,17 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
             out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "
                             "first", id=id) if repair.finished.undone else
                      Phrase("repair {id}, which had been interrupted, was completed first", id=id))
-        scratch = Scratch(repair.scratch_folder, name, keep=resume)
-        if not resume:
-            scratch.clear()
-        try:
-            with scratch:
-                with noting_refusals() as refused, out.progress("planning"):
-                    proposal = propose(scratch)
-                if refused:
-                    raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
-                                       "nothing was changed")
-                if proposal.refused:
-                    scratch.remove()
-                    raise RefusedError(f"{store_root}: {proposal.refused}")
-                try:
-                    _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
-                               _check_again(store_root, tier), yes=yes,
-                               around=tier.writes if tier else ())
-                except typer.Exit:  # the answer was no
-                    scratch.remove()
-                    raise
-            scratch.remove()
-            _end(proposal)
-        finally:
-            for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
-                with contextlib.suppress(OSError):  # it holds something else
-                    os.rmdir(folder)
+        with planned(repair, partial(_propose, out, propose), resume=resume) as proposal:
+            if proposal.refused:
+                raise RefusedError(f"{store_root}: {proposal.refused}")
+            _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
+                       _check_again(store_root, tier), yes=yes, around=tier.writes if tier else ())
+    _end(proposal)
+
+
+def _propose(out: Output, propose: Propose, scratch: Scratch) -> Proposal:
+    with out.progress("planning"):
+        return propose(scratch)
 
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,

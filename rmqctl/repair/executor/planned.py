@@ -1,0 +1,46 @@
+"""A plan that is made under the lock of its store, to be carried out there and then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, noting_refusals
+from rmqctl.repair.executor.executor import Repair
+from rmqctl.repair.scratch import Scratch
+
+Made = TypeVar("Made")
+
+
+@contextmanager
+def planned(repair: Repair, propose: Callable[[Scratch], Made], *,
+            resume: bool = False) -> Iterator[Made]:
+    """Give what ``propose`` makes in a scratch folder on the store's file system.
+
+    The folder is empty unless ``resume``: then it may hold what an interrupted run had made, and
+    an interruption leaves it there; a refusal does not. StoreIOError where a file could not be
+    read while planning, and what ``propose`` raises.
+    """
+    scratch = Scratch(repair.scratch_folder, repair.command, keep=resume)
+    if not resume:
+        scratch.clear()
+    try:
+        with scratch:
+            with noting_refusals() as refused:
+                made = propose(scratch)
+            if refused:
+                raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
+                                   "nothing was changed")
+            try:
+                yield made
+            except Exception as error:
+                if isinstance(error, RefusedError) or not isinstance(error, RmqctlError):
+                    scratch.remove()
+                raise
+        scratch.remove()
+    finally:
+        for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
+            with suppress(OSError):  # it holds something else
+                os.rmdir(folder)
