@@ -66,11 +66,7 @@ class Leads:
 
     def to(self, record: Record) -> bool:
         """Whether an entry of a queue or of the index leads to a record."""
-        confirmed = self.witness.confirms(record)
-        # A queue of batches has no entry for each queue offset: one for just these bytes is its.
-        if confirmed is None and sysflag.has_consume_queue_row(record.sys_flag):
-            confirmed = (record.physical_offset, record.total_size) in self.rows
-        return bool(confirmed) or bool(
+        return bool(self.witness.confirms(record)) or bool(
             self.keys.get(record.physical_offset, set()) & key_hashes(record))
 
     def only_to(self, record: Record) -> bool:

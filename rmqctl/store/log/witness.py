@@ -7,6 +7,7 @@ the index only those files are read which by their headers know the place.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -162,8 +163,13 @@ class StoreWitness:
         return self._keys
 
     def confirms(self, record: Record) -> bool | None:
-        entry = self.entry_of(record)
-        return None if entry is None else entry == (record.physical_offset, record.total_size)
+        entry, here = self.entry_of(record), (record.physical_offset, record.total_size)
+        if entry is None and sysflag.has_consume_queue_row(record.sys_flag) and (
+                os.fsdecode(record.topic), record.queue_id) in self._opened().batch_queues:
+            # A queue of batches has no entry for each queue offset: one for just these bytes is its.
+            places, sizes = self.rows(here[0], here[0] + 1)
+            return True if here in zip(places.tolist(), sizes.tolist(), strict=True) else None
+        return None if entry is None else entry == here
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
