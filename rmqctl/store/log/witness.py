@@ -166,7 +166,7 @@ class StoreWitness:
         entry, here = self.entry_of(record), (record.physical_offset, record.total_size)
         if entry is None and sysflag.has_consume_queue_row(record.sys_flag) and (
                 os.fsdecode(record.topic), record.queue_id) in self._opened().batch_queues:
-            # A queue of batches has no entry for each queue offset: one for just these bytes is its.
+            # A queue of batches has no entry for each queue offset: one for these bytes is its.
             places, sizes = self.rows(here[0], here[0] + 1)
             return True if here in zip(places.tolist(), sizes.tolist(), strict=True) else None
         return None if entry is None else entry == here
