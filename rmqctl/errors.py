@@ -133,9 +133,11 @@ class MissingExtraError(RmqctlError):
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
     def __init__(self, package: str) -> None:
+        from rmqctl.installation import command_for
+
         extra, subject = EXTRAS[package]
         super().__init__(f"{subject} needs the Python package {package}, which is not installed: "
-                         f"pip install 'rmqctl[{extra}]'")
+                         f"{command_for(extra)}")
         self.package = package
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from rmqctl.commands.app.exit_codes import report
 from rmqctl.errors import EXTRAS, MissingExtraError
+from rmqctl.installation import command_for
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "examples" / "store"
@@ -70,8 +71,22 @@ def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, mi
     assert done.code == 3, done.describe()
     last = done.err.splitlines()[-1]
     assert missing in last, done.describe()
-    assert f"pip install 'rmqctl[{extra}]'" in last, done.describe()
+    assert command_for(extra) in last, done.describe()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("prefix", "frozen", "container", "wanted"), [
+    ("/usr", False, False, "pip install 'rmqctl[data]'"),
+    ("/home/me/.local/share/pipx/venvs/rmqctl", False, False,
+     "pipx install --force 'rmqctl[data]'"),
+    ("/home/me/.local/share/uv/tools/rmqctl", False, True, "uv tool install 'rmqctl[data]'"),
+    ("/home/me/.cache/uv/archive-v0/Xy12", False, False, "uvx --from 'rmqctl[data]' rmqctl"),
+    ("/opt/rmqctl", False, True, "docker build --build-arg EXTRAS=data -t rmqctl ."),
+    ("/tmp/_MEI1", True, False, "make binary EXTRAS=data"),
+])
+def test_the_command_is_that_of_the_installation(prefix: str, frozen: bool, container: bool,
+                                                 wanted: str) -> None:
+    assert wanted in command_for("data", prefix=prefix, is_frozen=frozen, in_container=container)
 
 
 def test_one_that_is_met_late_is_said_in_the_same_way(capsys):

@@ -1,0 +1,34 @@
+"""How the rmqctl that runs was installed, and the command that adds an extra to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import pairwise
+from pathlib import PurePath
+
+
+def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None = None,
+                in_container: bool | None = None) -> str:
+    """Return the command, or the sentence, that says how to add ``extra`` where rmqctl runs.
+
+    ``prefix``, ``is_frozen`` and ``in_container`` are those of this process if None: its
+    environment's folder, whether it is the one-file executable, whether it runs in a container.
+    """
+    wanted = f"'rmqctl[{extra}]'"
+    parts = [part.lower() for part in PurePath(prefix or sys.prefix).parts]
+    if getattr(sys, "frozen", False) if is_frozen is None else is_frozen:
+        return (f"this executable was built without it; build one with: make binary EXTRAS={extra},"
+                f" or: pip install {wanted}")
+    # pipx: …/pipx/venvs/rmqctl; uv tool: …/uv/tools/rmqctl; uvx: an environment in uv's cache.
+    pairs = [*pairwise(parts)]
+    if ("pipx", "venvs") in pairs:
+        return f"pipx install --force {wanted}"
+    if ("uv", "tools") in pairs:
+        return f"uv tool install {wanted}"
+    if any(part.startswith(("archive-v", "environments-v")) for part in parts):
+        return f"uvx --from {wanted} rmqctl"
+    if in_container if in_container is not None else any(
+            map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))):
+        return f"docker build --build-arg EXTRAS={extra} -t rmqctl ."
+    return f"pip install {wanted}"
