@@ -26,7 +26,6 @@ ALLOWED = {
     ("repair/sources/records.py", "LaidOut._open", "ftruncate"): "a new file in that folder",
     ("export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",
     ("repair/executor/planned.py", "planned", "rmdir"): "the empty scratch folder",
-    ("reports.py", "_carried_out", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "common_options", "open for writing"): "typer's page",
