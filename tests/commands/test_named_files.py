@@ -118,10 +118,10 @@ def test_positions_are_not_kept_in_a_folder_of_others(tmp_path: Path) -> None:
     shared.mkdir()
     (shared / "link").symlink_to(tmp_path)
     path = str(shared / "link" / "offsets.json")
-    PositionsFile(path).load([])
+    PositionsFile(path).load([], [])
     shared.chmod(0o1777)
     with pytest.raises(RefusedError):
-        PositionsFile(path).load([])
+        PositionsFile(path).load([], [])
 
 
 @pytest.mark.parametrize("there", ["file", "link", "link to nothing"])

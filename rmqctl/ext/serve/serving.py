@@ -75,7 +75,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(each.root)}"
             for name, each in zip(names, wanted, strict=True)]
-    known: dict[str, Any] = {} if file is None else file.load(keys)
+    served: list[tuple[str, str, Wanted, Writer | None, Source]] = []
     with ExitStack() as opened:  # closed again where one cannot be opened
         for name, key, each in zip(names, keys, wanted, strict=True):
             writer = None
@@ -88,6 +88,11 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
             source = Source(each.open, settings.view, pages) if writer is None else (
                 writer.source)
             opened.callback(source.close)
+            served.append((name, key, each, writer, source))
+        # The stores are open: their logs tell which positions of the file are theirs.
+        known: dict[str, Any] = {} if file is None else file.load(
+            keys, [source.store.log for *_, source in served])
+        for name, key, each, writer, source in served:
             positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
             cluster.brokers[name] = broker = Broker(
                 name, cluster, source, positions, Memory(settings.retry_memory), settings.start,

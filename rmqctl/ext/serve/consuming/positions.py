@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
+from rmqctl.ext.serve.consuming import anchors
 from rmqctl.files.durable import replace_file
 from rmqctl.files.named import refuse_link_of_others
 from rmqctl.scan.source import FileSource
+from rmqctl.store.log.commit_log import CommitLog
 
 _MOST = 1_000_000
 """Positions of queues that are kept."""
@@ -97,16 +99,22 @@ class Positions:
 
 
 class PositionsFile:
-    """The positions of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …}}``."""
+    """The positions of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …,
+    "records": …}}``. The records tell which store it is (`anchors`); the name is for people.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._others: dict[str, Any] = {}
+        self._records: dict[str, list[list[int | str]]] = {}
 
-    def load(self, names: list[str]) -> dict[str, dict[Key, dict[int, int]]]:
-        """The positions of each of the names. FormatError, StoreIOError; RefusedError where the
-        path leads through a link that others may have made.
+    def load(self, names: Sequence[str], logs: Sequence[CommitLog]
+             ) -> dict[str, dict[Key, dict[int, int]]]:
+        """The positions of each of the stores with these names and logs. FormatError,
+        StoreIOError; RefusedError where the path leads through a link that others may have made.
         """
+        self._records = {name: anchors.anchors_of(log)
+                         for name, log in zip(names, logs, strict=True)}
         refuse_link_of_others(self.path, itself=False)
         if not os.path.lexists(self.path):
             folder = os.path.dirname(os.path.abspath(self.path))
@@ -119,17 +127,21 @@ class PositionsFile:
             data = source.read(0, source.size)
         try:
             value = json.loads(data)
-            found = {name: _positions(value.get(name, {})) for name in names}
+            keys = anchors.keys_in(value, names, logs)
+            found = {name: {} if key is None else _positions(value[key])
+                     for name, key in zip(names, keys, strict=True)}
         except (ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
             raise FormatError(f"no file of positions: {error}", file=self.path) from None
-        self._others = {name: each for name, each in value.items() if name not in names}
+        self._others = {name: each for name, each in value.items()
+                        if name not in names and name not in keys}
         return found
 
     def save(self, positions: dict[str, Positions]) -> None:
         """Writes what was committed; may be called by a thread with snapshots. StoreIOError."""
         value = {**self._others, **{name: {"offsetTable": {
             f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in dict(queues).items()}
-            for (group, topic), queues in each.committed.items()}}
+            for (group, topic), queues in each.committed.items()},
+            anchors.ANCHORS: self._records.get(name, [])}
             for name, each in positions.items()}}
         replace_file(self.path, json.dumps(value, indent=1).encode())
 
