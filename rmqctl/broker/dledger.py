@@ -138,6 +138,7 @@ class _HeadWalk:
 
     def _file(self, source: Source) -> Iterator[_Entries]:
         position = 0
+        # Take entries in one pass up to the first bytes that are not an entry with a message.
         while position < source.size:
             spot: int | None = None
             for batch in Walk(source, position):
@@ -147,6 +148,7 @@ class _HeadWalk:
                 if batch.spans:
                     spot = batch.spans[0].offset - source.base
                     break
+            # Only an end mark finishes a file. Anything else must be an entry without a message.
             if spot is None:
                 break
             raw = source.read(spot, dledger.END.size)
@@ -158,6 +160,7 @@ class _HeadWalk:
                     source.read(spot, source.head)) else Phrase(
                         "nothing was written from {where} on", where=self.end)
                 return
+            # An entry without a message must follow the previous entry like any other.
             one = _Entries(*(np.array([value], np.int64) for value in (
                 head.entry_index, head.term, head.pos, head.size)))
             if not self._follows(one)[0]:

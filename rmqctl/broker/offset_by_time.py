@@ -134,6 +134,7 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
     def last_row(number: int) -> int:
         return min(files[number][1], end) - 1
 
+    # Choose the file as the broker does, by the store time of its first or last entry.
     chosen = len(files) - 1
     if upper:
         for number in range(len(files) - 1, -1, -1):
@@ -147,6 +148,7 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
             if store_time(last_row(number)) >= when:
                 chosen = number
                 break
+    # A time outside the chosen file has its answer without a search.
     base = files[chosen][0]
     floor = max(first, base)
     low, high = floor, last_row(chosen)
@@ -154,6 +156,7 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
         return high if upper else high + 1
     if store_time(low) > when:
         return 0 if upper else base
+    # Several entries may have exactly this time: return the first or the last of them.
     search = _search(queue, when, low, high, log_min, store_time)
     if search is None:
         return 0

@@ -224,9 +224,11 @@ class RecoveryWalk:
 
     def _file(self, source: Source) -> Iterator[Batch]:
         """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
+        # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
         while True:
             spot: int | None = None
+            # Yield records up to the first one that the broker refuses.
             for batch in Walk(source, position):
                 good, why = self._accepted(batch)
                 if good:
@@ -241,12 +243,14 @@ class RecoveryWalk:
                 if batch.spans:
                     spot = batch.spans[0].offset - source.base
                     break
+            # Apply the broker's own test where the walk found no valid record.
             if spot is None:
                 self.stop = Phrase("the file ends without a blank at {end}", end=self.end)
                 return
             size, self.stop = judge(source, spot, self._version)
             if size is None or self.stop:
                 return
+            # Brokers accept a record whose physical offset is wrong, and continue after it.
             alone = misplaced(source, spot, size)
             if alone is None:
                 self.stop = Phrase("the lengths of the record at {end} do not add up", end=self.end)
@@ -334,6 +338,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """
+    # Handle the ends of a file before the record itself: nothing left, a blank record, or zeros.
     if source.head and is_blank(source, position):
         return None, ""
     position += source.head
@@ -350,6 +355,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
         return None, ""
     if not any(head):
         return None, Phrase("nothing was written from {where} on", where=where)
+    # Check magic and lengths first, because the CRCs are read from places that depend on them.
     if magic not in (MAGIC_V1, MAGIC_V2):
         return None, Phrase("what lies at {where} is no record", where=where)
     if magic == MAGIC_V2 and not version.message_v2:
@@ -359,6 +365,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
                                                                            MAX_RECORD) else None
     if record is None:
         return None, Phrase("the lengths of the record at {where} do not add up", where=where)
+    # With forceVerifyPropCRC the CRC property covers the whole record and replaces the body CRC.
     why = ""
     if check_crc and version.forces_property_crc:
         why = refused_by_crc(source.read(position, total), version)

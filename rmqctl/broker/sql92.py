@@ -293,6 +293,7 @@ class _Compiler:
 
     def _operand(self) -> _Term:
         """A constant, a property, or what stands in parentheses, with the signs before it."""
+        # Read all signs first; the depth check bounds the recursion of the parser.
         signs = []
         while self._token.kind in ("+", "-", "NOT"):
             signs.append(self._take())
@@ -300,6 +301,7 @@ class _Compiler:
         if self._token.kind not in _OPERANDS:
             self._refuse(self._token.at, "a property, a number, a text in quotes or a parenthesis "
                          f"is expected, not {_shown(self._token)}")
+        # Parse the operand that the signs belong to.
         token = self._take()
         if token.kind == "(":
             self._depth += 1
@@ -313,6 +315,7 @@ class _Compiler:
         else:
             term = _Term("constant", token.at, self._constant(token))
             self._steps.append(("constant", term.value))
+        # Apply the signs from right to left: the one next to the operand comes first.
         for sign in reversed(signs):
             if sign.kind == "-":
                 self._steps.append(("one", values.negative))

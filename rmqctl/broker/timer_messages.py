@@ -52,6 +52,7 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
     if queue is None:
         return []
     end = min(before, queue.disk_end)
+    # Ignore entries that point past the end of the log or to something else than a timer message.
     for row in range(queue.first_index, end):
         unit = queue.unit(row)
         if unit is None or unit.physical_offset + unit.size > log_end:
@@ -59,6 +60,7 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
         record = files.store.log.record_at(unit.physical_offset, unit.size)
         if record is None or record.topic != TIMER_TOPIC.encode():
             continue
+        # Without a valid due time the broker has no slot for the message.
         properties = props.parse(record.properties.decode("utf-8", "replace"))
         due = properties.get(props.TIMER_OUT_MS, "")
         if not (due.isascii() and due.isdigit() and len(due) < 18):
@@ -66,10 +68,12 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
         message = Timed(row, unit.physical_offset, unit.size, int(due),
                         properties.get(props.REAL_TOPIC, ""), DELETED_KEY in properties,
                         properties.get(props.UNIQUE_KEY, str(unit.physical_offset)))
+        # A later record with the same key replaces the earlier one, even if it is already due.
         last = message
         found.pop(message.key, None)
         if message.due // files.precision >= files.checked.last_read_time_ms // files.precision:
             found[message.key] = message
+    # A broker continues after the last unit, so the last message enqueued always gets one.
     messages = sorted(found.values())
     return messages if last is None or last in messages else [*messages, last]
 
@@ -127,16 +131,19 @@ def built_log(files: TimerFiles, messages: list[Timed]) -> BuiltLog:
     newest: dict[int, int] = {}
     rows: list[tuple[int, ...]] = []
     base = 0
+    # Start a new file where neither the unit nor the end mark after it would fit.
     for message in sorted(messages):
         data = parts[base]
         if UNIT_SIZE + TAIL.size > size - len(data):
             data += TAIL.build(TailRecord(size - len(data)))
             base += size
             data = parts[base] = bytearray()
+        # The wheel has no slot for a distant time: such a message waits in a roll slot first.
         slot, magic = message.due // precision, timer_log.MAGIC_DEFAULT
         if slot - written // precision >= KEPT_SLOTS:
             slot, magic = written // precision + _ROLL_SLOTS, magic | timer_log.MAGIC_ROLL
         magic |= timer_log.MAGIC_DELETE if message.deletes else 0
+        # Link each unit to the previous unit of the same slot.
         position, previous = base + len(data), newest.get(slot, -1)
         time = min(written, slot * precision)
         data += UNIT.build(UnitRecord(

@@ -224,11 +224,13 @@ class _Follower:
     def _log(self, where: Places, seen: Store) -> bool:
         """Whether none of the log's files is opened; tells what of them is not."""
         there = self._files_there()
+        # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
         root = os.path.realpath(self._store.root)
         if any(os.path.realpath(folder) == root for folder in seen.log_folders):
             self._tell(where.setting, "refuses", Phrase(
                 "{setting} is the root of the store: the broker takes checkpoint and lock for log "
                 "files, and does not start", setting=self._settings.origin(where.setting)))
+        # Compare the log files that the broker would open with the files that belong to this store.
         opened = {os.path.realpath(file.path) for file in seen.log.files}
         missing = [file for file in there if os.path.realpath(file.path) not in opened]
         if self._settings.get(_DLEDGER) and there and not any(file.head for file in there):
@@ -238,6 +240,7 @@ class _Follower:
         if not missing:
             return False
         layout, settings = self._store.layout, self._settings
+        # Find the setting to name: the one whose value hides the missing files from the broker.
         is_dledger = any(file.head for file in missing)
         setting = where.setting
         if is_dledger and not settings.get(_DLEDGER):
@@ -249,12 +252,14 @@ class _Follower:
             origin = Phrase("{name} is not set, and {release} does not derive it from {root}",
                             name=LOG, release=self._release, root=ROOT)
         folders = sorted({os.path.dirname(file.path) for file in missing})
+        # The log counts as unopened if all of its files are in another root.
         if opened:
             self._tell(setting, "loses", Phrase(
                 "{setting}: the broker does not open {count:,} log file, in {folders}",
                 "{setting}: the broker does not open {count:,} log files, in {folders}",
                 setting=origin, count=len(missing), folders=Joined(", ", folders)))
             return where.elsewhere and len(missing) == len(there)
+        # A broker without any log file deletes the consume queue files in the same root.
         gone = [folder for folder in seen.log_folders if not os.path.isdir(folder)]
         state = Phrase("does not exist") if gone else Phrase("contains no log file")
         deletes = any(self._store.plain_queues) and not where.elsewhere and (
