@@ -58,11 +58,13 @@ class Engine(Putting):
         self.root, self.settings, self.state = root, settings, state
         self.clock = clock
         self._store = store
+        # Puts append under one lock, then wait together for the disk.
         self._put_lock = threading.Lock()
         self._settled = threading.Condition(self._put_lock)
         self._settling = 0
         """Puts that have appended and wait for the disk."""
         self._locked_since = 0.0
+        # Create what works without the open log: limits, batch topics, checkpoint, backlog.
         self._disk = disk_usage.Watch(store.log_folders, settings.disk_watermark)
         self._batch_topics = settings.batch_topics | Topics(root, settings, clock).batch_topics()
         self._checkpoint = CheckpointFile(root, settings.profile.generation)
@@ -76,12 +78,14 @@ class Engine(Putting):
         """Messages dispatched once more when the store was opened."""
         self.aside = AsideFolder(root)
         """Where what is replaced is kept."""
+        # Close in reverse order if a step fails, so that the lock is released last.
         with ExitStack() as held:
             held.callback(lock.release)
             held.callback(store.close)
             self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
             held.callback(self.log.close)
             held.callback(self._give_up_services)
+            # Repair the end of the log and the index before anything is appended.
             again = set_right(store, state, self._checkpoint, self.aside, self._begin)
             self._dispatcher = Dispatcher(root, settings, wall_clock, self.is_batch_topic,
                                           state.end, aside=self.aside)
@@ -90,6 +94,7 @@ class Engine(Putting):
                 self._dispatcher.wipe_cut()
                 self._checkpoint.flush()
                 forget_cut_off(root)
+            # Dispatch what the last run left over once queue offsets can be assigned.
             self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
             self._catch_up(again)

@@ -187,6 +187,7 @@ class Topics(ConfigTable):
         What is not given stays as the topic has it; a new one gets 8 queues, perm 6, no order.
         RefusedError for a name that a broker does not take, UsageError for other values.
         """
+        # Refuse names that a broker rejects or creates itself.
         generation = self.settings.profile.generation
         problem = name_problem(name)
         if problem is not None:
@@ -195,6 +196,7 @@ class Topics(ConfigTable):
             raise RefusedError(f"{name} is a system topic: a broker makes it by itself")
         if name in self.table and self.get(name) is None:
             raise RefusedError(f"{self.path()}: the entry of {name} is no object")
+        # Start from the existing topic, and change only the given values.
         before = self.get(name)
         after = dict(before) if before is not None else self.bean(name, DEFAULT_QUEUES)
         for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
@@ -210,6 +212,7 @@ class Topics(ConfigTable):
                              ("topicSysFlag", sys_flag)):
             if value is not None:
                 after[field] = value
+        # Attributes need a broker of 5.x, and some of them cannot change after creation.
         if attributes:
             if generation < 5:
                 raise UsageError("topics have attributes from 5.0.0 on; this store is for "

@@ -225,6 +225,7 @@ class Recorded(_Way[_Stored, Record]):
         self._join = joined(trailing=trailing)
 
     def _make(self, given: _Stored) -> Record:
+        # A stored record needs all stored fields, and none of those that only a new message has.
         if given.messages is not None or given.delay_level is not None:
             wrong = "delay_level" if given.messages is None else "messages"
             raise InputError(f"field {wrong}: has no meaning for a record as it was stored")
@@ -233,6 +234,7 @@ class Recorded(_Way[_Stored, Record]):
         if (name is None or given.body is None or born is None or stored is None
                 or born_at is None or stored_at is None):
             raise _missing(given, self._needed)
+        # Without a body there is nothing to compare a CRC with, so the given value is kept.
         body, topic = _body(given), raw_text(name)
         properties = raw_text(_prepared(self._join, given))
         crc = body_crc(body)
@@ -240,6 +242,7 @@ class Recorded(_Way[_Stored, Record]):
             if body:
                 raise InputError(f"field body_crc: says {given.body_crc}, but the body's is {crc}")
             crc = given.body_crc
+        # Without a magic the size is unknown: the topic may need one or two length bytes.
         magic = 0 if given.magic is None else _magic(given.magic)
         sys_flag = given.sys_flag or 0
         size = magic and message.size_of(sys_flag, magic, len(body), len(topic), len(properties))

@@ -249,6 +249,7 @@ class Rewriter:
 
         ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
         """
+        # Check inner batches before and after scheduling, which can change topic and properties.
         settings = self._settings
         properties = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
         wrong = admission.check_inner_batch(message, properties, settings, is_batch_topic)
@@ -260,9 +261,11 @@ class Rewriter:
         wrong = admission.check_inner_batch(changed, properties, settings, is_batch_topic)
         if wrong is not None:
             return wrong
+        # The broker adds its own CRC property when it appends, so the sender's one is removed.
         if self._crc and props.CRC32 in changed.properties:
             properties.remove(props.CRC32)
             changed = replace(changed, properties=delete_property(changed.properties, props.CRC32))
+        # An inner batch uses one queue offset for each of its messages.
         number = 1
         if settings.profile.batch_queues and changed.sys_flag & INNER_BATCH:
             try:
@@ -270,6 +273,7 @@ class Rewriter:
                                               table.get((changed.topic, changed.queue_id), 0))
             except ValueError as error:
                 return refused(MESSAGE_ILLEGAL, f"{props.INNER_NUM}: {error}")
+        # Refuse a message at which a broker would later truncate the log.
         fault = admission.unreadable(changed.topic, properties, settings)
         if fault is not None:
             return refused(MESSAGE_ILLEGAL, fault)
