@@ -72,10 +72,12 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
     ``manifest``: what the file holds, what is missing and its digest go to ``OUT.manifest.json``.
     RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
     """
+    # Refuse every target before the export starts: nothing is replaced.
     targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]
     for target in targets:
         if os.path.isdir(target):
             raise RefusedError(f"{target}: is a folder; name a new file")
+    # Write under names that no reader takes for a result, and force all bytes to disk.
     staged = [f"{target}{MARK}{uuid.uuid4().hex[:12]}" for target in targets]
     try:
         with _writing(staged[0]), open(staged[0], "xb") as target_file:
@@ -94,6 +96,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
                     "utf-8", "backslashreplace") + b"\n")
                 target_file.flush()
                 sync(target_file.fileno(), staged[1], whole=True)
+        # Publish both files only when both are complete.
         for name, target in zip(staged, targets, strict=True):
             _publish(name, target)
     finally:

@@ -83,6 +83,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
 def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
              count: int | None) -> StorePlan:
     planned = StorePlan(name, held=store.lock.held)
+    # Note what is missing before any byte is read: unreadable files and gaps between files.
     for trouble in store.log_troubles:
         if trouble.unreadable:
             planned.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))
@@ -94,15 +95,18 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
             planned.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
         before = place
         planned.files.append(file)
+    # Cut the log into ranges: as many as requested, or a few per worker within bounds of size.
     ends = _ends(planned.files)
     if count is not None:
         size = max(1, -(-sum(ends) // count))
     else:
         size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    # Use enough buckets to keep idle workers busy when ranges are merged.
     total = sum(ends)
     planned.buckets = max(1, min(max(total // BUCKET, min(jobs, total // LEAST_BUCKET)),
                                  MOST_BUCKETS))
+    # A worker gets pieces and not the store, so each piece carries the names it needs.
     parts = [part for file, used in zip(planned.files, ends, strict=True)
              for part in cuts(file, 0, used, file.size, size)]
     for at, part in enumerate(parts):

@@ -67,6 +67,7 @@ class Export:
         Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV;
         ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
         """
+        # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
             raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
         for part in partition_by:
@@ -77,6 +78,7 @@ class Export:
         if compression is not None and compression not in ways:
             raise UsageError(f"{format} is not compressed with {compression}; there are "
                              f"{', '.join(ways)}")
+        # Choose the fields: the defaults of the format, then decoded ones, then provenance.
         parts = tuple(dict.fromkeys(partition_by))
         more = () if decoding is None else DECODED
         names = (_text_fields if format in TEXTS else _column_fields)(
