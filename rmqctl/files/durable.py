@@ -298,6 +298,7 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
     for a machine that goes down. StoreIOError ``cannot DOING PATH``, without ``doing`` that of the
     step that failed and of the path it failed at.
     """
+    # Open the staged file; a generated name must be new, a given one may be left from a crash.
     if staged is None:
         name = f".{os.path.basename(path)}.{os.urandom(4).hex()}.tmp"
         staged = os.path.join(os.path.dirname(path), name)
@@ -313,6 +314,7 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
             if like_old:
                 with contextlib.suppress(OSError):  # nothing is there yet
                     copy_mode_and_owner(fd, os.stat(path))
+            # Write everything and force it to disk before the rename makes it visible.
             position = 0
             for part in [data] if isinstance(data, bytes) else data:
                 _write_rest(fd, part, 0, position)
@@ -325,6 +327,7 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
         step, at_fault = "put in place", path
         os.rename(staged, path)
     except BaseException as error:
+        # Remove the staged file on any failure, also on an interrupt.
         with contextlib.suppress(OSError):
             os.unlink(staged)
         if isinstance(error, OSError):

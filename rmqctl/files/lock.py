@@ -101,6 +101,7 @@ class StoreLock:
 
     def _try(self, *, last: bool) -> bool:
         """One try; False where another one may find the lock free."""
+        # Check for the lock file first: a new one needs its folder forced to disk.
         new = not os.path.lexists(self.path)
         fd = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, "open")
         taken = False
@@ -124,6 +125,7 @@ class StoreLock:
         finally:
             if not taken:
                 os.close(fd)
+        # A broker keeps the POSIX lock as long as it runs, so another try cannot help.
         if kind == "fcntl" or last:
             raise self._refusal(kind)
         return False
