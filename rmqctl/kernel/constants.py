@@ -22,9 +22,11 @@ PXI = Path(__file__).with_name("layout.pxi")
 def values() -> dict[str, int]:
     """Every constant by its name in the kernel: places and sizes in bytes, magics unsigned."""
     head = _head_size(0)
+    # The fields before the born host are at the same place in every message.
     found = {f"{name.upper()}_AT": layout.field(Message, name).offset
              for name in ("total_size", "magic", "body_crc", "flag", "queue_offset",
                           "physical_offset", "sys_flag", "born_timestamp")}
+    # The places of the other fields are for IPv4 hosts; IPv6 hosts add a fixed number of bytes.
     found |= {
         "START_SIZE": message.START_SIZE,
         "MIN_SIZE": message.MIN_SIZE,
@@ -41,6 +43,7 @@ def values() -> dict[str, int]:
         "CRC_MASK": message.CRC_MASK,
         "INDEX_HEADER_SIZE": index_file.HEADER.size,
     }
+    # Records of one fixed size: the size, and the place of each field.
     units: dict[str, Fixed[Any]] = {
         "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT,
         "ITEM": tier_index.ITEM, "COMPACTED_ITEM": tier_index.COMPACTED_ITEM}
@@ -48,6 +51,7 @@ def values() -> dict[str, int]:
         found[f"{prefix}_SIZE"] = unit.size
         found |= {f"{prefix}_{name.upper()}_AT": unit.field(name).offset
                   for name in unit.dtype().names or ()}
+    # Message versions differ in the magic and in the width of the topic length.
     for magic, name in message.VERSIONS.items():
         found[f"MAGIC_{name.upper()}"] = magic
         found[f"TOPIC_LENGTH_SIZE_{name.upper()}"] = layout.width_of(
