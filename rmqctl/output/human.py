@@ -281,6 +281,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
     is wider, never narrower, so that columns stay in line in all but freak cases. From the first
     page on that is wider than ``limit``, the table is laid out within it.
     """
+    # The first page decides the columns and which of them are right-aligned.
     first, stream = peek(pages(rows))
     names = columns_of(first) if layout.columns is None else list(layout.columns)
     if not names or not first:
@@ -295,10 +296,12 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
             [_cell(cut(text, _CELL_LIMIT[style], mark), style) for text in line]
             for line in page_cells(page, names, layout)
         ]
+        # Widths only grow, so that most pages have the same layout.
         for column in range(len(names)):
             widest = max(display_width(line[column]) for line in cells)
             widths[column] = max(widths[column], widest,
                                  display_width(headers[column]) + _HEADER_PADDING)
+        # Switch to the narrow layout at the first page that is too wide, and keep it.
         if narrow is None and limit is not None and _is_wider(widths, cells, headers, limit):
             narrow = _Narrow(names, headers, numeric, limit, mark)
         if narrow is not None:
@@ -310,6 +313,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
         count += len(page)
         sink.write("".join(f"{line.rstrip()}\n" for line in lines))
         sink.flush()
+    # Name the columns that the narrow layout left out.
     if narrow is not None and narrow.hidden:
         text = layout.say(not_shown([headers[column] for column in sorted(narrow.hidden)]))
         sink.write("".join(f"{line}\n" for line in folded(text, narrow.width)))

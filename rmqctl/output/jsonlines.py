@@ -143,11 +143,13 @@ def _stream(sink: Sink, rows: Iterable[Row | Encoded], comma: str, ending: str,
     clock = time.monotonic
     flushed = clock()
     for row in rows:
+        # The source pauses: write what is pending.
         if row is FLUSH:
             sink.write("".join(pending))
             sink.flush()
             pending, size, flushed = [], 0, clock()
             continue
+        # Rows that are already encoded are written as they are, after the pending rows.
         if isinstance(row, Encoded):
             sink.write("".join(pending))
             pending, size = [], 0
@@ -159,6 +161,7 @@ def _stream(sink: Sink, rows: Iterable[Row | Encoded], comma: str, ending: str,
             sink.flush()
             count, flushed = count + row.rows, clock()
             continue
+        # Collect other rows, and write when a batch is large or old enough.
         text = (_encode if count < _FEW else _encode_row)(row)
         if terminal:
             text = json_visible(text)

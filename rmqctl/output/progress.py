@@ -157,6 +157,7 @@ class BarProgress(Progress):
         is_known = bool(total) and self._done < (total or 0)
         label = f"{_SPINNER[self._ticks % len(_SPINNER)]} {self._label}"
         elapsed = _clock_text(now - self._started)
+        # Percentage and remaining time need a total that is not reached yet.
         parts: dict[str, str] = {"label": label}
         if total and is_known:
             parts["percent"] = f"{100 * self._done // total:3d}%"
@@ -170,6 +171,7 @@ class BarProgress(Progress):
         parts["elapsed"] = elapsed
         if total and is_known and rate:
             parts["left"] = f"{_clock_text((total - self._done) / rate)} left"
+        # Drop parts until the line fits, and add a bar only if there is space left.
         room = self._width() - 1
         for name in ("rate", "elapsed", "amount", "percent", "left"):
             if _length(parts) > room:

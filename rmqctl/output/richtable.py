@@ -116,6 +116,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     are left out, and named below the table. Where hardly any has room, each row is a list of its
     values below each other, from that page on.
     """
+    # The first page decides the columns.
     first, stream = peek(pages(rows))
     names = columns_of(first) if layout.columns is None else list(layout.columns)
     if not names or not first:
@@ -129,6 +130,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     count = 0
     for page in stream:
         cells = page_cells(page, names, layout)
+        # Later pages may need wider columns; once the table no longer fits, rows are stacked.
         if not count:
             found = fitted(names, headers, cells, numeric, canvas.width)
         elif found is not None:
@@ -146,6 +148,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
         sink.write("".join(parts))
         sink.flush()
         count += len(page)
+    # Name the columns that were left out although some row had a value in them.
     if hidden:
         text = layout.say(not_shown([headers[column] for column in sorted(hidden)]))
         sink.write(canvas.draw(Text("\n".join(folded(text, canvas.width)), style=STYLES["dim"])))

@@ -67,6 +67,7 @@ class Separated:
         names = list(columns) if columns is not None else columns_of(first)
         if not names:
             return 0
+        # A spreadsheet takes a cell that starts with = for a formula, also in the header.
         lines = _Lines()
         records = csv.writer(lines, delimiter=_SEPARATORS[self._name], lineterminator="\r\n")
         records.writerow([spreadsheet_safe(name) for name in names])
@@ -78,6 +79,7 @@ class Separated:
                 if terminal:
                     fields = [visible(f) if isinstance(f, str) else f for f in fields]
                 records.writerow(fields)
+                # Warn once for each key that appears after the header was written.
                 if columns is None and len(row) != len(names):
                     for name in [key for key in row if key not in known]:
                         known.add(name)
