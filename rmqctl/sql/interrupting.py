@@ -25,6 +25,7 @@ def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int
 
     Outside of the main thread, and where another one waits for signals, nothing is done.
     """
+    # A handler written in Python runs late in a library's call; the wake-up pipe does not.
     came: list[int] = []
     reading, writing = os.pipe()
     for end in (reading, writing):
@@ -33,6 +34,7 @@ def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     except ValueError:  # not in the main thread
         before = None
+    # Leave the pipe of another waiter in place, and do nothing here.
     if before is None or before != -1:
         if before is not None:
             signal.set_wakeup_fd(before)
@@ -40,6 +42,7 @@ def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int
         os.close(writing)
         yield came
         return
+    # Repeat the interrupt until the work ends: a library may miss the first one.
     done = threading.Event()
 
     def wait() -> None:
@@ -54,6 +57,7 @@ def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int
 
     watcher = threading.Thread(target=wait, name="rmqctl-signals", daemon=True)
     watcher.start()
+    # Restore the previous state before the pipe is closed.
     try:
         yield came
     finally:

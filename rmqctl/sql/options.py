@@ -52,11 +52,13 @@ class Options:
 
         ``more`` are names that somebody else reads.
         """
+        # Option names are not case-sensitive, and an empty value counts as not given.
         values = by_name(given, (*NAMES, *more))
 
         def option(name: str) -> str | None:
             return values.get(name.lower()) or None
 
+        # Check each option with fixed values.
         table = (option("table") or MESSAGES).strip().lower()
         if table not in TABLES:
             raise UsageError(f"table={table}: there are {', '.join(TABLES)}")
@@ -69,12 +71,14 @@ class Options:
         loss = (option("failOnDataLoss") or "true").strip().lower()
         if loss not in _TRUTHS:
             raise UsageError(f"failOnDataLoss={loss}: {' or '.join(_TRUTHS)}")
+        # Refuse options of another table instead of ignoring them.
         for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
                 "orphans",):
             if option(name) is not None:
                 raise UsageError(f"{name} says nothing of the table {table}")
         size, count = option("splitSize"), option("numPartitions")
         parts = None if count is None else number("numPartitions", count, 1)
+        # Only the messages of a tier can be read from URLs.
         paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
         return cls(paths, table, body == _BODIES[0],
                    _filters(table, option), None if size is None else parse_size(size), parts,
