@@ -98,6 +98,7 @@ def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]
     """Topics with their queues, in the order of the names; every queue has its bounds."""
     rows: dict[str, list[Document]] = {}
 
+    # An unreadable queue stays in the list, without bounds.
     def add(topic: str, queue_id: int, kind: str, folder: str,
             bounds: Callable[[], tuple[int, int]]) -> None:
         row: Document = {"queue_id": queue_id, "min_offset": None, "max_offset": None,

@@ -185,14 +185,17 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
     notes: list[str] = []
+    # Find the form of the log.
     commitlog, framed = log_layout(root, folders, decided=decided)
     if framed:
         beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
         data = ", ".join(os.path.relpath(folder, root) for folder in framed)
         unwritten["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_WRITTEN}"
+    # With several DLedger nodes below one root the log is ambiguous, so the queues are unknown.
     undecided = "" if decided else whose_log(root, folders)
     if undecided:
         unread["commitlog"] = unread["consumequeue"] = unwritten["consumequeue"] = undecided
+    # Find the form of the consume queues, and note if this version cannot write it.
     config = _config(root)
     queues = _queues(root, config, queues_reach_end if not undecided else lambda: True, store_type,
                      unread, notes)
@@ -201,6 +204,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     elif queues == "double":
         unwritten["consumequeue"] = ("the consumequeues are written twice, in files and in "
                                      f"RocksDB, {_NOT_WRITTEN}")
+    # Configuration in RocksDB needs an optional package to be read at all.
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
         lies = f"topics, groups and offsets are in RocksDB ({place})"
@@ -211,6 +215,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(os.path.lexists(os.path.join(root, name))
                      for name in CONTROLLER_FILES[:2])
+    # Open the database last, because this is slow; a missing package is no damage.
     damaged = set()
     if queues == "rocksdb" and "consumequeue" not in unread:
         try:

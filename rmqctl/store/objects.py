@@ -32,6 +32,7 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
     """The message object of cli.md. ``body``: ``auto`` (utf-8 if it is, else base64), ``utf-8``
     (replacing what is none), ``base64`` or ``none`` (left out).
     """
+    # The message object has these fields in this order in every output.
     raw = text(record.properties)
     parsed = props.parse(raw)
     keys = parsed.get(props.KEYS)
@@ -59,6 +60,7 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
         "unique_key": parsed.get(props.UNIQUE_KEY),
         "msg_id": record.message_id,
     }
+    # The body is optional, so it follows the fields that every record has.
     if bodies.FORMS[body] is not None:
         content, problem = record.body, None
         if decompress:

@@ -97,6 +97,7 @@ class Page(ABC):
             return [text(raw) for raw in self.raw("properties")]
         if name == "properties":
             return [props.parse(raw) for raw in self.column("properties_raw")]
+        # The next columns come from the properties, which are parsed once per page.
         properties = self.column("properties")
         if name == "tags":
             return [parsed.get(props.TAGS) for parsed in properties]

@@ -97,6 +97,7 @@ class Space:
 
 def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
     """All of a store; ``advance`` hears of the bytes of rows that were read. StoreIOError."""
+    # Files and growth are known even if the consume queues cannot be read.
     store = view.store
     items, troubles = inventory(store)
     found = Space(items, _growth(store))
@@ -105,6 +106,7 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
     if unread is not None:
         found.not_told = unread
         return found
+    # Add the sizes of the queue files to their topics.
     found.topics = {topic: TopicSpace() for topic in topics_on_disk(store)}
     for item in items:
         parts = item.path.split(os.sep)
@@ -112,6 +114,7 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
             one = found.topics.setdefault(parts[1], TopicSpace())
             one.queue_bytes += item.size
             one.queue_disk_bytes += item.allocated
+    # Add the messages that the entries of each topic point to, within the log.
     first, end = store.log.min_offset, store.log.end
     for topic, one in found.topics.items():
         for rows in topic_rows(store, topic, None, view, report):
@@ -119,6 +122,7 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
                 for _, physical, sizes in rows.pages(rows.first, rows.end):
                     inside = (physical >= first) & (sizes > 0) & (physical + sizes <= end)
                     one.rows += int(np.count_nonzero(inside))
+                    # Messages of a light queue are counted for their own topic.
                     if not topic.startswith(LMQ_PREFIX):
                         one.log_bytes += int(sizes[inside].sum())
                     advance(20 * len(sizes))

@@ -155,6 +155,7 @@ class Store(Closing):
         absolute); without it the log is ``commitlog/``, or in the folders the store was made
         with, or in those that `rmqctl.store.log_folders` finds.
         """
+        # Reject anything that is not a readable directory, with the reason.
         root = os.fspath(path)
         try:
             info = os.stat(root)
@@ -168,6 +169,7 @@ class Store(Closing):
         if not stat.S_ISDIR(info.st_mode):
             raise NotAStoreError(f"{root}: not a directory, so no store (a single file is shown "
                                  "by `rmqctl dump`)")
+        # Folders named by options win over remembered ones, and those over folders found on disk.
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
         folders = [os.path.join(root, name) for name in where]
@@ -178,12 +180,14 @@ class Store(Closing):
             os.scandir(root).close()
         except OSError as error:
             raise StoreIOError.from_oserror(error, root, "list") from None
+        # A broker.conf may belong to another store: files that refute its sizes win.
         sizes = sizes or Sizes()
         if sizes.conf.values:
             from rmqctl.store.conf_sizes import as_files_are
 
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
+        # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
         if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
             raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"

@@ -91,6 +91,7 @@ def recall(root: str) -> Remembered:
         return Remembered()
     from rmqctl.formats.config import config_json
 
+    # An unreadable file must not prevent the store from being opened.
     try:
         with FileSource(path) as source:
             if source.size > MAX_SIZE:
@@ -103,11 +104,13 @@ def recall(root: str) -> Remembered:
         return _useless(path, f"{error.reason}{place}")
     if not isinstance(document, dict):
         return _useless(path, "no JSON object")
+    # Ignore files of another format.
     if document.get(FORMAT) != CURRENT_FORMAT:
         return _useless(path, f"its format is {document.get(FORMAT)!r}, this rmqctl knows "
                         f"{CURRENT_FORMAT}")
     values: dict[str, Any] = {}
     notes: list[str] = []
+    # Check each value on its own, so that one bad value does not discard the others.
     for name, (sound, meaning) in KEYS.items():
         if name not in document:
             continue

@@ -267,12 +267,14 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
         raise StoreIOError.from_oserror(error, folder, "list") from None
     names: set[str] = set()
     troubles = []
+    # Databases are read as such, so their folders are not listed as unknown.
     databases = {part.folder for part in store.config_parts.values()}
     for entry in entries:
         main = entry.name.removesuffix(BACKUP)
         if main in KINDS or main.endswith(".json"):
             names.add(main)
             continue
+        # Explain everything else in the folder, so that nothing is skipped silently.
         reason = "not one of the files a broker keeps here; not read"
         try:
             if stat.S_ISDIR(entry.stat().st_mode):
@@ -284,6 +286,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
         except OSError as error:
             reason = str(StoreIOError.from_oserror(error, ""))
         troubles.append(Trouble(f"{FOLDER}/{entry.name}", reason))
+    # Files of a broker come first, in their fixed order.
     known = [name for name in KINDS if name in names]
     return known + sorted(names.difference(known)), troubles
 

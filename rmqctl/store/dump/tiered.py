@@ -68,6 +68,7 @@ def tiered_index_rows(target: Target) -> Iterator[Row]:
     if not target.size:
         target.notes.append("no items: an idle broker uploads such a file when it stops")
         return
+    # The header comes first: without it nothing else can be located.
     try:
         header = fmt.HEADER.decode(raw)
     except FormatError as error:
@@ -77,6 +78,7 @@ def tiered_index_rows(target: Target) -> Iterator[Row]:
     options = target.options
     if options.start is None and (options.at is None or options.at < fmt.HEADER.size):
         yield _header_row(target, header, raw)
+    # The form and the number of slots decide where slots and items are.
     try:
         compacted, shape = _shape(target, header)
     except FormatError as error:
@@ -87,6 +89,7 @@ def tiered_index_rows(target: Target) -> Iterator[Row]:
         return
     target.notes.append(f"{'compacted' if compacted else 'open'} form"
                         f"{' of 5.1' if shape.old else ''}, {shape.slots} hash slots")
+    # Show used slots, from the slot that contains the requested offset.
     if options.start is None:
         start = max(fmt.HEADER.size, options.at or 0)
         start -= (start - fmt.HEADER.size) % fmt.SLOT.size

@@ -153,6 +153,7 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
         for step in timer_log.walk(data, 0, position):
             place = position + step.at
             row = target.place(place, place // size)
+            # An end mark must cover exactly the rest of the file.
             if step.tail is not None:
                 row |= {"type": "end", **step.tail._asdict()}
                 declaration = timer_log.Tail
@@ -161,6 +162,7 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
                         f"says {step.tail.size} bytes are left, there are {target.size - place}",
                         place, "size")
             elif step.unit is not None:
+                # A damaged unit is shown with the fields that can be read.
                 row |= {"type": "unit" if step.error is None else "damaged",
                         **step.unit._asdict(), "slot_time": step.unit.slot_time,
                         "flags": step.unit.flags}
@@ -172,6 +174,7 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
                 row["error"] = target.fault_of(step.error, place)
             target.add_fields(row, declaration, data[step.at:step.at + step.size], place)
             yield row
+            # Nothing after the end mark belongs to the log.
             if step.tail is not None:
                 return
 
@@ -239,6 +242,7 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.S
 def index_rows(target: Target) -> Iterator[Row]:
     """Header, used slots and entries. --from counts entries (and leaves header, slots out)."""
     options, header_size = target.options, index_file.HEADER.size
+    # Without a readable header, nothing else can be located.
     raw = target.read(0, header_size)
     try:
         header = index_file.HEADER.decode(raw)
@@ -246,6 +250,7 @@ def index_rows(target: Target) -> Iterator[Row]:
         yield {**target.place(0), "type": "damaged", "size": len(raw),
                "error": target.fault_of(error)}
         return
+    # Show the header, unless the rows start after it.
     if options.start is None and (options.at is None or options.at < header_size):
         row = {**target.place(0), "type": "header", **header._asdict()}
         if not 0 <= header.index_count <= target.size // index_file.ENTRY.size:
@@ -253,6 +258,7 @@ def index_rows(target: Target) -> Iterator[Row]:
                                         "index_count")
         target.add_fields(row, index_file.Header, raw, 0)
         yield row
+    # The number of slots decides where the entries start.
     try:
         shape = (decide(target.size, target.read).shape if options.index_slots is None
                  else index_file.shape_of(target.size, options.index_slots))
@@ -263,6 +269,7 @@ def index_rows(target: Target) -> Iterator[Row]:
         return
     target.notes.append(f"{shape.slots} hash slots, room for {shape.capacity} entries")
     entries_at = shape.entry_position(0)
+    # Show used slots, from the slot that contains the requested offset.
     if options.start is None:
         start = max(header_size, options.at or 0)
         start -= (start - header_size) % index_file.SLOT.size
@@ -270,6 +277,7 @@ def index_rows(target: Target) -> Iterator[Row]:
             "slot", {}, None if 0 < slot.entry < shape.max_entries else (
                 "entry", f"there is no entry {slot.entry}"))), start, entries_at,
             origin=header_size)
+    # Show entries, from the requested number or offset.
     start = shape.entry_position(options.start or 0)
     if options.at is not None:
         start = max(entries_at, options.at - (options.at - entries_at) % index_file.ENTRY.size)

@@ -119,9 +119,11 @@ class Tracker:
 
     def _at(self, record: Record, chain: Sequence[Copy], topic: str, queue_id: int, first: int,
             count: int) -> Iterator[GroupTrack]:
+        # A delayed message has no consumers yet: only the delay service reads its queue.
         if topic in _DELAYED:
             yield from self._delayed(topic, queue_id, first)
             return
+        # Compare the consumer offset of each group that reads this topic.
         groups = self._groups
         readers = [group for group, topics in sorted(groups.positions.items()) if topic in topics]
         for group in readers:
@@ -137,6 +139,7 @@ class Tracker:
             details += _sent_back(record, chain, group, groups)
             yield GroupTrack(group, track, topic, queue_id, first, position,
                              "; ".join(details) or None)
+        # List the other groups too, unless only one group can read this topic.
         if topic.startswith(_NO_GROUPS):
             return
         for group in sorted((groups.positions.keys() | groups.others) - set(readers)):

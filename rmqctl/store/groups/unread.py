@@ -105,6 +105,7 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
     starts: dict[QueueKey, int] = {}
     without: list[QueueKey] = []
     notes: list[str] = []
+    # The retry topic counts even if the group has no offset in it.
     for name in sorted({*known, *([retry] if queue_ids(store, "consumequeue", retry) else [])}):
         if topic is not None and name != topic:
             continue
@@ -114,6 +115,7 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
             notes.append(f"{name}: group {group} has positions in it, and it has no queues here")
         for rows in queues:
             key = name, rows.queue_id
+            # Read from the consumer offset, and report offsets outside of the queue.
             position = positions.get(rows.queue_id)
             starts[key] = position or 0
             if position is None:
@@ -126,6 +128,7 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                 gone = rows.first - position
                 notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
                              f"from {position} on not consumed, and gone from the log")
+    # Explain a topic filter that matches nothing of the group.
     if topic is not None and topic not in known and not starts:
         notes.append(f"group {group} has no position in topic {topic}"
                      f"{near_names(topic, known)}: it does not subscribe to it, has not consumed "

@@ -152,15 +152,18 @@ class Chain:
         """Those of the chain; ``following``: the one behind them, if there is one."""
         if not len(found):
             return found
+        # The usual page is one complete chain and needs no look at single entries.
         every = found.plus(following)
         fine = (np.diff(every.number) == 1) & (np.diff(every.term) >= 0) & (
             every.pos[1:] == every.end[:-1])
+        # At the border of two files, an end mark takes the place of adjacent bytes.
         if len(following) and not fine[-1:].all():
             across = self.marks.get(int(found.end[-1])) == int(following.pos[0])
             fine[-1] = across and following.number[0] == found.number[-1] + 1 and (
                 following.term[0] >= found.term[-1])
         if fine.all() and (self.last is None or self._follows(found.link(0))):
             return self._with(found)
+        # Otherwise decide entry by entry; the index replaces a damaged header.
         rows, out = len(found), []
         for row in range(rows):
             here = every.link(row)
@@ -172,6 +175,7 @@ class Chain:
             elif last is not None and (unit := self._unit(last, here)) is not None:
                 kept, whole = unit, False
             else:
+                # Remember where the entries begin that fit nowhere.
                 if not self.left:
                     self.left_from = here.pos
                 self.left += 1
@@ -321,11 +325,13 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
     """Whether the index leads from the entry before the last file up to byte ``used``."""
+    # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:
         first = whole_entry(source, 0)
     if first is None:
         return False
     number, end, term = first.entry_index, first.pos, 0
+    # The previous entry must be in the file before, and its end mark must reach the file's end.
     if len(files) > 1:
         unit = units.of(np.array([number - 1], np.int64))[0]
         before, closed = files[-2], int(unit["pos"]) + int(unit["size"])
@@ -339,6 +345,7 @@ def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
                 entry.entry_index, entry.term) != (number - 1, int(unit["term"])):
             return False
         term = entry.term
+    # Follow the index page by page: every entry must start where the previous one ends.
     while end < used:
         rows = units.of(np.arange(number, number + PAGE, dtype=np.int64))
         behind = np.concatenate([[end], (rows["pos"] + rows["size"]).astype(np.int64)])

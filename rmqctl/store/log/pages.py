@@ -75,12 +75,14 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
     Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
     hears of the bytes that have been looked at, batch by batch.
     """
+    # Report what cannot be opened before anything is read.
     log = view.store.log
     for trouble in view.store.log_troubles:
         if trouble.unreadable:
             report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
     spans = _Spans(view, report)
     before: int | None = None
+    # Read file by file, and report a gap where two files do not meet.
     for number in chosen_files(log, wanted):
         file = log.files[number]
         if before == number - 1 and log.files[before].end < file.base:
@@ -91,6 +93,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
         for batch in walk:
             advance(walk.position - position)
             position = walk.position
+            # Pass on matching messages; spans are counted even if no message matches.
             if isinstance(batch, Unread):
                 report(unread(file.base, batch))
                 continue

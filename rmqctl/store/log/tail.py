@@ -128,6 +128,7 @@ class Tail:
         end: int | None = None
         last = -1
         behind: list[Span] = []
+        # Damage counts only once a message follows it: at the end it may be an unfinished write.
         for batch in walk:
             if len(batch):
                 self._tell(behind)
@@ -139,10 +140,12 @@ class Tail:
                     end, last = span.end, -1
                 elif span.kind == DAMAGED:
                     behind.append(span)
+        # Only the newest window contains the end of the log; damage in older ones is reported.
         if self._has_end:
             self._tell(behind)
         else:
             self.torn += behind
+            # While a broker writes, the last record may have its full length but not its content.
             if self._follow and end is not None and last >= 0 and is_unfinished(
                     walk.source, last, end):
                 end = last - walk.source.head

@@ -87,6 +87,7 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
                                          last)
 
     def store_time(physical: int) -> int | None:
+        # An index entry may point to no message, or past the end that a broker gives the log.
         record = log.record_at(physical)
         if record is None or (view.log_end is not None and physical >= view.log_end):
             left_out = answer.dangling if record is None else answer.behind
@@ -96,6 +97,7 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
         known[physical] = record
         return record.store_timestamp
 
+    # The index contains only hashes, so compare the real topic and key.
     for physical in index_files.query_messages(offsets, store_time, begin, end):
         record = known[physical]
         if raw or (java_text(record.topic) == topic and has_key(record, key, kind)):

@@ -129,15 +129,18 @@ class Selector:
         if wanted.count == 0:
             return
         conditions = wanted.conditions()
+        # Consumer offsets of a group: read each queue from its own start.
         if wanted.starts is not None:
             several = [rows for topic, queue_id in wanted.starts for rows in topic_rows(
                 self.store, topic, queue_id, self.view, self._report)]
             for page in self._queue_pages(several):
                 yield filtered(page, conditions)
             return
+        # Without a topic, all messages are read in the order of the log.
         if wanted.topic is None:
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
             return
+        # Consume queues find the messages of a topic without reading the whole log.
         layout = self.store.layout
         unread = layout.unread.get("consumequeue")
         queues = [] if unread else topic_rows(self.store, wanted.topic, wanted.queue_id, self.view,
@@ -150,6 +153,7 @@ class Selector:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
         elif unread or self._may_lack_queues(wanted.topic):
+            # Without usable queues, filter the whole log, and say that this is slower.
             self._report(Problem("row" if "consumequeue" in layout.damaged else "note",
                                  f"{unread or f'{wanted.topic} has no consumequeue here'}: "
                                  "looking through the whole log for it"))

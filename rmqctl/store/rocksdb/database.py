@@ -211,6 +211,7 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
     """(the data base, its families); adds to ``damage``."""
     from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
+    # A read-only database must never be created, and must not exceed the open file limit.
     def options(mode: Any) -> Options:
         made = Options(raw_mode=True)
         made.create_if_missing(False)
@@ -222,6 +223,7 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
         return Rdict(shadow, options(mode), {name: options(mode) for name in families},
                      AccessType.read_only(False))
 
+    # Read strictly first, so that damage is reported; then read as the broker does.
     try:
         families = Rdict.list_cf(shadow)
         try:
@@ -232,6 +234,7 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
                           f"({_said(strict, folder, shadow)}); what else it holds is read")
             return base, families
     except Exception as error:  # noqa: BLE001
+        # A file that disappears was deleted by the broker; this is not damage.
         if "No such file" in str(error):
             raise VanishedError(_said(error, folder, shadow)) from None
         raise _damaged(folder, shadow, error) from None

@@ -197,11 +197,13 @@ class RocksQueue(ConsumeQueue):
         """The rows of a range; ``until_last``: up to one behind the last that is there."""
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
+        # Entries that one pass over the database collected need no further access to it.
         if self._held is not None:
             numbers, data = self._store.held.between(self._held, first, end)
             if until_last:
                 end = min(end, numbers[-1] + 2 if numbers else first + 1)
             return _placed(first, end, numbers, data)
+        # One damaged block spoils the whole page, so read entry by entry in this case.
         try:
             found = self._store.database.page(ROWS, self._key(first), self._key(end))
         except FormatError:
@@ -211,6 +213,7 @@ class RocksQueue(ConsumeQueue):
             last = next((key for key, _ in reversed(found) if len(key) == at + 8), b"")
             end = min(end, int.from_bytes(last[at:], "big") + 2 if last else first + 1)
         count = end - first
+        # Convert the usual page in one step; any gap or odd size takes the slow path.
         if len(found) == count:  # as a rule nothing is missing between them, nor of another shape
             names = b"".join([key for key, _ in found])
             values = [value for _, value in found]
