@@ -169,6 +169,7 @@ def command(
     from rmqctl.scan import malloc_tuning
     from rmqctl.store.broker_conf import NO_CONF
 
+    # Reject contradictions before any port or store is opened.
     if from_stored_offsets and start != "stored":
         raise UsageError("--from-stored-offsets and --from contradict each other")
     if from_stored_offsets:
@@ -186,6 +187,7 @@ def command(
         require("grpc", "google.protobuf")
     if uvloop:
         require("uvloop")
+    # Open all stores with their settings, from options and from broker.conf.
     with temporary_store(temp) as made:
         named = [made] if made else roots_named(roots[0], roots[1:]) if roots else []
         stores = [StoreOptions(root=root, **vars(layout)) for root in named]
@@ -200,6 +202,7 @@ def command(
         if limits.retry_memory is not None:
             settings = replace(settings, retry_memory=limits.retry_memory)
 
+        # Bind the ports first: brokers announce the addresses that they really got.
         bound = bind(listen, len(stores))
         # One file is one broker's: of several stores none is more likely to be that one's.
         name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
@@ -207,6 +210,7 @@ def command(
                          tuple(write_outside or ()))
                   for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
+        # Clients see a broker only after its topics exist and its gaps were reported.
         brokers, save = open_brokers(wanted, settings, shown.tell)
         _make_topics(brokers, topic or [])
         for broker in brokers:
@@ -218,12 +222,14 @@ def command(
                            "them")
         server = Server(brokers, allowed, save, shown.warn,
                         None if idle_exit is None else idle_exit / 1000)
+        # RocketMQ clients expect the fast port two below the normal port.
         if len(brokers) == 1 and listen.port > _FAST_PORT:
             server.fast = replace(listen, port=listen.port - _FAST_PORT)
         if grpc is not None:
             from rmqctl.ext.serve.grpc.server import Proxy
 
             server.proxy = Proxy(brokers, grpc, allowed.connections, allowed.part)
+        # Warn about every address that other machines can reach.
         for address in (listen, grpc):
             if address is not None and address.host not in _LOOPBACK:
                 shown.warn(f"{address}: whoever reaches this address can read " + (
@@ -231,6 +237,7 @@ def command(
         if metrics is not None and metrics.host not in _LOOPBACK:
             shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
                        "groups")
+        # Serve until a signal, the idle time or the end of standard input.
         malloc_tuning.keep_freed_memory(_LARGEST_KEPT)
         malloc_tuning.collect_rarely()
         with shown.of(server, metrics), asyncio.Runner(

@@ -177,10 +177,12 @@ class Group(HelpMixin, typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # A group with a default command takes words that name none of its commands as arguments.
         if self.default is not None and args[0] == _DEFAULT:
             default = load(self.default)
             default.listed = self.commands
             return None, default, args[1:]
+        # Only an unknown top-level word can be a command name of mqadmin.
         if ctx.parent is None and args[0] not in self.commands:
             from rmqctl.commands.app.aliases import find
 
@@ -195,6 +197,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
                 if note is not None:
                     say(note, sys.stderr)
                 return args[0], load(spec), words
+        # For a mistyped name, suggest similar commands that change nothing.
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except typer.TyperException as error:
@@ -203,6 +206,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
                 error.message = (f"{error.message.rstrip('.')}. Did you mean "
                                  f"{', '.join(map(repr, near))}?")
             raise
+        # Load the command itself only now; a tier as the target selects the command for tiers.
         if isinstance(command, Placeholder):
             command, rest = _for_target(load(command.spec), rest)
         return name, command, rest

@@ -63,6 +63,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
     arguments: list[inspect.Parameter] = []
     others: list[inspect.Parameter] = []
     groups: dict[str, tuple[_Group, dict[str, str]]] = {}
+    # Replace each group by its options, and remember which option is which field.
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         group = _group_of(parameter.annotation)
         if group is None:
@@ -74,6 +75,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
             names[flat.name] = field
         groups[parameter.name] = group, names
 
+    # At run time, rebuild the groups from the options and show what they have to say.
     def run(**given: Any) -> Any:
         remarks: list[str] = []
         warnings: list[str] = []
@@ -90,6 +92,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
         # What it sets (the zone of times, for example) is gone with it.
         return copy_context().run(command, **given)
 
+    # Give the function the signature from which typer creates the options.
     for name in ("__name__", "__doc__", "__module__"):
         setattr(run, name, getattr(command, name))
     run.__annotations__ = {}

@@ -204,6 +204,7 @@ def _entries(found: dict[str, Any]) -> str:
 
 
 def _summary(said: dict[str, Any]) -> dict[str, str]:
+    # Describe both stores before the differences, so that the numbers have a context.
     pairs = {}
     for name in ("a", "b"):
         store = said[name]
@@ -216,6 +217,7 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
     pairs["paired by"] = {"physical": "physical offset", "queue": "topic, queue and queue offset"}[
         said["by"]
     ]
+    # Each kind of difference has one line.
     pairs["messages"] = ", ".join(
         f"{count_text(said[name])} {words}"
         for name, words in (("equal", "equal"), ("different", "different"),
@@ -229,6 +231,7 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
     pairs["committed offsets"] = _offsets(said["offsets"])
     pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
     pairs["epochs"] = _epochs(said["epochs"])
+    # Only two DLedger logs have entries to compare; empty lines are dropped.
     if said["entries"] is not None:
         pairs["entries"] = _entries(said["entries"])
     return {name: text for name, text in pairs.items() if text}

@@ -130,6 +130,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
             "{count:,} record: a message, or part of a damaged message's body",
             "{count:,} records: messages, or part of a damaged message's body",
             count=lost.in_log)
+    # Losses come in order of time: by earlier repairs, already, and by the next start.
     repaired = all_in_words(start.repairs)
     if repaired is not None:
         facts["lost in repairs"] = repaired
@@ -139,6 +140,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         facts["cannot be told"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
     said = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
+    # A broker that refuses to start loses nothing, so only the reason is shown.
     why = [told.said for told in start.misled if told.effect == "refuses"] or start.refusals
     facts["a start"] = (
         Phrase("does not succeed: {why}", why=Joined("; ", why)) if not start.starts else

@@ -56,6 +56,7 @@ def command(
     from rmqctl.checks.preflight.around import IGNORE, around
     from rmqctl.checks.preflight.preflight import preflight
 
+    # Groups can be judged only if consume queues and consumer offsets are readable.
     with store.open() as opened:
         for structure in ("consumequeue", "config"):
             opened.layout.require(store.root, structure)
@@ -63,6 +64,7 @@ def command(
                 noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
                                   machine=around(opened, IGNORE))
+    # Without groups in the prediction, the broker opens another log, or there is none.
     found = predicted.consumers
     if found is None and predicted.misled:  # the broker opens another log, without messages
         found = Consumers((), complete=False, positions_known=False,
@@ -73,6 +75,7 @@ def command(
     found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *predicted.notes))))
     if group is not None:
         found = found.of(group)
+    # Show the result before any error, so that a partial answer is not lost.
     unknown = group is not None and not (found.queues or found.without_position)
     if out.is_data or not unknown:
         _show(out, found, predicted, all_queues=group is not None)
@@ -91,9 +94,11 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words
 
+    # If the configuration leads the broker elsewhere, this matters more than any group.
     is_misled = predicted.consumers is None
     first = predicted.misled[0].said if is_misled else found.in_words()
     style = "bad" if is_misled or found.groups_affected else "good"
+    # Programs get all queues; people get the affected ones.
     if out.is_value:
         said = predicted.as_dict()
         out.document({**found.as_dict(), **{name: said[name] for name in (*_NUMBERS, "losses")}})
@@ -108,6 +113,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
             page.text(Phrase(
                 "no position here: {names} (broadcast consumers keep theirs themselves)",
                 names=some_of(found.without_position, 5)))
+    # State what limits the figures: notes, earlier repairs, uncounted losses, a refused start.
     if not out.is_value:
         for text in found.notes:
             out.note(text)
@@ -120,6 +126,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
                         "why): what is at risk is told as if nothing were cut off",
                         version=predicted.broker_version))
+    # A long page ends with the verdict that it began with.
     if (all_queues or found.affected or found.notes or found.without_position
             or predicted.beside_messages or repaired is not None or not found.complete):
         out.conclude(first, style)

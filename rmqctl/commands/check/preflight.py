@@ -70,6 +70,7 @@ def command(
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
                                   machine=around(opened, disk_used))
+    # The next command follows from the prediction, so one document contains both.
     step = _next(predicted, store.root)
     following = step.command if step else None
     out.document({**predicted.as_dict(), "next": [following] if following else [],
@@ -79,6 +80,7 @@ def command(
         for text in predicted.notes:
             out.note(text)
     out.conclude(*_first_line(predicted))
+    # An unreadable file makes the prediction unreliable: fail, but only after showing it.
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
@@ -127,6 +129,7 @@ def _next(prediction: Prediction, root: str) -> Step | None:
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:
+    # Begin with the verdict and everything that limits it.
     page.text(*_first_line(prediction))
     if prediction.not_judged:
         page.text(Phrase("not judged: {name}", name=Joined(", ", prediction.not_judged)), "warn")
@@ -136,6 +139,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
                                          if told.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
     show_losses(page, prediction.beside_messages)
+    # Without a start there are no facts or actions to show.
     if prediction.starts:
         page.blank()
         page.pairs(_facts(prediction))
@@ -144,6 +148,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         show_actions(page, prediction.actions, ("action", "target", "from", "to", "reason"),
                      len(prediction.actions))
     show_section(page, prediction.consumers, prediction.notes)
+    # Consequences that appear only later, or only in some cases or versions.
     if prediction.second_start is not None:
         page.text(prediction.second_start.said, "bad")
     for text in prediction.undecided:
@@ -152,6 +157,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.heading("Other versions")
         for text in prediction.differences:
             page.text(Phrase("- {text}", text=text))
+    # Show only assumed settings that differ from the defaults.
     assumed = [f"{name}={str(value).lower() if value is True else value}"
                for name, value in prediction.assumed.items()
                if value not in (False, "default") and (
@@ -182,6 +188,7 @@ def _is_elsewhere(prediction: Prediction) -> bool:
 
 
 def _headline(prediction: Prediction) -> Phrase:
+    # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
         broker = Phrase("as far as can be judged, {broker}", broker=broker)
@@ -196,6 +203,7 @@ def _headline(prediction: Prediction) -> Phrase:
         gone.append(some_of(causes, _CAUSES))
     if not prediction.starts:
         return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
+    # Collect what the start itself would cost.
     costs = []
     if prediction.misled:
         costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
@@ -232,9 +240,11 @@ def _headline(prediction: Prediction) -> Phrase:
     also = prediction.also_loses
     if costs and also is not None:
         costs.append(Phrase("lose {what}", what=also))
+    # Without any cost, say so; how certain this is depends on what could be judged.
     costless = Phrase("lose nothing more") if gone and also is None else (
         prediction.costless if not prediction.not_judged else Phrase("cut no message off the log")
         if prediction.truncate_to is not None else Phrase("maybe cut messages off the log"))
+    # Add what costs no message but needs attention.
     beyond = []
     if prediction.refuses_writes:
         beyond.append(Phrase("the broker rejects messages: its disk is full"))
@@ -262,6 +272,7 @@ def _of_topics(counts: Mapping[str, int]) -> Phrase:
 def _facts(prediction: Prediction) -> dict[str, Any]:
     from rmqctl.checks.repaired import all_in_words
 
+    # Describe the run of the recovery: where it begins, ends, and what it dispatches.
     facts: dict[str, Any] = {"recovery": Phrase("abnormal") if prediction.recovery == "abnormal"
                              else Phrase("normal")}
     repaired = all_in_words(prediction.repairs)
@@ -282,6 +293,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
             entries=prediction.index_entries)
     if prediction.rows_cut:
         facts["entries truncated"] = prediction.rows_cut
+    # Show what is already lost, or why this is unknown.
     account = prediction.account
     if account.replaced_in_words is not None:
         facts["replaced"] = account.replaced_in_words
@@ -293,6 +305,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         for name, time in zip(("stored from", "stored to"), times, strict=True):
             if time is not None:
                 facts[name] = time_text(time)
+    # Split each kind of loss by topic, the most affected topics first.
     by_topic: list[tuple[Mapping[str, int], Callable[[str], Phrase]]] = [
         (account.already_by_topic,
          lambda topic: Phrase("already lost of {topic}", topic=topic)),

@@ -69,16 +69,19 @@ def command(
     from rmqctl.ext.report.page import Request, of_report, page
     from rmqctl.files.durable import new_whole_file
 
+    # Check the target before the long work: an existing file is never replaced.
     kinds = parse_kinds(redact)
     path = checked_target(target)
     if os.path.isdir(path):
         raise RefusedError(f"{target}: is a folder; name a new file")
     show_times_in(tz)
+    # Collect the facts once, and draw everything from them.
     with store.open() as opened, noting_refusals() as refused:
         facts = gather(opened, engine.version, worker_count(jobs), out.watch, hashes=hashes)
         facts.notes.extend(refused)
         facts = replace(facts, diagnosis=replace(facts.diagnosis, outlook=planned(
             opened, facts.diagnosis, store, out)))
+        # Masking happens last, so that verdicts rest on the real values.
         mask = Mask(kinds, facts.topic_names, facts.group_names,
                     (os.path.realpath(store.root), os.path.abspath(store.root), store.root),
                     _paths(opened))
@@ -87,6 +90,7 @@ def command(
             [(mask.text(typed.completed(step.command) or ""), step.why)
              for step in facts.diagnosis.next],
             opened.log if opened.layout.reads("commitlog") else None))
+    # Write the complete page at once, then show where it is.
     data = html.encode("utf-8", "backslashreplace")
     new_whole_file(path, data)
     document = _document(target, facts, data)

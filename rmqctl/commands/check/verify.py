@@ -247,6 +247,7 @@ def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
     from rmqctl.files.durable import replace_file
     from rmqctl.output.prometheus import Metric, exposition
 
+    # Every metric has one sample per store, with the store as a label.
     kinds = ("messages", "blank", "zero", "damaged")
     labels = [{"store": verdict.root} for verdict in verdicts]
     covers = [verdict.coverage for verdict in verdicts]

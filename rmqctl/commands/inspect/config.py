@@ -79,6 +79,7 @@ def command(
     if section != "metadata" and (only is not None or special):
         raise UsageError("--only and --special go with the section metadata")
     with store.open() as opened:
+        # Epochs and metadata have their own readers; all other sections are files of config/.
         if section == "epochs":
             _epochs(out, opened)
             return
@@ -90,9 +91,11 @@ def command(
                               store.over_conf({}).get("cluster"))
         else:
             files, others = load(opened, section)
+    # Report damaged files, but show everything that can be read.
     for file in files:
         for problem in file.problems():
             out.warn(problem)
+    # Without a section, list the files instead of their contents.
     if section is None:
         wide = not out.is_data and out.human().width >= _WIDE_COLUMNS
         brief = _WIDE if wide else _BRIEF
@@ -107,6 +110,7 @@ def command(
             out.note(f"and {len(others) - _MOST_NOTES} more files that are not read")
     elif section != "metadata":
         _show(out, section, files, tz)
+    # Everything readable was shown, so damage only changes the exit code.
     if any(file.damaged for file in files):
         raise typer.Exit(int(ExitCode.FINDINGS))
     if section is None:

@@ -59,10 +59,12 @@ def command(
 
 
 def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> None:
+    # Structures come first: they add up to the size of the store.
     page.table(({"structure": row["kind"], "files": count_text(row["files"]),
                  "size": size_text(row["size"]), "on disk": size_text(row["allocated"])}
                 for row in document["structures"]), ("structure", "files", "size", "on disk"))
     page.heading("Topics")
+    # Topics need readable consume queues.
     topics = document["topics"]
     if topics is None:
         page.text(not_told)
@@ -76,6 +78,7 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
             page.text(f"and {count_text(len(topics) - _SHOWN)} more (-o json has all)")
         page.text(f"no row leads to {size_text(document['log_bytes_without_row'])} of the log "
                   "(half messages, rollbacks, blanks, damage)")
+    # Growth is an estimate from the store times of the log.
     growth = document["growth"]
     page.heading("Growth")
     if growth["last_store_timestamp"] is None:
@@ -89,6 +92,7 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
             **({} if growth["recent_since"] is None else {
                 f"since {time_text(growth['recent_since'], tz)}":
                 _per_day(growth["recent_bytes_per_day"])})})
+    # Show what could be freed, beside what is free.
     page.heading("Kept and free")
     repairs = document["repairs"]
     page.pairs({

@@ -55,6 +55,7 @@ def command(
     """
     from rmqctl.store.layout import is_database
 
+    # A database is a folder and has no offsets or fields.
     if os.path.isdir(file) and is_database(file):
         if kind is not None or hex_ or at is not None:
             raise UsageError("--kind, --hex and --at are for files, this is a RocksDB data base")
@@ -66,6 +67,7 @@ def command(
     options = DumpOptions(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
                       full=out.verbose > 0, body=body,
                           index_slots=layout.sizes.index_slots)
+    # Show fields, a single record or a table.
     with Dump(file, options) as dump:
         if hex_ and out.is_flat:
             out.rows(flattened(dump.rows()), FLAT_COLUMNS, empty="no records")
@@ -79,6 +81,7 @@ def command(
             else:
                 out.rows(dump.rows(), dump.columns, brief=dump.brief, empty="no records",
                          render=render)
+        # Notes and the exit code depend on what was read, so they come after the records.
         for note in dump.notes:
             out.note(note)
         if dump.faults:

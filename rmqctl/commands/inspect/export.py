@@ -88,12 +88,14 @@ def command(
     from rmqctl.export.spec import Export
     from rmqctl.store.projection import is_decoded
 
+    # Check the combination of options before any store is opened.
     form = _form(target, format, partition_by)
     require(*(("pyarrow",) if form is None else form.packages))
     if form is None and select.count is not None:
         raise UsageError("--limit is for one file: folders are written by many at a time")
     if select.from_offset is not None and (select.topic is None or select.queue is None):
         raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
+    # Build the selection and the fields; bodies are decoded only if a field or option needs it.
     names = named_stores(stores)
     named = None if fields is None else fields.split(",")
     decoding = cache(lambda: decoding_of(decode))
@@ -107,6 +109,7 @@ def command(
         conditions=wanted.in_log(), stores=len(names), provenance=provenance, typed_times=True,
         csv_text=spreadsheet_safe, decoded=decode is not None,
         decoding=decoding() if of_bodies else None)
+    # Check the target before the log is read.
     folders = layout.folders_of(names)
     if target != _STREAM:
         check_place(target, names, folders)
@@ -114,6 +117,7 @@ def command(
         raise UsageError("--manifest stands beside a file: name one with --out")
     plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes)
     result = _exported(out, plans, spec, target, _Way(form, select.count, manifest, jobs))
+    # On standard output the data must stay alone, so the summary goes to stderr.
     if target == _STREAM:
         warn_of(out, result)
         out.note(f"{counted(result.total('rows'), 'message')} exported")
@@ -123,6 +127,7 @@ def command(
             out.note("no messages")
     if decoding.cache_info().currsize:
         tell_undecoded(out, decoding())
+    # An incomplete export is still written; the exit code reports the loss.
     if not result.complete:
         raise typer.Exit(int(ExitCode.FINDINGS))
 

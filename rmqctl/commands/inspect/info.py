@@ -69,6 +69,7 @@ class _Screen:
         self._dash = "\N{EN DASH}" if page.unicode else "-"
 
     def show(self) -> None:
+        # Facts about the whole store fit on one line each; empty ones are dropped.
         facts, page = self._facts, self._page
         lock, pid = facts["lock"], facts["abort_pid"]
         pairs = {
@@ -86,10 +87,12 @@ class _Screen:
             "controller": self._controller(),
             "file sizes": self._sizes(),
         }
+        # Highlight a running broker, and an unclean shutdown if no broker runs.
         styles = {"lock": "warn"} if lock["held"] else {}
         if facts["abort"] and not lock["held"]:
             styles["last run"] = "warn"
         page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
+        # Name what is not judged before the tables, because it explains gaps in them.
         said = (*(structure["reason"] for structure in facts["not_judged"]), *facts["layout_notes"])
         for text in dict.fromkeys(said):
             page.text(text, "warn")

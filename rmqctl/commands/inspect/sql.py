@@ -54,6 +54,7 @@ def command(
     from rmqctl.sql.session import Session
     from rmqctl.store import Store
 
+    # Open every store once, to know the total size for the progress bar.
     names, text = stores_and_query(arguments, file)
     stores = named_stores(names)
     folders = layout.folders_of(stores)
@@ -62,11 +63,13 @@ def command(
         with Store.open(os.path.abspath(store), folders) as opened:
             size += opened.log.size
     decoding = None if decode is None else decoding_of(decode)
+    # Rows are printed while DuckDB computes them.
     with out.progress("reading the log", size) as progress, Session(
             stores, folders, progress.advance, decoding) as session:
         answer = session.ask(text)
         rows = answer.rows if limit is None else islice(answer.rows, limit)
         out.rows(rows, answer.columns)
+    # Report what the answer does not contain: damage, lost messages, undecoded bodies.
     if session.damaged:
         undecided = session.undecided
         out.warn(f"{counted(session.damaged, 'damaged place')} of the log left out"

@@ -49,6 +49,7 @@ def command(
     """
     from rmqctl.store.query.lookup import by_unique_key, known_topics
 
+    # Resolve the options before the store is opened.
     projection = show.projection(out)
     wanted = [part for part in msgid.replace(" ", "").split(",") if part]
     if not wanted:
@@ -58,11 +59,13 @@ def command(
     reasons: list[str] = []
     with store.open() as opened:
         topics: list[str] | None = None if topic is None else [topic]
+        # An id is a physical offset or a key of the client; only the key needs the index.
         for message_id in wanted:
             record, foreign, reason = None, "", ""
             if not unique:
                 record, foreign, reason = _by_offset(opened, message_id, faults.report)
             found = [] if record is None else [record]
+            # The offset may belong to another store, so look for the same id as a key as well.
             if record is None or foreign:
                 topics = known_topics(opened) if topics is None else topics
                 found = by_unique_key(opened, message_id, topics, faults.report) or found
@@ -71,6 +74,7 @@ def command(
                 if not found:
                     reasons.append(reason + _no_unique(opened, message_id, topics))
             records += found
+        # Show all messages together, then explain the ids without a message.
         show_found(out, opened, records, projection, show.tz, faults, track=track)
         if reasons:
             not_found(out, faults, *reasons)

@@ -36,14 +36,17 @@ def command(
     from rmqctl.broker.view import view_of
     from rmqctl.store.query import lookup
 
+    # Resolve the options before the store is opened.
     projection = show.projection(out)
     begin, end = query.window(show.tz)
     faults = Faults(out, show)
     with store.open() as opened:
+        # Ask the index as a broker does.
         answer = lookup.by_key(
             view_of(opened, view), query.topic, query.key, begin=begin, end=end,
             most=query.most, kind=query.kind, raw=query.raw, report=faults.report)
         show_found(out, opened, answer.records, projection, show.tz, faults, track=track)
+        # Explain why the answer may be shorter than expected.
         if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
             out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --since "
                      f"or --until, or use `{_in_the_log(query)}`")
@@ -52,6 +55,7 @@ def command(
                      f"{', '.join(map(str, answer.behind))} (--view disk shows what is there)")
         if not answer.records:
             not_found(out, faults, _reason(opened, query, answer))
+        # Name index entries without a message, and say whether the index may be incomplete.
         for physical in answer.dangling if answer.records else ():
             out.note(f"the index also leads to physical offset {physical}: "
                      f"{opened.log.explain(physical)}")

@@ -87,18 +87,22 @@ def command(
     """
     from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED, CarveOptions, Carving
 
+    # Refuse options that do not go together.
     _check(out_store, paths, summary=summary, misplaced=misplaced, doubtful=doubtful,
            damaged=damaged, duplicates=duplicates)
     projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
+    # Translate the options into a selection of records.
     left_out = {placement for placement, is_in in ((MISPLACED, misplaced), (DOUBTFUL, doubtful))
                 if not is_in}
     conditions = tuple(select.selection(show.tz, show.decoding).in_log())
     wanted = CarveOptions(conditions, embedded, damaged, duplicates)
     maker: StoreMaker | None = None
+    # Check source and target before the first byte is read.
     sources = _inputs(out, paths)
     if out_store is not None:
         maker = _maker(out_store, sources, engine.version, layout)
     total = sum(source.size for source in sources)
+    # Read the sources once: into a new store, as a summary, or as a list.
     with out.progress("carving", total) as progress, Carving(
         sources, wanted, report=out.warn, advance=progress.advance
     ) as carving:

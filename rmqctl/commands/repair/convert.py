@@ -65,6 +65,7 @@ def command(
         rmqctl convert STORE --commitlog plain --out NEWSTORE
     """
     given = store.over_conf(engine.given(_ENGINE))
+    # A log without DLedger gets other physical offsets, so it is always a new store.
     if commitlog is not None:
         if target is None:
             raise UsageError("--commitlog plain makes a new store: --out NEWSTORE says where")
@@ -81,6 +82,7 @@ def command(
     require("rocksdict")
     options = ConvertOptions(consumequeue, worker_count(jobs), store.folders, store.sizes, given)
     root = store.root
+    # With --out the copy is converted, and the original is only read.
     if target is not None:
         from rmqctl.repair.convert.new_store import copy_store
 
@@ -90,6 +92,7 @@ def command(
             copy_store(opened, target, progress.advance, signals.check)
         root, apply = target, replace(apply, apply=True, yes=True)
 
+    # From here on, conversion is a plan like any other repair.
     def propose(scratch: Scratch) -> plan_page.Proposal:
         return plan_page.Proposal(plan_convert(root, scratch, options, out.watch))
 

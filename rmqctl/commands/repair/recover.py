@@ -130,11 +130,13 @@ def command(
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.sources.opening import Readers
 
+    # Refuse options that contradict each other before the store is opened.
     show_times_in(tz)
     if fillers == "topic":
         out.note(Phrase("--fillers topic has no effect: a filler is in the lost message's topic"))
     _refuse(only, strategy, topic, queue)
     _refuse_sources(strategy, topic, sources or (), prefer)
+    # Collect all options in one object for the planner.
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file,
@@ -145,6 +147,7 @@ def command(
                             keep_damaged, "none" if fillers == "none" else "in-place",
                             sources or (), prefer, Readers(_parquet, _tier),
                             engine.multi_dispatch, consumequeue)
+    # One table, an explanation and the strategy of a broker are planned elsewhere.
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 
@@ -157,6 +160,7 @@ def command(
         _as_broker(out, store, wishes, engine.version, apply, complete)
         return
 
+    # The plan decides the exit code, and whether the user must choose first.
     def propose(scratch: Scratch) -> plan_page.Proposal:
         from rmqctl.repair.recover import plan_recover
 
@@ -265,6 +269,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
     from rmqctl.repair.broker import plan_broker
     from rmqctl.store import Store
 
+    # Plan exactly what the prediction says, so both must come from the same opened store.
     def propose(scratch: Scratch) -> plan_page.Proposal:
         with Store.open(store.root, store.folders, wishes.sizes) as opened:
             refuse_other(opened, wishes.form)
@@ -272,6 +277,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
                 prediction = preflight(opened, version, progress=progress.advance)
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,
                                prediction=prediction)
+        # Undecided records block the plan, as the result of a broker's start is unknown.
         undecided = prediction.undecided
         refused = "" if not undecided else (
             f"{undecided[0]}. Nothing was changed")

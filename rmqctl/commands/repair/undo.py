@@ -163,8 +163,10 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.prune import forgettable, left_elsewhere, prunable
 
+    # Pruning cannot be undone, so it always needs consent.
     if apply and not yes and not at_a_terminal():
         raise UsageError("--prune deletes for good: where nobody can be asked, --apply needs --yes")
+    # Collect what would be deleted; the document is the same for a plan and its application.
     before = now_ms() - age
     found = prunable(root, before)
     total = sum(one.bytes for one in found)
@@ -173,10 +175,12 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
         "before": before, "repairs": [one.as_dict() for one in found], "bytes": total,
         "forgets": notes, "applied": False, "next": [typed.again(
             "--apply", without=("--dry-run",))] if (found or notes) and not apply else []}
+    # Nothing proves that kept files in other folders belong to this store, so they stay.
     for one in found:
         for folder in left_elsewhere(root, one.entry.id):
             out.warn(f"repair {one.entry.id} also keeps things in {folder}, made when this store "
                      "lay elsewhere: they stay")
+    # Ask with the size, then delete under the store's lock.
     if (found or notes) and apply:
         count = f"{len(found)} repair{'' if len(found) == 1 else 's'}"
         ask(out, f"Delete what {count} keep{'s' if len(found) == 1 else ''} "
@@ -190,6 +194,7 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
 
 def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     rows = document["repairs"]
+    # Notes can be deleted even if no repair is old enough.
     if notes := document["forgets"]:
         page.text(f"{'Deleted' if document['applied'] else 'Deletes'} the notes of what "
                   f"{len(notes)} repair{'' if len(notes) == 1 else 's'} lost: "
@@ -201,12 +206,14 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     if not rows:
         page.text(f"no repair was made before {time_text(document['before'])}")
         return
+    # List the repairs with what they keep.
     page.table(({**row, "time": _when(row["time"]), "keeps": size_text(row["bytes"]),
                  "log files": row["log_files"] or ""} for row in rows[:_SHOWN]),
                ("id", "time", "command", "state", "keeps", "log files"))
     if len(rows) > _SHOWN:
         page.text(f"and {len(rows) - _SHOWN} more (-o json has all)")
     page.blank()
+    # State the consequence: space if applied, and what can no longer be restored.
     logs = sum(row["log_files"] for row in rows)
     if document["applied"]:
         page.text(f"Deleted: {size_text(document['bytes'])}. These repairs can not be undone any "

@@ -171,6 +171,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
     raises.
     """
+    # Refuse bad options, and collect the folders that the command may write to.
     check_options(out, options)
     named = [*folders, *(options.write_outside or ()), *(tier.writes if tier else ())]
     named = [os.path.join(store_root, folder) for folder in named]
@@ -183,6 +184,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.scratch import Scratch
 
+    # A plan must also mention an interrupted repair and running brokers.
     unfinished = _unfinished(out, store_root, named, complete, tier)
     roots = (*(tier.homes if tier else ()), store_root)
     for root in {os.path.realpath(root): root for root in (
@@ -192,6 +194,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         with noting_refusals() as refused:
             proposal = _propose(out, propose, scratch)
         check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
+        # Offer exactly one next command: another repair, the interrupted one, a look, or --apply.
         following = (typed.other(*proposal.instead) if proposal.instead else
                      unfinished.next if unfinished is not None and unfinished.next else
                      None if proposal.plan.empty else
@@ -204,6 +207,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
               Phrase("Nothing was changed. --apply carries this out."), following)
     if refused:
+        # What could not be read may look damaged, so such a plan must not be applied.
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
     _end(proposal)
 
@@ -343,9 +347,11 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
 
+    # Nothing to do needs no question.
     if proposal.plan.empty:
         _nothing(out, proposal)
         return
+    # Ask only after the complete plan is on the screen.
     if not yes:
         show_plan(out, proposal)
         out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in {folder}. "
@@ -353,6 +359,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
                         folder=os.path.join(store_root, ".rmqctl", "repairs"),
                         store=shlex.quote(store_root)))
         ask(out, "Carry this out?", yes=False)
+    # An error explains itself; after an interrupt, say how to continue or undo.
     try:
         with out.progress("carrying it out", len(proposal.plan.steps), unit="steps") as progress:
             repair.progress = progress.advance
@@ -365,11 +372,13 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     if done.already:
         _nothing(out, proposal)
         return
+    # Say where the replaced files are kept, and how much space they use.
     backup = os.path.join(store_root, done.backup)
     backup_bytes = bytes_below(backup)
     found = Bounds(store_root, around)
     last = _last_line(store_root, done, backup, backup_bytes,
                       [folder for folder in done.outside if not found.contain(folder)])
+    # After a question the plan is already on the screen, so only the result follows.
     if yes:
         show_plan(out, proposal, last, following, {
             "applied": True, "id": done.id, "kept": done.backup, "kept_bytes": backup_bytes})

@@ -147,6 +147,7 @@ def steps_after(plan: Plan, look: str) -> list[Step]:
 
 
 def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:
+    # The verdict comes first, then the state of an interrupted repair, then the actions.
     plan = proposal.plan
     page.text(verdict_of(proposal, document))
     page.blank()
@@ -158,6 +159,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         page.blank()
     each = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
     _moved(page, proposal, each=each)
+    # List what the plan loses, and how certain its corrections are.
     lost = _lost_by(plan, document)
     if lost:
         _lost(page, plan, lost)
@@ -167,10 +169,12 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     if "wrong_corrections_expected" in document:
         page.text(Phrase("Wrong corrections to expect: {some} (at most 0.01 per repair).",
                          some=f"{plan.wrong_corrections:.1g}"))
+    # Show the effect on messages and consumers.
     impact = _impact(proposal)
     if impact is not None:
         page.text(impact.in_words())
     show_section(page, plan.consumers, plan.notes)
+    # End with the single command to run next.
     if last:
         if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
             page.blank()

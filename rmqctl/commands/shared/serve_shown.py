@@ -76,6 +76,7 @@ class Shown:
 
     def ready(self) -> None:
         """Clients may come. StoreIOError where the port for metrics is not to be had."""
+        # The proxy already listens; the port for metrics is opened now.
         server = self._server
         if server.proxy is not None:
             self._ends["grpc"] = str(server.proxy.address)
@@ -85,9 +86,11 @@ class Shown:
             ((address, bound),) = bind(self._metrics, 1)
             self._http = asyncio.create_task(_Metrics(server).serve(bound))
             self._ends["metrics"] = str(address)
+        # A terminal shows the live view instead of lines.
         if self._screen is not None:
             self._draw()
             return
+        # Programs wait for this line, so it is written and flushed only when clients can connect.
         first = server.brokers[0]
         rows = [{"broker": broker.name, "address": str(broker.address),
                  "store": broker.source.store.root, "topics": len(broker.source.topics)}
@@ -166,6 +169,7 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
     """What goes on, with ``rows`` of groups, topics and clients together; ``ends`` are other
     addresses, by name.
     """
+    # Totals of the last second, over all brokers.
     brokers = server.brokers
     page.heading(f"serve {brokers[0].address}, for {duration_text(int(seconds) * 1000)}; ctrl-C "
                  "ends it")
@@ -185,6 +189,7 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
     }, styles={"damaged": "warn"} if damaged else None)
     for broker in brokers:
         page.text(f"{broker.name} {broker.address} {broker.source.store.root}")
+    # Divide the free lines among groups, topics and clients; groups are the most important.
     groups = figures.groups_now(server, second, max(rows // 2, 1))
     topics = figures.topics_now(second, max(rows // 4, 1))
     several = ("broker",) if len(brokers) > 1 else ()

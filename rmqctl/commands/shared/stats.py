@@ -137,10 +137,12 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
 def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
     from rmqctl.store.stats import VALUE_COLUMNS, total
 
+    # Sort all rows before the list is shortened.
     tz, sort = options.tz, options.sort
     rows = figures.rows(tz, sort)
     shown = rows[:options.top]
     keys = figures.keys
+    # Programs get fields; an empty result is a note for people only.
     if out.is_value:
         out.document(document_of(figures, shown, len(rows)))
     elif out.is_data:
@@ -148,11 +150,13 @@ def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
     elif not rows:
         out.note("no messages")
     else:
+        # Fillers count as messages, so their number is stated.
         fillers = sum(aggregate.fillers for aggregate in figures.sums)
         if fillers:
             out.note(f"fillers among the messages: {fillers:,}; `recover` put them in place of "
                      "lost bytes")
         page = out.human()
+        # Without a key there is a single row, which is shown as a list.
         if options.plot:
             _plot(page, figures, shown, sort, tz)
         elif not keys:
@@ -301,6 +305,7 @@ def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: 
     from rmqctl.output.plot import columns
     from rmqctl.store.stats import TIME_STEPS
 
+    # The chart has one column per step of time, so a long range cannot be drawn.
     step = TIME_STEPS[by]
     values = {row["time"]: row[metric] or 0 for row in rows if isinstance(row["time"], int)}
     if not values:
@@ -312,6 +317,7 @@ def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: 
     series = [0.0] * (round((last - first) / step) + 1)
     for when, value in values.items():
         series[round((when - first) / step)] += value
+    # Label the axis like the table labels this metric.
     show = _render(by, tz)[metric]
     page.text(
         columns(

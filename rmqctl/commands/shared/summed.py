@@ -54,11 +54,13 @@ def _beginning(text: str) -> str:
 def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
     """A table of findings as ``one`` makes their rows; of many, one row for each kind and topic."""
+    # A short list is shown as it is.
     if page.every or len(findings) <= FEW:
         page.table(map(one, findings), columns, styles=styles)
         return
     from rmqctl.checks.findings import CATEGORIES, INFO
 
+    # Summarize by severity, category and topic, unless this hardly shortens the list.
     groups = _grouped(findings, lambda finding: (
         finding.severity, finding.category, finding.topic or _top(finding, root)))
     if len(groups) > len(findings) * _WORTH:
@@ -66,6 +68,7 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
         return
     groups.sort(key=lambda alike: _SEVERITIES.index(alike[0].severity)
                 if alike[0].severity in _SEVERITIES else len(_SEVERITIES))
+    # A single finding keeps its place and its detail; a group shows where its findings are.
     rows = []
     for alike in groups:
         first = alike[0]

@@ -34,6 +34,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     the heads of their entries: for programs in fields of each message, for people in tables below.
     StoreIOError.
     """
+    # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)
     if not track:
         if out.is_data and entries:
@@ -45,11 +46,13 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     from rmqctl.store.groups.track import Tracker
     from rmqctl.store.groups.unread import Groups
 
+    # Judge each message by the consumer offsets of its groups.
     groups = Groups.of(store)
     for note in groups.notes:
         out.warn(note)
     tracker = Tracker(store, groups, faults.report)
     tracked = [tracker.track(record) for record in records]
+    # Programs get everything as fields of the message; people get tables.
     if out.is_data:
         more = [found.as_fields() for found in tracked]
         if entries:
@@ -60,6 +63,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
         _show_entries(out, entries)
         if records:
             _show(out.human(), records, tracked, tz)
+    # State once what limits the judgement, for all messages.
     for note in dict.fromkeys(note for found in tracked for note in found.notes):
         out.note(note)
     if records:
@@ -100,6 +104,7 @@ def _show_entries(out: Output, entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz: tzinfo) -> None:
+    # Separate groups that never read the topic: they would fill the table.
     several = ["message"] if len(records) > 1 else []
     rows: list[dict[str, Any]] = []
     absent: dict[str, None] = {}
@@ -109,6 +114,7 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
                 absent[each.group] = None
             else:
                 rows.append({"message": record.physical_offset, **each._asdict()})
+    # Show the groups that read the queue, then the others in one line.
     page.blank()
     page.heading("Consumed by")
     if rows:
@@ -121,6 +127,7 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         page.text(f"no position in the topic: {', '.join(names[:_SHOWN])}{more} (not subscribed, "
                   "nothing consumed yet, or broadcasting)")
+    # Show retries and dead letters as a chain of copies.
     chains = [(record, copy) for record, found in zip(records, tracked, strict=True)
               for copy in found.chain]
     if chains:

@@ -135,6 +135,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a store, for people."""
     from rmqctl.checks.losses import Losses
 
+    # A line that is about loss appears only if something is lost.
     cover, lost = verdict.coverage, Losses().verified(verdict.coverage)
     pairs = {
         "messages": count_text(cover.messages),
@@ -156,6 +157,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
         "consume queue entries": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
     }
+    # A store can be verified together with its tier.
     if verdict.tier is not None:
         pairs["tier"] = Phrase("{messages:,} messages in {queues:,} queues, {items:,} index items",
                                messages=verdict.tier["messages"], queues=verdict.tier["queues"],
@@ -227,11 +229,13 @@ def _reason(store: Judged) -> str:
 def _show_table(page: Human, judged: Sequence[Judged]) -> None:
     from rmqctl.checks.verify.verdict import KNOWN
 
+    # One store gets its full page; several stores share a table.
     if len(judged) == 1 and judged[0].verdict is not None:
         show_page(page, judged[0].verdict, covered)
         return
     page.text(*_first_line_of(judged))
     page.blank()
+    # A store that could not be opened keeps its row, so that none is forgotten.
     rows = []
     for store in judged:
         if store.verdict is None:
@@ -239,6 +243,7 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
                          "detail": str(store.error)})
             continue
         each, cover = store.verdict, store.verdict.coverage
+        # Show the most frequent kinds of findings, or what was not judged.
         top = each.counts.most_common(3)
         found = Phrase("no damage") if each.ok else counted(each.troubles, "finding")
         if each.known:
@@ -252,6 +257,7 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
                 f"{count} {name}" for (name, severity), count in top if severity != KNOWN)})
     page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
                styles={"verdict": _style})
+    # Suggest a separate look at each damaged store.
     bad = [store.root for store in judged if store.verdict is not None and not store.verdict.ok]
     if bad:
         page.heading("What next")

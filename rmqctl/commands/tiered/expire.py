@@ -53,6 +53,7 @@ def command(
     from rmqctl.ext.tiered.files.metadata_file import writable_around
     from rmqctl.ext.tiered.recover.scope import check_root, open_tier, scope_of
 
+    # Resolve the time and the topic once: planning and applying must agree on them.
     show_times_in(tz)
     time = now_ms() if now is None else parse_time(now, tz=tz)
     with open_tier(tier.root, tier.metadata) as opened:
@@ -60,6 +61,7 @@ def command(
         if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
             raise UsageError(f"{place}: there is no queue of topic {topic!r}")
 
+    # Open the tier again: the plan that is applied is made under the lock.
     def propose(_: Scratch) -> plan_page.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:
             expiry = expire(opened, scope, time, older_than, topic)
@@ -73,6 +75,7 @@ def command(
              "files": f"{count_text(files)} ({size_text(expiry.bytes)})"},
             impact=Impact(messages, topics=expiry.messages) if messages else None)
 
+    # Metadata in a folder that was not named must not be changed.
     if apply.apply:
         refuse_noted(place, scope.metadata_path, tier.metadata, apply.write_outside or ())
     applying.run(out, place, "tiered expire", propose, apply,

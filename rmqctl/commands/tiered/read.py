@@ -41,12 +41,14 @@ def command(
 
     topic, queue, from_offset, broker = (select.topic, select.queue, select.from_offset,
                                          tier.broker)
+    # Queue offsets have a meaning only within one queue.
     if topic is None and (
             queue is not None or from_offset is not None or local.root is not None):
         raise UsageError("--queue, --offset and --local need --topic")
     if from_offset is not None and queue is None:
         raise UsageError("--offset needs --queue: each queue counts for itself")
     local.check()
+    # Resolve the options before the tier is opened.
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
     faults = Faults(out, show)
@@ -63,6 +65,7 @@ def command(
                 out.note("no messages" if known and queue in (None, *known) else
                          f"neither the tier nor the store has {_named(topic, queue)}")
         else:
+            # From the tier alone, read the chosen queues one after another.
             chosen = list(opened.queues(topic, queue, broker))
             _say_offset(out, opened, wanted.from_offset, topic, queue, broker)
             size = sum(segment.usable for each in chosen for segment in each.commit_log.segments)

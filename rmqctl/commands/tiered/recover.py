@@ -60,15 +60,18 @@ def command(
     from rmqctl.ext.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
     from rmqctl.ext.tiered.recover.scope import check_root, open_tier, scope_of
 
+    # Settle parts and sizes; a broker.conf provides what no option names.
     show_times_in(tz)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
     if consumequeue_max_size is None and tier.broker_conf is not None:
         consumequeue_max_size = tier.broker_conf.tier.get("consumequeue_max_size")
     options = RecoverOptions(parts, drop_orphans, ambiguous == "keep", consumequeue_max_size,
                              tier.index_slots, tier.index_max, all_index=parts == {"index"})
+    # Find out which broker owns the tier before anything is planned.
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
 
+    # Open the tier again: the plan that is applied is made under the lock.
     def propose(scratch: Scratch) -> plan_page.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:
             plan = plan_recover(opened, scope, scratch, options, out.watch)

@@ -63,16 +63,19 @@ def command(
     from rmqctl.files.lock_probe import probe
     from rmqctl.store import Store
 
+    # Refuse a selection that cannot be checked.
     show_times_in(tz)
     wanted = structures(only, STRUCTURES)
     if local is None and wanted is not None and LOCAL in wanted:
         raise UsageError("--only local needs --local STORE")
     options = Options(wanted, tier.broker, tier.index_slots, tier.index_max, worker_count(jobs))
+    # A running broker may change the tier during the check, so warn about it.
     with ExitStack() as stack:
         opened = stack.enter_context(tier.open())
         store = None if local is None else stack.enter_context(Store.open(local))
         if opened.broker_root is not None:
             warn_if_held(out, probe(os.path.join(opened.broker_root, "lock")), opened.broker_root)
+        # The total for the progress bar counts logs and index files.
         size = sum(segment.usable for queue in opened.queues(broker=tier.broker)
                    for segment in queue.commit_log.segments)
         size += sum(segment.size for _, flat in opened.indexes(tier.broker)
@@ -88,6 +91,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a tier, for people."""
     from rmqctl.checks.verify.common import plural
 
+    # Lines about repairs and undecided records appear only if there are any.
     cover = verdict.coverage
     pairs = {
         "queues": count_text(cover.queues),
@@ -111,6 +115,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
                           "cover the local offset), "
                           f"{count_text(cover.items_unverifiable)} index items",
     }
+    # A comparison with the local store was requested.
     if any(row["structure"] == "local" for row in verdict.checked):
         pairs["local store"] = (
             f"{count_text(cover.local_equal)} in both and equal, {count_text(cover.local_only)} "

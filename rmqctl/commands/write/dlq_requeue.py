@@ -69,6 +69,7 @@ def command(
 
         rmqctl dlq requeue STORE --group billing --into retry --apply --yes
     """
+    # Refuse options that contradict each other before anything is opened.
     if to is not None and file is not None:
         raise UsageError("--to and --out: give one of them")
     if file is not None and apply.apply:
@@ -80,6 +81,7 @@ def command(
     from rmqctl.files.named import refuse_link_of_others
     from rmqctl.store.groups.dead_letters import Requeued, Resending, dead_letters
 
+    # Check source, group and target by reading only.
     if file is not None:
         refuse_link_of_others(file, itself=False)
     wanted = select.selection(tz)
@@ -90,8 +92,10 @@ def command(
         _warn_of_others(out, known, group, into)
     root = to or store.root
     folders = () if to else store.folders
+    # Ask before the target is locked.
     if apply.apply:
         ask(out, f"Send the dead letters of {group} anew?", yes=apply.yes or out.is_data)
+    # Lock the target for the complete run; with a file as the target, nothing is locked.
     with ExitStack() as stack:
         signals = stack.enter_context(DeferredSignals())
         session = None
@@ -105,6 +109,7 @@ def command(
         # Only now: opening for writing may have completed what the last run left.
         source = stack.enter_context(store.open())
         target = source if to is None else stack.enter_context(_opened(to))
+        # Dead letters are read while the new messages are written.
         letters = made(
             dead_letters(view_of(source, view), group, wanted, faults.report),
             Resending(source, None if file else target, into),

@@ -77,16 +77,20 @@ def command(
 
     settings = engine.settings(store, "version", files=False)
     attributes = dict(attribute or ())
+    # A link in config/ could lead outside of the store.
     named = [os.path.join(store.root, folder) for folder in write_outside or ()]
     Bounds(store.root, named).refuse_links(os.path.join(store.root, "config"))
+    # A dry run takes no lock, because it writes nothing.
     with nullcontext() if dry_run else StoreLock(store.root, stores_around(named, [store.root])):
         topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)
         for note in topics.notes:
             out.note(note)
+        # With fewer read queues some messages become unreachable: warn before the change.
         change = topics.plan(name, read_queues, write_queues, perm, attributes, order)
         _warn_of_loss(out, change)
         if not dry_run:
             topics.create(name, read_queues, write_queues, perm, attributes, order)
+    # The document is the same for a dry run and a change.
     if dry_run:
         out.note("dry run: nothing was changed")
     document = {
