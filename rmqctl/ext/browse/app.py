@@ -383,6 +383,7 @@ class Browser(Working):
     def action_verify(self) -> None:
         from rmqctl.ext.browse import checking  # verify is large, and not needed at the start
 
+        # Read the selection now: it may change while the thread works.
         row = self.main.query_one(RowList).row
         of_tree = self.main.query_one(StoreTree).has_focus
         task = None if of_tree or row is None else checking.of_row(row)
@@ -400,6 +401,7 @@ class Browser(Working):
             finally:
                 reader.close()
 
+        # The share of completed work needs a total.
         total = 0
         if task is not None and task.part is not None:
             total = task.part[1] - task.part[0]

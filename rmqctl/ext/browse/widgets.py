@@ -112,11 +112,13 @@ class RowList(Widget, can_focus=True):
 
     def _read(self, position: Position | None, *, forward: bool) -> None:
         self.stop()
+        # Remember the generation, so that rows of an older listing are not shown in a newer one.
         reader, listing, generation = self.reader, self.listing, self._generation
         if reader is None or listing is None:
             return
         count = max(_LEAST, self.size.height * 2)
 
+        # Read in a thread, because a slow disk must not block the screen.
         def work() -> None:
             worker = get_current_worker()
 
@@ -128,6 +130,7 @@ class RowList(Widget, can_focus=True):
                 if not worker.is_cancelled:
                     self.app.call_from_thread(self._arrived, generation, *what)
 
+            # Forward rows arrive in steps; backward rows are inserted at once to keep the position.
             try:
                 with reader.guard:
                     if forward:

@@ -78,6 +78,7 @@ class Working(App[None]):
         def run() -> None:
             worker, done, told = get_current_worker(), 0, 0.0
 
+            # Stop when cancelled, and show progress at a limited rate.
             def watch(more: int) -> None:
                 nonlocal done, told
                 if worker.is_cancelled:
@@ -89,6 +90,7 @@ class Working(App[None]):
                     share = f" {min(done / total, 1):.0%}" if total else ""
                     self.call_from_thread(self.say, f"{what}{share}, Esc stops")
 
+            # The result or the error is shown only if no later task has replaced this one.
             try:
                 result = work(watch)
             except Stopped:
