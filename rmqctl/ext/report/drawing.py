@@ -113,6 +113,7 @@ def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
         return float(date2num(_EPOCH + timedelta(milliseconds=millis)))
 
     titles: dict[str, str] = {}
+    # Draw messages and bytes as two rows over the same axis of time.
     with _figure(3.3) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         step = drawn.step / 86_400_000
@@ -121,6 +122,7 @@ def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
                                                                         "bytes")):
             container = axes.bar(lefts, values, width=step * 0.86, align="edge",
                                  color=PALETTE[kind], linewidth=0)
+            # Each bar gets a tooltip with its period and both values.
             for number, bar in enumerate(container):
                 begin = drawn.start + number * drawn.step
                 name = f"{kind}-{number}"
@@ -132,10 +134,12 @@ def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
             axes.tick_params(length=0, pad=4)
             axes.yaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 2.5, 5, 10]))
             axes.margins(x=0)
+        # Use short labels: thousands for messages, binary units for bytes.
         upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
         lower.yaxis.set_major_formatter(FuncFormatter(
             lambda value, _: size_text(int(value)).replace(".0 ", " ")))
         _binary_ticks(lower, max(drawn.size))
+        # Fix the range before the marks, so that damage at the border does not move the axis.
         first, last = moment(drawn.start), moment(drawn.end)
         room = (last - first) * 0.01
         lower.set_xlim(first - room, last + room)
@@ -215,12 +219,14 @@ def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path
 
+    # Find the number of rows first: it decides the height of the figure.
     kinds = cells(profile)
     columns = min(_COLUMNS, max(len(kinds), 1))
     rows = -(-len(kinds) // columns)
     titles: dict[str, str] = {}
     with _figure(0.1 + rows * _WIDTH / _COLUMNS, layout=None) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
+        # Draw all cells of one kind as a single path, to keep the file small.
         for kind in (MESSAGES, BLANK, ZERO, None):
             places = [number for number, each in enumerate(kinds) if each == kind]
             if places:
@@ -228,6 +234,7 @@ def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
                     Path.make_compound_path(*(_square(Path, *divmod(number, columns))
                                               for number in places)),
                     facecolor=PALETTE[_colour(kind)], linewidth=0, snap=False))
+        # Damaged cells are separate and slightly larger, so that a single one is visible.
         damaged = [number for number, each in enumerate(kinds) if each == DAMAGED]
         for number in damaged:
             row, column = divmod(number, columns)
@@ -242,6 +249,7 @@ def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
                     end=offset + profile.cell,
                     size=size_text(int(profile.cells[KINDS.index(DAMAGED), number])))
             axes.add_patch(patch)
+        # Mark the borders of files, unless there are too many to be useful.
         starts = {(base - profile.start) // profile.cell for base in borders}
         for number in sorted(starts & set(range(1, len(kinds)))) if len(starts) < 200 else ():
             row, column = divmod(number, columns)

@@ -124,6 +124,7 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
 
 
 def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
+    # Begin with losses of the past: fillers, other losses, and what repairs dropped.
     start, account = found.start, found.losses
     count, replaced = account.known, account.replaced
     before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
@@ -137,12 +138,14 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
             "Repair {ids} dropped {count:,} message or undecided record.",
             "Repairs of the store ({ids}) dropped {count:,} messages or undecided records.",
             count=account.in_repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
+    # An unreadable structure makes the number of lost messages unknown.
     if account.unread:
         return [*before, say("Whether messages are lost was not judged: {names} cannot be read.",
                              names=", ".join(account.unread))]
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
                 say("No message is known to be lost; of some positions it cannot be told.")]
+    # State the number, then topics and time.
     sentences = [*before, say(
         "{count:,} message is gone from the log: other files of the store still know of it.",
         "{count:,} messages are gone from the log: other files of the store still know of them.",
@@ -157,9 +160,11 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
 
 
 def _start(found: Diagnosis, say: Say) -> list[str]:
+    # A broker that does not start changes nothing.
     start, lost = found.start, found.losses
     if not start.starts:
         return [say("A {version} broker would refuse to start.", version=start.broker_version)]
+    # List what the start would cost in messages.
     sentences = []
     if lost.cut:
         sentences.append(say(
@@ -174,6 +179,7 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
             count=lost.without_entry))
     if lost.cut_by_topic and lost.cut:
         sentences.append(say("By topic: {topics}.", topics=_ranked(lost.cut_by_topic, say)))
+    # A start can also remove the evidence of earlier losses.
     if start.rows_cut and lost.known and not lost.would_lose:
         sentences.append(say(
             "A {version} broker would start and lose no intact message, but take away what still "
@@ -183,11 +189,13 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
                              version=start.broker_version, what=str(start.also_loses),
                              cause=_some([str(loss.cause) for loss in start.beside_messages
                                           if not loss.already], say)))
+    # Without any cost, say so.
     return sentences or [say("A {version} broker would start, and lose nothing by it.",
                              version=start.broker_version)]
 
 
 def _concerned(found: Diagnosis, say: Say) -> list[str]:
+    # Say why there is nothing to report about consumer groups.
     consumers = found.start.consumers
     if consumers is None and "config" in found.not_judged:
         return [say("The positions of consumer groups lie in a form that is not read here.")]
@@ -200,6 +208,7 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
                     "None of {count:,} consumer groups is affected.", count=len(groups))
                 if consumers.complete else
                 say("No consumer group is known to be affected.")]
+    # Name the affected groups, then what each kind of damage means for them.
     sentences = [say("{count:,} of {groups:,} consumer groups is affected: {names}.",
                      "{count:,} of {groups:,} consumer groups are affected: {names}.",
                      count=len(names), groups=len(groups), names=_some(names, say))]
