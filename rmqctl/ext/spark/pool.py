@@ -88,6 +88,7 @@ class SparkPool:
     def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
             bytes]:
         """Runs the job in a thread, so that this one can show progress and be interrupted."""
+        # A job group can be cancelled from another thread.
         count = packs[-1].stop
         group = new_group()
         outcome: list[Any] = []
@@ -101,6 +102,7 @@ class SparkPool:
 
         from pyspark import InheritableThread
 
+        # Wait in this thread: it shows progress and receives interrupts.
         thread = InheritableThread(target=job, daemon=True)
         thread.start()
         try:
@@ -109,9 +111,11 @@ class SparkPool:
                 if self.watch is not None:
                     self.watch(min(len(packs), tasks_of(context, group)[0]), len(packs))
         except BaseException:
+            # Cancel on any error, so that executors do not continue without a reader.
             context.cancelJobGroup(group)
             thread.join(20)
             raise
+        # Raise the error of the job here, and check that no result is missing.
         result = outcome[0]
         if isinstance(result, BaseException):
             raise failure(result, log_of(self.spark)) from None

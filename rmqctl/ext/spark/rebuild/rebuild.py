@@ -145,10 +145,12 @@ class _Run:
         return 2 * self._pool.jobs if self._pool.jobs > 1 else 1
 
     def rebuilt(self, range_size: int | None, share: _Share) -> Rebuilt:
+        # Start with empty folders: an interrupted run may have left files in them.
         self._last_index = ""
         self._scratch.clear()
         _remove(self._folder)
         make_folders(self._folder, durable=False)
+        # Read the log, then write queues and index; intermediate files are always removed.
         try:
             read = self._read(range_size, share)
             expired = Expired()

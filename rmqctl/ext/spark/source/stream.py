@@ -247,6 +247,7 @@ class _Following(Reading):
         """Yield the rows of a part; ``lose`` hears of a file that has expired."""
         piece = part.piece
         base = piece.file.base
+        # A file can expire between planning and reading.
         try:
             source = piece.file.open()
         except StoreIOError:
@@ -256,6 +257,7 @@ class _Following(Reading):
                  f"{piece.start} to {piece.end} are left out")
             return
         with source:
+            # Yield the messages of the range, with the constant columns of this part.
             constant: dict[str, str | int] = {"store": part.store, "file": part.file}
             walk = Walk(source, piece.start - base, piece.end - base)
             found: list[Span] = []
@@ -265,6 +267,7 @@ class _Following(Reading):
                 rows = self._finished(self._of_batch(batch, base), constant)
                 if rows.num_rows:
                     yield rows
+            # A file that becomes shorter while it is read is an error: it did not expire.
             if walk.position < piece.end - base:
                 raise StoreIOError(f"{piece.file.path}: the file was cut at byte {walk.position} "
                                    f"while it was read; up to {piece.end - base} is wanted")
