@@ -286,6 +286,7 @@ class Sweep:
         """For each window its blocks, which are made as they are asked for; take all of them
         before the next window.
         """
+        # Order the queues by the place of their next message in the log.
         heap = []
         for number, queue in enumerate(self._queues):
             physical = queue.next_physical()
@@ -294,6 +295,7 @@ class Sweep:
         heapq.heapify(heap)
         while heap:
             start = heap[0][0]
+            # A queue whose next message is in no file stops; the other queues continue.
             place = self._log.locate(start)
             if place is None:
                 queue = self._queues[heapq.heappop(heap)[1]]
@@ -301,6 +303,7 @@ class Sweep:
                 continue
             source = place[0]
             limit = min(start + self._window, source.base + source.size)
+            # Take from each queue all messages inside the window, so the log is read only once.
             taken: list[Taken] = []
             numbers = []
             while heap and heap[0][0] < limit:
@@ -308,6 +311,7 @@ class Sweep:
                 taken.append(Taken(self._queues[number], *self._queues[number].take(limit)))
                 numbers.append(number)
             yield self._blocks(source, start, taken)
+            # Put the queues back with their next message.
             for number in numbers:
                 physical = self._queues[number].next_physical()
                 if physical is not None:

@@ -133,17 +133,20 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
     and has its own; else the store's. RefusedError for a tier in the store's own folders,
     UsageError where other metadata knows the tier.
     """
+    # The root may be the store itself: its tier is then in a folder of the store.
     if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
             request.store):
         tier = os.path.join(request.root, names.TIER_FOLDER)
     else:
         tier = tier_root(request.root)
     _refuse_inside_store(tier, request)
+    # Given metadata always applies; without any, use the metadata of the store.
     if request.metadata is not None:
         return request, Target(tier, request.metadata), []
     target = Target(tier, os.path.join(request.store, "config", names.METADATA_NAME))
     if is_url(tier):
         return request, target, []
+    # A tier outside of the store may have metadata of its own.
     if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
         with closing(target.open()) as known:
             path = _own_metadata(tier, request.store, known)
@@ -225,6 +228,7 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> Checked:
     """Compares every message of a run, and its unit, with the local one. StoreIOError."""
     view, checked = View(store), Checked()
+    # Only queues with uploaded messages are compared, in the range of this run.
     bases: dict[int, int] = {}
     tiered: dict[int, FlatQueue] = {}
     locals_: list[LocalQueue] = []
@@ -237,6 +241,7 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
         locals_.append(local)
         bases[id(local)] = upload.first_base
         tiered[id(local)] = flat_queue(reader, upload.flat.name)
+    # Read the local log in order, as the upload did.
     sweep = Sweep(store.log, locals_, lambda local: bases[id(local)])
     for blocks in sweep.windows():
         for block in blocks:
@@ -248,6 +253,7 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
                 checked.messages += len(block)
             else:
                 checked.problems.append(f"{tiered[number].name.path}: {wrong}")
+    # A message that can no longer be read locally was not compared.
     for local in locals_:
         if local.fault is not None:
             checked.problems.append(f"{local.topic}/{local.queue_id}: queue offset "

@@ -336,24 +336,28 @@ def _known_root(tier: Tier) -> str:
 def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     broker_root = _known_root(tier)
     assert tier.metadata_path is not None
+    # Damaged metadata could hide segments, so nothing is uploaded.
     fault = tier.metadata_error or next(
         (f"{tier.metadata_path}: {fault.path}: {fault.reason}" for fault in tier.metadata.faults),
         None)
     if fault:
         raise RefusedError(f"{fault}; let `rmqctl tiered recover` mend the metadata first")
     cluster, broker = _owner(tier, request)
+    # The broker still appends to the newest file, so it is left unless all are requested.
     folder = os.path.join(broker_root, names.LOCAL_INDEX_FOLDER)
     every = local_names(folder)
     old = [name for name in every if name in names.OLD_INDEX_NAMES]
     present = [name for name in every if name not in old]
     if not request.everything:
         present = present[:-1]
+    # Files of an interrupted dispatch are completed by the next dispatch.
     remembered, notes = recall(tier.reader)
     waiting = _waiting_for_dispatch(tier, broker_root, (cluster, broker), present)
     if waiting:
         notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
                      "until it is run again, which completes them")
         present = [name for name in present if name not in waiting]
+    # Slots and items come from options, from the last run, or from files of the tier.
     files = LocalFiles(
         tier.metadata_path.removesuffix(".bak"), cluster, broker,
         [os.path.join(folder, name) for name in present],

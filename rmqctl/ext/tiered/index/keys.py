@@ -74,6 +74,7 @@ def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
 
 
 def _keys(properties: text.Properties, sharp: Array) -> Keys:
+    # Collect unique keys and application keys of all messages as columns.
     count = len(sharp)
     data = properties.data
     unique = properties.places(props.UNIQUE_KEY)
@@ -83,14 +84,17 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
     row = np.concatenate([unique[0], key_places[0][of]])
     start = np.concatenate([unique[1], start])
     length = np.concatenate([unique[2], length])
+    # Messages with unusual or many keys are handled one by one at the end.
     odd |= np.bincount(row, minlength=count) > _SIMPLE_KEYS
     plain = ~odd[row]
     row, start, length = row[plain], start[plain], length[plain]
+    # Order the keys as the broker's Java set does.
     own, units = text.hashes(data, start, length)
     order = _in_buckets(row, own)
     row, own, units = row[order], own[order], units[order]
     again = _repeated(row, own)
     hashed = _item_hash(sharp[row], own, units)
+    # Possibly equal keys need a comparison of their text, so they are handled one by one.
     if again.any():
         twice: Array = np.zeros(count, bool)
         twice[row[again]] = True

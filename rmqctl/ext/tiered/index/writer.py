@@ -87,10 +87,12 @@ class IndexWriter(Closing):
 
         For many small batches of different queues together. How many items that were.
         """
+        # Unless the slots divide 2^31, the lowest hash has no slot, and a broker drops the key.
         row, key_hash = keys.row, keys.key_hash
         if not self._has_lost and (lost := key_hash == LOST_HASH).any():
             self.dropped += int(lost.sum())
             row, key_hash = row[~lost], key_hash[~lost]
+        # The keys of one message must fit into one file.
         counts = np.bincount(row, minlength=len(offset))
         if (large := counts >= self.shape.max_items).any():
             self.dropped += int(counts[large].sum())
@@ -99,6 +101,7 @@ class IndexWriter(Closing):
             counts = np.bincount(row, minlength=len(offset))
         if not len(row):
             return 0
+        # Build all items at once, except for the times, which depend on the file.
         rows = np.empty(len(row), fmt.ITEM.dtype())
         rows["key_hash"], rows["size"] = key_hash, size[row]
         rows["commit_log_offset"] = offset[row]
@@ -107,6 +110,7 @@ class IndexWriter(Closing):
         times = store_timestamp[row]
         ends = np.cumsum(counts)
         done = 0
+        # Fill file after file; all keys of a message stay in the same file.
         while True:
             fitting = int(np.searchsorted(ends, done + self._file.room, "right"))
             upto = int(ends[fitting - 1]) if fitting else 0

@@ -350,6 +350,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
                          "its own: name one with --broker")
     _errors(files, report)
     answer = KeyAnswer()
+    # A broker without an entry for the topic does not search the index.
     known = tier.metadata.topics.get(topic)
     if known is None:
         report(Problem("note", f"metadata does not know the topic {topic}: a broker finds "
@@ -363,6 +364,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
         if item.topic_id != known.topic_id or not owned:
             continue
         queue = owned[0]
+        # A broker reads whatever bytes the item names, so check the size and decode them.
         try:
             if item.size > MAX_RECORD:
                 raise FormatError(f"the item says {item.size} bytes", path="size")

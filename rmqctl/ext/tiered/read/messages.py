@@ -68,6 +68,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
     Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and
     ``span``. Never raises for what lies on disk.
     """
+    # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
     try:
         queue_offset = max(held_from(queue) if start is None else start, queue.cq_start)
@@ -76,6 +77,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
         return
     reach = None
     while queue_offset < stop:
+        # Read the entries in portions; an unreadable portion is one fault.
         wanted = min(UNITS, stop - queue_offset)
         try:
             units = [UnitRecord(*row) for row in queue.units(queue_offset, wanted).tolist()]
@@ -86,6 +88,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
         yield from _found(queue, queue_offset, units, span, reach)
         reach = _end(units[-1]) if units else reach
         queue_offset += len(units)
+        # A short portion ends at a gap between segments: continue after the gap.
         if len(units) < wanted:
             beyond = min(_next_unit(queue, queue_offset), stop)
             if beyond == queue_offset and not units:  # it went away meanwhile

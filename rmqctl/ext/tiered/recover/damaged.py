@@ -289,6 +289,7 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
     stored, magic = message.total_size_at(raw), message.magic_at(raw)
+    # Try every version if the magic is damaged, and every repair of the header.
     for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
         fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
                             queue_id=name.queue_id, queue_offset=queue_offset)
@@ -300,11 +301,13 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
             if size not in (stored, room) and (
                     bent != fixed or (size ^ stored).bit_count() != 1):
                 continue
+            # The record must be intact with this size, and its topic must have the right length.
             content = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
             record = whole_record(content, start, False)
             if record is None or len(record.topic) != len(topic) or (
                     not record.body and bent != fixed):
                 continue
+            # A few flipped bits in the topic are corrected as well.
             if record.topic != topic:
                 turned = int.from_bytes(record.topic, "big") ^ int.from_bytes(topic, "big")
                 if turned.bit_count() > _MOST_TURNED:

@@ -381,6 +381,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
     time. ``used`` are the begins that other files have; ``counts`` the items of the first files,
     no more than there are. StoreIOError.
     """
+    # Divide the items by time; every file has fewer items than its limit.
     order = np.argsort(lost["store_time"], kind="stable")
     most = max(min(MOST_ITEMS, shape.max_items - 1), 1)
     ends = list(accumulate(counts))
@@ -390,6 +391,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         rows = order[start:end]
         times = lost["store_time"][rows]
+        # The begin of a file is its name in the tier, so it must be unique.
         begin = int(times[0])
         while begin in used:
             begin += -1 if begin > 0 else 1
@@ -399,6 +401,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         newest = begin + int(time_difference(times - begin, shape.old).max()) * step
         last = int(times[-1])
         last = last if newest <= last < newest + step else max(newest, -1 << 63)
+        # Write the file and return what its name and metadata need.
         path = os.path.join(folder, f"index-{number}")
         try:
             with open(path, "wb") as file:

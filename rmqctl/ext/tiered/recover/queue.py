@@ -439,6 +439,7 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     tiered offset is no loss.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
+    # Report what is wrong in the commit log, segment by segment.
     if surveyed.doubtful:
         yield (f"{where}: {ambiguity(surveyed.doubtful)}; they are left out, unless --ambiguous "
                "keep is given")
@@ -448,6 +449,7 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     if surveyed.damaged:
         yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
                f"(from {surveyed.spans[0].offset} on)")
+    # Report messages that no entry can point to, and entries that point to no message.
     if units.damaged:
         yield (f"{where}: of {plural(units.damaged, 'queue offset')} from {units.first_damaged} on "
                "only damaged bytes are left; their units lead there, a broker passes over them")
@@ -463,9 +465,11 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     if units.counts.unknown:
         yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
                "more; they stay")
+    # A gap in the commit log means lost messages.
     for before, after in surveyed.log.gaps():
         yield (f"{where}: the commit log has nothing from {before.end} to {after.base}; the "
                "messages that were there are lost")
+    # Report queue offsets without entries, with an upper limit.
     missing = units.missing() if changes and dropped is None else []
     for run in missing[:_MOST_RUNS]:
         yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units, "

@@ -87,6 +87,7 @@ def foreign(tier: Tier) -> set[str]:
 def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """The metadata file itself, then what it says of files and what files say of it."""
     path = tier.metadata_path
+    # Missing metadata is damage only if its place is certain.
     if path is None:
         place = None if is_url(tier.name) else expected_path(tier.name)
         if place is not None:
@@ -97,6 +98,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
                           "beside the tier: files were not compared with it (--metadata names it)",
                           tier.reader.where(""), severity=INFO)
         return
+    # Check the file itself: readable, not just a backup, without invalid parts.
     if tier.metadata_error is not None:
         yield Finding("tiered-metadata-damaged", METADATA, tier.metadata_error, path)
         return
@@ -105,6 +107,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     for fault in tier.metadata.faults:
         yield Finding("tiered-metadata-damaged", METADATA, f"{fault.path}: {fault.reason}", path)
     yield from _backup(path)
+    # Several brokers can share a tier; metadata of another broker is no damage.
     others = foreign(tier)
     for other in sorted(others):
         if broker in (None, other):
@@ -112,6 +115,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
                           "the metadata of that one with --metadata to have it compared", path)
     yield from _topics(tier, path, others if broker is None else {
         name.broker for name, _ in flat_files(tier)} - {broker} | others)
+    # Compare in both directions: files with their entries, and entries with their files.
     seen = set()
     for name, flat in flat_files(tier):
         seen.add((flat.kind, name.path))
@@ -139,6 +143,7 @@ def _backup(path: str) -> Iterator[Finding]:
 
 def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
     known = tier.metadata
+    # Topic ids must be unique and not above the serial number.
     owners: dict[int, str] = {}
     for topic in sorted(known.topics.values(), key=lambda entry: (entry.topic_id, entry.topic)):
         if topic.topic_id in owners:
@@ -150,6 +155,7 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
             yield Finding("tiered-metadata-entry", METADATA, f"topic id {topic.topic_id} is above "
                           f"the serial number {known.serial}: it will be given again", path,
                           topic=topic.topic)
+    # Every queue folder needs an entry of its topic and queue, with the right broker.
     for queue in tier.queues():
         name = queue.name
         if name.broker in others:

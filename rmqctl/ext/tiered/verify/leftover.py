@@ -129,6 +129,7 @@ class Left:
         return unit.offset + unit.size <= fresh.end and unit.offset >= self.log.end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
+        # Explain only the first entries, because explanations need reads.
         self._explained += 1
         if self._explained > MOST_EXPLAINED:
             self._unexplained += 1
@@ -136,12 +137,14 @@ class Left:
         if unit.offset < 0 or unit.size < message.MIN_SIZE:
             yield self._wrong(unit, f"leads to offset {unit.offset}, {unit.size} bytes: no message")
             return
+        # A message without an entry of its own starts here: compare both.
         frame = int(np.searchsorted(self.loose.offset, unit.offset))
         if frame < len(self.loose.offset) and int(self.loose.offset[frame]) == unit.offset:
             self._claimed[frame] = True
             yield from self._at_frame(unit, int(self.loose.size[frame]),
                                       int(self.loose.queue_offset[frame]))
             return
+        # One explanation can cover many entries: a shift of the queue, or a damaged range.
         if self._shifts.explains(unit):
             return
         number = self._shifts.span_of(unit.offset)
