@@ -19,7 +19,7 @@ RUN python -m venv /opt/rmqctl \
 
 FROM python:3.12-slim
 COPY --from=build /opt/rmqctl /opt/rmqctl
-ENV PATH=/opt/rmqctl/bin:$PATH
+ENV PATH=/opt/rmqctl/bin:$PATH RMQCTL_IMAGE=1
 USER 65534:65534
 ENTRYPOINT ["rmqctl"]
 CMD ["--help"]

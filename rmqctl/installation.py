@@ -7,13 +7,16 @@ import sys
 from itertools import pairwise
 from pathlib import PurePath
 
+IMAGE = "RMQCTL_IMAGE"
+"""The environment variable that the Dockerfile sets."""
+
 
 def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None = None,
-                in_container: bool | None = None) -> str:
+                in_image: bool | None = None) -> str:
     """Return the command, or the sentence, that says how to add ``extra`` where rmqctl runs.
 
-    ``prefix``, ``is_frozen`` and ``in_container`` are those of this process if None: its
-    environment's folder, whether it is the one-file executable, whether it runs in a container.
+    ``prefix``, ``is_frozen`` and ``in_image`` are those of this process if None: its environment's
+    folder, whether it is the one-file executable, whether it runs in the project's image.
     """
     wanted = f"'rmqctl[{extra}]'"
     parts = [part.lower() for part in PurePath(prefix or sys.prefix).parts]
@@ -28,7 +31,6 @@ def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None
         return f"uv tool install {wanted}"
     if any(part.startswith(("archive-v", "environments-v")) for part in parts):
         return f"uvx --from {wanted} rmqctl"
-    if in_container if in_container is not None else any(
-            map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))):
+    if IMAGE in os.environ if in_image is None else in_image:
         return f"docker build --build-arg EXTRAS={extra} -t rmqctl ."
     return f"pip install {wanted}"

@@ -75,7 +75,7 @@ def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, mi
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("prefix", "frozen", "container", "wanted"), [
+@pytest.mark.parametrize(("prefix", "frozen", "image", "wanted"), [
     ("/usr", False, False, "pip install 'rmqctl[data]'"),
     ("/home/me/.local/share/pipx/venvs/rmqctl", False, False,
      "pipx install --force 'rmqctl[data]'"),
@@ -84,9 +84,9 @@ def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, mi
     ("/opt/rmqctl", False, True, "docker build --build-arg EXTRAS=data -t rmqctl ."),
     ("/tmp/_MEI1", True, False, "make binary EXTRAS=data"),
 ])
-def test_the_command_is_that_of_the_installation(prefix: str, frozen: bool, container: bool,
+def test_the_command_is_that_of_the_installation(prefix: str, frozen: bool, image: bool,
                                                  wanted: str) -> None:
-    assert wanted in command_for("data", prefix=prefix, is_frozen=frozen, in_container=container)
+    assert wanted in command_for("data", prefix=prefix, is_frozen=frozen, in_image=image)
 
 
 def test_one_that_is_met_late_is_said_in_the_same_way(capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.formats import dledger
 from rmqctl.store.store import Store
 from tests.support import config_tables, engine, snapshot
 from tests.support.cli import run
@@ -186,3 +187,28 @@ def test_a_plan_counts_what_the_end_of_the_log_lost_as_doctor_does(tmp_path: Pat
     run("recover", store, "--apply", "--yes").expect(1)
     after = run("doctor", store, "-o", "json").expect(1).json()
     assert after["already_lost"] == said["already_lost"]
+
+
+@pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
+@pytest.mark.parametrize("field", ["magic", "size", "entry_index", "term", "pos", "body_length",
+                                   "entry_index and term"])
+def test_a_head_around_an_intact_message_comes_back(tmp_path: Path, field: str, index: bool
+                                                    ) -> None:
+    """Any value, of an entry in the middle and of one that begins a file."""
+    store = layout_copy("5.3.3/dledger-clean-nocq", tmp_path, "before")
+    if not index:
+        shutil.rmtree(store / "dledger-n0/index")
+    files = sorted((store / "dledger-n0/data").iterdir())
+    assert len(files) > 1
+    size = dledger.parse(files[0].read_bytes()).size
+    for number, (file, at) in enumerate([(files[0], size), (files[1], 0)]):
+        log = log_of(store)
+        raw = bytearray(file.read_bytes())
+        head = dledger.parse(bytes(raw), at, int(file.name))
+        value = (1 << 30) + number * 77 + 5
+        raw[at:at + dledger.HEAD_SIZE] = dledger.build(head._replace(
+            **dict.fromkeys(field.split(" and "), value)))
+        file.write_bytes(raw)
+        run("recover", store, *SIZES, "--apply", "--yes").expect(0)
+        assert log_of(store) == log
+        run("verify", store, "--only", "commitlog").expect(0)

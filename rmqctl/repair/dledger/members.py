@@ -33,6 +33,7 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.header_rules import of_record
 from rmqctl.formats.local.message import decode
+from rmqctl.repair.dledger.heads import head_fixes
 from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step
 from rmqctl.repair.salvage.agreement import disputed, records_of
@@ -104,11 +105,30 @@ class _Job:
             self.notes += source.notes
             self._from(source)
         self._settle()
+        self._heads()
         gone = list(self._ended())
         self.parts = [part for part in self.parts if part.path is not None or part.pieces]
         return self._result(gone)
 
     # -- what is proven without a source ----------------------------------------------------------
+
+    def _heads(self) -> None:
+        """Sets the heads of entries right whose messages are intact, once no source disputes one."""
+        if self.conflicts:
+            return
+        with UnitReader(self.store.nodes[0]) as reader:
+            fixes = list(head_fixes(self.parts, reader))
+        for fix in fixes:
+            part = self._part(fix.at)
+            self.parts = laid_over(self.parts, {self.parts.index(part): [
+                Piece.of(fix.at - part.base, fix.after)]})
+            names = ", ".join(fix.fields)
+            self.actions.append(Action(
+                "mend record", part_target(self.store, part), None, None,
+                f"head of the entry corrected ({names}): its message is intact, and the chain of "
+                "entries says where it belongs", offset=fix.at, length=HEAD_SIZE,
+                proof={"fields": [*fix.fields], "witnesses": [
+                    "its message", "its place in the chain of entries"]}))
 
     def _by_crc(self) -> None:
         """Corrects messages in intact entries that one change explains."""

@@ -172,8 +172,9 @@ class Chain:
             whole = bool(found.whole[row])
             if self._is_next(here, behind) and (last is not None or self._begins(every, row)):
                 kept = here
-            elif last is not None and (unit := self._unit(last, here)) is not None:
-                kept, whole = unit, False
+            elif last is not None and (told := self._unit(last, here) or self._between(
+                    last, here, behind)) is not None:
+                kept, whole = told, False
             else:
                 # Remember where the entries begin that fit nowhere.
                 if not self.left:
@@ -233,6 +234,18 @@ class Chain:
                 int(unit["pos"]), int(unit["size"]), int(unit["entry_index"])) == (
                     here.pos, here.end - here.pos, last.number + 1) and (
                         here.pos in (last.end, self.marks.get(last.end))):
+            return Link(last.number + 1, term, here.pos, here.end)
+        return None
+
+
+    def _between(self, last: Link, here: Link, behind: Link | None) -> Link | None:
+        """The next entry where those on both sides leave room for just one, which lies here."""
+        if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
+                here.pos in (last.end, self.marks.get(last.end))
+                and behind.pos in (here.end, self.marks.get(here.end))):
+            return None
+        term = here.term if last.term <= here.term <= behind.term else last.term
+        if term == here.term or last.term == behind.term:
             return Link(last.number + 1, term, here.pos, here.end)
         return None
 

@@ -1,0 +1,61 @@
+"""Damaged heads of DLedger entries around intact messages, set right (spec: dledger.md §2).
+
+All fields of a head follow from where the entry lies, how long its message is, and its place in the
+chain, which DLedger's index or the entries on both sides tell (`rmqctl.store.log.chain`). No broker
+uses the three fields that nothing tells: they stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.formats.dledger import HEAD_SIZE
+from rmqctl.formats.local.message import decode
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.log.chain import Chain, Link
+from rmqctl.store.log.dledger import UnitReader
+
+
+class HeadFix(NamedTuple):
+    """The head at byte offset ``at``: which ``fields`` differ, its bytes now and set right."""
+
+    at: int
+    fields: tuple[str, ...]
+    before: bytes
+    after: bytes
+
+
+def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
+    """Yield the damaged heads of entries whose messages are intact. StoreIOError."""
+    by_base = sorted(parts, key=lambda part: part.base)
+    for page in Chain(parts, units):
+        for row in np.flatnonzero(~page.whole).tolist():
+            link = page.link(row)
+            part = next(one for one in reversed(by_base) if one.base <= link.pos)
+            with part.open() as source:
+                raw = source.read(link.pos - part.base, link.end - link.pos)
+            fix = _fixed(raw, link)
+            if fix is not None:
+                yield fix
+
+
+def _fixed(raw: bytes, link: Link) -> HeadFix | None:
+    """The head of an entry as the chain has it, where the message in the entry is intact."""
+    try:
+        record = decode(raw[HEAD_SIZE:])
+    except FormatError:
+        return None
+    if not record.crc_ok or record.physical_offset != link.pos + HEAD_SIZE or (
+            record.total_size != len(raw) - HEAD_SIZE):
+        return None
+    head = dledger.ENTRY_HEAD.decode(raw)
+    right = head._replace(magic=dledger.MAGIC_ENTRY, size=len(raw), entry_index=link.number,
+                          term=link.term, pos=link.pos, body_length=record.total_size)
+    fields = tuple(name for name, now, then in zip(
+        head._fields, head, right, strict=True) if now != then)
+    return HeadFix(link.pos, fields, raw[:HEAD_SIZE], dledger.build(right)) if fields else None
