@@ -113,7 +113,7 @@ class _Job:
     # -- what is proven without a source ----------------------------------------------------------
 
     def _heads(self) -> None:
-        """Sets the heads of entries right whose messages are intact, once no source disputes one."""
+        """Correct the heads of entries whose messages are intact, unless a source disputes one."""
         if self.conflicts:
             return
         with UnitReader(self.store.nodes[0]) as reader:
