@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rmqctl.broker.versions import release_of
 from rmqctl.checks import advice
 from rmqctl.checks.advice import Outlook, Remaining, Step
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
@@ -274,7 +275,9 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     and the disk of the start; None: this machine's. ``phase`` is told the name of each piece of
     work, and how many bytes it reads where that is known. StoreIOError.
     """
-    run = Verification(store, VerifyOptions(None, jobs, profile=profile), progress, phase=phase)
+    release = release_of(broker_version) if broker_version else None
+    run = Verification(store, VerifyOptions(None, jobs, profile=profile, release=release), progress,
+                       phase=phase)
     found = verdict(run, KEPT)
     if phase is not None:
         phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)

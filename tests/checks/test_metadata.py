@@ -432,6 +432,7 @@ def test_first_log_files_that_no_cleaner_deleted(release: str, store: Build,
     assert answers(root, "doctor", 0)["sound"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone", ["compaction", "compaction/compactionLog"])
 def test_a_compaction_log_that_is_missing(golden_copy: GoldenFolder, gone: str) -> None:
     """5.3.3 reads such topics from nothing else, and dispatches no message again to it."""
@@ -449,6 +450,11 @@ def test_a_compaction_log_that_is_missing(golden_copy: GoldenFolder, gone: str) 
     assert "compaction/ from a copy" in why["compaction"]
     assert not [text for text in why.values() if text.startswith("no command")]
     assert "compaction" in {one["category"] for one in answers(root, "verify", 1)["findings"]}
+    # A broker that knows no compaction delivers these messages from the commit log.
+    for command in ("doctor", "preflight"):
+        older = run(command, root, "--broker-version", "5.0.0", "-o", "json").expect(0, 1).json()
+        assert not older["losses"]
+        assert older["starts"]
 
 
 def test_two_kinds_of_queues_ask_for_the_brokers_configuration(golden_copy: GoldenFolder) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from rmqctl.broker.versions import is_from
 from rmqctl.checks import losses
 from rmqctl.checks.losses import Loss
 from rmqctl.checks.metadata.queues import Queues
@@ -41,7 +42,7 @@ _NAMED = 3
 _READ = 4
 """The bit of ``perm`` that lets consumers read a topic."""
 _CLIENT_QUEUES = 4
-_COMPACTION = "compaction/compactionLog"
+COMPACTION_SINCE, _COMPACTION = "5.1.0", "compaction/compactionLog"
 _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
          LMQ_OFFSETS: losses.OFFSETS, DELAYS: losses.OFFSETS}
 
@@ -82,16 +83,20 @@ class Metadata:
         return [defect.loss for defect in self.defects]
 
 
-def judge(store: Store, *, live: bool = False, logged: Collection[str] = ()) -> Metadata:
+def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
+          release: str | None = None) -> Metadata:
     """All defects. ``live``: a broker runs on the store, and writes both copies while they are
-    read. ``logged``: topics with messages in the log, where they are known.
+    read. ``logged``: topics with messages in the log, where they are known. ``release``: of the
+    broker that starts; None: of whichever wrote the store.
     """
-    return _Judge(store, live, logged).run() if store.layout.reads("config") else Metadata()
+    return (_Judge(store, live, logged, release).run() if store.layout.reads("config")
+            else Metadata())
 
 
 class _Judge:
-    def __init__(self, store: Store, live: bool, logged: Collection[str]) -> None:
-        self.store, self.live, self.logged = store, live, logged
+    def __init__(self, store: Store, live: bool, logged: Collection[str],
+                 release: str | None) -> None:
+        self.store, self.live, self.logged, self.release = store, live, logged, release
         self.queues = Queues(store)
         self.made = Metadata()
 
@@ -391,6 +396,8 @@ class _Judge:
 
     def _compacted(self) -> None:
         """Topics that brokers read from a compaction log, which they never rebuild."""
+        if self.release is not None and not is_from(self.release, COMPACTION_SINCE):
+            return  # reads the messages from the commit log
         for topic, ids in sorted(self.queues.with_messages.items()):
             entry = self.topics.get(topic)
             attributes = entry.get("attributes") if isinstance(entry, dict) else None

@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from rmqctl.broker.versions import is_from
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
+from rmqctl.checks.metadata.judge import COMPACTION_SINCE
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.internal_topics import pop_state
@@ -33,7 +35,7 @@ _TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
            "subscriptionGroup.json": (GROUPS, "subscriptionGroupTable"),
            "consumerOffset.json": (OFFSETS, "offsetTable")}
 _CONFIG_SINCE = {"rocksdb-v1": "5.1.4", "rocksdb-v2": "5.3.2"}
-_COMPACTION_SINCE, _TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.1.0", "5.0.0", "5.3.2"
+_TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.0.0", "5.3.2"
 _STATIC_SINCE, _MAPPINGS = "5.0.0", "topicQueueMapping.json"
 _REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _MOST = 100_000
@@ -45,15 +47,11 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     release = predicted.broker_version
     losses = [loss for first, judge in (
         (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
-        (_STATIC_SINCE, _static), (_COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
-        (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)) if _numbers(release) < _numbers(first)
+        (_STATIC_SINCE, _static), (COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
+        (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)) if not is_from(release, first)
         for loss in judge(store, release)]
     predicted.other_losses += losses
     predicted.incurable += len(losses)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))
 
 
 # -- configuration in RocksDB -----------------------------------------------------------------

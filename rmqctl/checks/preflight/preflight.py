@@ -112,7 +112,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
         predicted.unreachable = None
         return predicted
-    predicted.metadata = judge(store, live=running)
+    predicted.metadata = judge(store, live=running, release=release)
     predicted.notes += predicted.metadata.notes
     predicted.repairs = store.repair_losses
     loading = load(store, version)
@@ -417,7 +417,8 @@ class _Start:
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
         if gone:
-            predicted.metadata = again = judge(self.store, live=self.running, logged=gone)
+            predicted.metadata = again = judge(
+                self.store, live=self.running, logged=gone, release=predicted.broker_version)
             predicted.notes += [note for note in again.notes if note not in predicted.notes]
         predicted.unreachable_by_topic = {topic: count for topic, count in
                                           sorted(self.unreachable.by_topic.items())

@@ -41,9 +41,11 @@ _TRIES, _PAUSE = 4, 0.05
 
 
 def check(store: Store, *, live: bool | None = None,
-          logged: Mapping[QueueKey, int] | None = None) -> Iterator[Finding]:
+          logged: Mapping[QueueKey, int] | None = None,
+          release: str | None = None) -> Iterator[Finding]:
     """All JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``: queues
     with messages in the log, and the queue offsets after their last ones; None: it was not read.
+    ``release``: of the broker that the store is judged for, where somebody named it.
     """
     held = store.lock.held if live is None else live
     try:
@@ -66,7 +68,7 @@ def check(store: Store, *, live: bool | None = None,
             file = load_one(store, name)
         yield from judge(store, file, known=name in KINDS)
     topics = {topic for topic, _ in logged or ()}
-    for defect in judge_metadata(store, live=held, logged=topics).defects:
+    for defect in judge_metadata(store, live=held, logged=topics, release=release).defects:
         if defect.category is not None:
             yield Finding(defect.category, _STRUCTURE.get(defect.category, "config"), defect.detail,
                           file=store.path(defect.loss.file or FOLDER), topic=defect.topic,

@@ -61,7 +61,8 @@ class VerifyOptions:
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
     this physical offset on, ``part``: these physical offsets ``[start, end)`` only; either start
     must be a frame border. In all three cases rows and entries are only held against what was read.
-    ``profile``: also what the log holds, by time and place.
+    ``profile``: also what the log holds, by time and place. ``release``: of the broker that the
+    store is judged for (None: of whichever wrote it).
     """
 
     only: frozenset[str] | None = None
@@ -73,6 +74,7 @@ class VerifyOptions:
     ranges: int | None = None
     profile: bool = False
     part: tuple[int, int] | None = None
+    release: str | None = None
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -233,7 +235,8 @@ class Verification:
             context = self._context(result, live)
             yield from self._log(context, ends)
         self._begin("checking the other files")
-        yield from small_checks(store, context, self.log_end, self._judges, live)
+        yield from small_checks(store, context, self.log_end, self._judges, live,
+                                self.options.release)
         for name in STRUCTURES:
             if self._judges(name):
                 self.checked.append({"structure": name})
@@ -402,7 +405,8 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
 
 
 def small_checks(store: Store, context: Context | None, log_end: int,
-                 wants: Callable[[str], bool], live: bool) -> Iterator[Finding]:
+                 wants: Callable[[str], bool], live: bool,
+                 release: str | None = None) -> Iterator[Finding]:
     """In the order of the structures. ``context`` is None when the log was not read."""
     for finding in files.check(store):
         if wants(_SEQUENCES.get(finding.structure, "store")):
@@ -414,7 +418,7 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("config"):
         logged = {key: tally.end for key, tally in context.result.queues.items()} if (
             context) else None
-        yield from config.check(store, live=live, logged=logged)
+        yield from config.check(store, live=live, logged=logged, release=release)
     if wants("timer"):
         yield from timer.check(store, log_end, live=live,
                                in_damage=context.in_damage if context else None)
