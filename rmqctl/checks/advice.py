@@ -41,10 +41,15 @@ class Step:
                 "loses": dict(self.loses)}
 
 
+def is_of_a_tier(command: str | None) -> bool:
+    """Whether a command repairs a tier."""
+    return command is not None and command.startswith("rmqctl tiered recover ")
+
+
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[Step]:
     """The repair of a tier in the store, where its findings name one."""
     for command in dict.fromkeys(one.next for one in findings if one.is_trouble and one.next):
-        if command.startswith("rmqctl tiered recover "):
+        if is_of_a_tier(command):
             yield Step(command, Phrase(
                 "shows the plan of a repair of the tier; --apply carries it out, `undo` reverts "
                 "it"), "reversible")
@@ -171,6 +176,9 @@ _OFFSETS_GONE = Phrase(
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
 """How a step ends that needs another copy, which comes first."""
+_OF_A_TIER = Phrase(
+    "nothing in the tier has what this file contained: restore the file from a copy of the tier, if "
+    "there is one")
 _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
 
 
@@ -321,8 +329,9 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
     by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}
                               if offsets_gone else {})}
     found = [Remaining(category, count, by_hand.get(
-        category, Phrase("no command repairs this; `rmqctl explain {category}` says what it "
-                         "means", category=category))) for category, count in damaged]
+        category, _OF_A_TIER if category.startswith("tiered-") else Phrase(
+            "no command repairs this; `rmqctl explain {category}` says what it means",
+            category=category))) for category, count in damaged]
     if outlook.refused is not None:
         found.insert(0, Remaining("refused", 1, outlook.refused))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -49,6 +50,29 @@ def followed(rmqctl: Runner, store: Path, rounds: int = 4) -> dict[str, Any]:
 def test_the_advice_for_damaged_stores_closes(golden_copy: GoldenFolder, rmqctl: Runner,
                                               name: str) -> None:
     assert followed(rmqctl, golden_copy(name))["sound"]
+
+
+@pytest.mark.long
+def test_the_advice_for_a_tier_closes(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    """Index items keep the keys of messages that a repair of the tier has lost."""
+    store = golden_copy("5.3.3/tiered/store")
+    log = max((store / "tieredstore").glob("*/*/TP_user_Topic/0/COMMIT_LOG/*"),
+              key=lambda path: path.name[8:])  # a hash comes before the offset
+    os.truncate(log, log.stat().st_size - 9000)
+    assert followed(rmqctl, store)["sound"]
+
+
+@pytest.mark.long
+def test_what_no_repair_of_a_tier_changes_remains(golden_copy: GoldenFolder,
+                                                  rmqctl: Runner) -> None:
+    store = golden_copy("5.3.3/tiered/store")
+    log = min((store / "tieredstore").glob("*/*/TP_user_Topic/0/COMMIT_LOG/*"),
+              key=lambda path: path.name[8:])
+    os.truncate(log, log.stat().st_size - 9000)
+    said = followed(rmqctl, store)
+    assert "tiered-gap" in {one["category"] for one in said["remains"]}
+    assert not [one for one in said["remains"] if one["why"].startswith("no command")]
+    assert not [step for step in said["next"] if "tiered recover" in step]
 
 
 @pytest.mark.parametrize("behind", [1, 5000])

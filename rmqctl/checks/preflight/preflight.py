@@ -365,7 +365,7 @@ class _Start:
             self.made.notes += [Phrase(
                 "what lies from {offset} to the end of its file cannot be read and gets no entries",
                 offset=position) for position in walk.skipped]
-            self.skipped = walk.skipped if self.clean and self.ledger is None else []
+            self.skipped = walk.skipped if self.clean else []
         self.reput_start = min(start, end)
 
     def _older(self) -> None:

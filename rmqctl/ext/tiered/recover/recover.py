@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
 from rmqctl.actions import Action
-from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError, UsageError
 from rmqctl.ext.tiered.files.metadata_file import load
 from rmqctl.ext.tiered.files.settings import recall
 from rmqctl.ext.tiered.flat_file import FlatFile
@@ -25,7 +25,7 @@ from rmqctl.ext.tiered.recover import index as recover_index
 from rmqctl.ext.tiered.recover import metadata
 from rmqctl.ext.tiered.recover.index_damage import slot_counts
 from rmqctl.ext.tiered.recover.queue import RecoveredQueue, recover_queue, remove_file
-from rmqctl.ext.tiered.recover.scope import Scope
+from rmqctl.ext.tiered.recover.scope import Scope, open_tier, scope_of
 from rmqctl.ext.tiered.recover.units import max_units
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.files.durable import make_folders
@@ -64,6 +64,16 @@ def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOpt
                  watch: Watch | None = None) -> Plan:
     """The plan for one broker's part of ``tier``. UsageError, RefusedError, StoreIOError."""
     return _Recovery(tier, scope, scratch.path("tier"), options).plan(watch or _unwatched)
+
+
+def changes_nothing(tier: Tier) -> bool:
+    """Whether the plan for an opened tier is empty, or there is none."""
+    try:
+        with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
+            return plan_recover(opened, scope_of(opened, None, None), scratch,
+                                RecoverOptions()).empty
+    except RmqctlError:
+        return True
 
 
 def _unwatched(_: str, __: int) -> AbstractContextManager[Callable[[int], None]]:

@@ -222,7 +222,10 @@ class Items:
                                             code_of(item_record.topic_id, item_record.queue_id)))
         queue = self.queues[int(self._numbers[min(place_of_code, len(self._numbers) - 1)])]
         # A damaged message is found where it lies; that items lead to it is no trouble of theirs.
-        severity = INFO if _leads_as_unit(queue, item_record) else ""
+        # Nor is it where a repair has ended the queue: it has said so.
+        is_cut = self.counted.messages_lost_in_repairs and (
+            item_record.commit_log_offset >= _end_of_units(queue))
+        severity = INFO if is_cut or _leads_as_unit(queue, item_record) else ""
         return note(file, "tiered-index-item", f"item {item} leads to "
                                                f"{item_record.commit_log_offset} of "
                     f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, item_record)}",
@@ -253,6 +256,15 @@ class Items:
         self.held.close()
         self.items.close()
         self.keys.close()
+
+
+def _end_of_units(queue: FlatQueue) -> int:
+    """The offset in the commit log behind the message of the last unit of a queue."""
+    try:
+        last = queue.unit(queue.commit_offset - 1)
+    except StoreIOError:
+        last = None
+    return queue.commit_log.end if last is None else last.commit_log_offset + last.size
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
