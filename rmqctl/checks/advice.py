@@ -131,6 +131,10 @@ _BEYOND = Phrase("moves offsets beyond the end of a queue to its end; skips 0 un
 _IN_ROCKSDB = Phrase(
     "topics are in RocksDB, which rmqctl does not change: once the broker runs, use `mqadmin "
     "updateTopic` (-r: read queues, -w: write queues, -p: perm)")
+_GAPS = Phrase(
+    "the log lacks messages of the queue, or has two with the same queue offset, so no entries fit "
+    "all of them: restore the log from a copy (`rmqctl recover --from COPY`); `rmqctl read` shows "
+    "every message that is left")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
         "consumers never get these messages, because another message has their queue offset: read "
@@ -164,6 +168,14 @@ _BY_HAND: dict[str, Phrase] = {
     "config-backup": Phrase(
         "brokers use the .bak, or start with an empty table without it, and write the file again: "
         "restore it from a copy if its content matters"),
+    "property-damaged": Phrase(
+        "consumers get the message, and the body is intact: damaged properties cannot be restored, "
+        "and there is no space in the record to mark it; a replica may have the message"),
+    "config-oddity": Phrase(
+        "a part of the file has the wrong form: correct the file by hand while no broker runs, or "
+        "restore it from a copy"),
+    "cq-out-of-order": _GAPS,
+    "cq-behind": _GAPS,
     "cq-wrong-tag": Phrase(
         "entry and message contradict each other and nothing proves which one is damaged: a "
         "consumer with a tag filter may miss the message; compare with a replica"),
@@ -176,9 +188,12 @@ _OFFSETS_GONE = Phrase(
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
 """How a step ends that needs another copy, which comes first."""
+_OF_A_HEADER = Phrase(
+    "no broker writes this value, and nothing in this store proves the right one: `recover` leaves "
+    "it, and consumers get the message; compare with a replica if the field matters")
 _OF_A_TIER = Phrase(
-    "nothing in the tier has what this file contained: restore the file from a copy of the tier, if "
-    "there is one")
+    "nothing in the tier has what this file contained: restore the file from a copy of the tier, "
+    "if there is one")
 _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
 
 
@@ -305,6 +320,16 @@ def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
     return [*_on_the_disk(start), *_beside(damaged, start, outlook)]
 
 
+def _of_kind(category: str) -> Phrase:
+    if category.startswith("tiered-"):
+        return _OF_A_TIER
+    if category.startswith("header-"):
+        return _OF_A_HEADER
+    return Phrase(
+        "`recover` finds nothing in this store to repair it from: a replica or a backup may have "
+        "it (`--from COPY`); `rmqctl explain {category}` says what it means", category=category)
+
+
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
     """What makes room on the disk is never a part of the store that the broker would keep."""
     disk = start.disk
@@ -329,9 +354,7 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
     by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}
                               if offsets_gone else {})}
     found = [Remaining(category, count, by_hand.get(
-        category, _OF_A_TIER if category.startswith("tiered-") else Phrase(
-            "no command repairs this; `rmqctl explain {category}` says what it means",
-            category=category))) for category, count in damaged]
+        category, _of_kind(category))) for category, count in damaged]
     if outlook.refused is not None:
         found.insert(0, Remaining("refused", 1, outlook.refused))
     return found

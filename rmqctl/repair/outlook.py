@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from rmqctl.checks.advice import Outlook, Tail
 from rmqctl.errors import RmqctlError
-from rmqctl.repair.plan import Plan, Watch
+from rmqctl.repair.plan import MoveAside, Plan, Watch
 from rmqctl.repair.recover import RecoverOptions, plan_recover
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.truncate.truncate import truncate
@@ -22,9 +22,10 @@ _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
 
 
-def outlook(store: Store, options: RecoverOptions, watch: Watch,
-            found: Container[str]) -> Outlook | None:
+def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Container[str], *,
+            starts_well: bool) -> Outlook | None:
     """Plan a repair of an opened store in a temporary folder. ``found``: categories of findings.
+    ``starts_well``: a broker starts on it as it is and loses nothing, so its abort file is no harm.
 
     None where the log is larger than `LARGEST`, or the plan could not be made for a reason that
     lies outside the store.
@@ -40,7 +41,8 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch,
         except OSError:
             return None
     end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
-    return Outlook(not plan.empty, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
+    changes = not plan.empty and not (starts_well and plan.steps == (MoveAside("abort"),))
+    return Outlook(changes, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
                    is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
                    tail=damaged_tail(store, plan),
                    groups_beyond=None if plan.consumers is None else frozenset(

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.repair import damage
 
 DAMAGED = ["4.9.3/crash-cqshort/before", "5.3.3/crash-crc/before", "5.3.3/crash-nocq/before",
            "4.9.3/crash-trunc-garbage/before", "5.3.3/crash-cqahead-file/before"]
-PLACEHOLDERS = ("COPY", "MEMBER")
+PLACEHOLDERS = {"COPY", "MEMBER"}
 
 
 def state(store: Path) -> dict[str, bytes]:
@@ -26,15 +27,19 @@ def state(store: Path) -> dict[str, bytes]:
             if path.is_file() and ".rmqctl" not in path.parts}
 
 
-def followed(rmqctl: Runner, store: Path, rounds: int = 4) -> dict[str, Any]:
-    """What doctor says at last, once its first step that changes the store is taken each time."""
+def followed(rmqctl: Runner, store: Path, options: Sequence[str] = (),
+             rounds: int = 4) -> dict[str, Any]:
+    """What doctor says at last, once its first step that changes the store is taken each time.
+    ``options``: how the store is read; steps have them.
+    """
     tried: list[str] = []
     for _ in range(rounds + 1):
-        said: dict[str, Any] = rmqctl("doctor", store, "-o", "json").expect(0, 1).json()
+        said: dict[str, Any] = rmqctl("doctor", store, *options, "-o", "json").expect(
+            0, 1).json()
         assert said["next"] == [step["command"] for step in said["steps"]]
         command = next((step["command"] for step in said["steps"]
                         if step["effect"] != "read-only"
-                        and not step["command"].endswith(PLACEHOLDERS)), None)
+                        and not PLACEHOLDERS.intersection(step["command"].split())), None)
         if said["sound"] or command is None:
             return said
         assert command not in tried, "a step is advised again"
@@ -71,7 +76,7 @@ def test_what_no_repair_of_a_tier_changes_remains(golden_copy: GoldenFolder,
     os.truncate(log, log.stat().st_size - 9000)
     said = followed(rmqctl, store)
     assert "tiered-gap" in {one["category"] for one in said["remains"]}
-    assert not [one for one in said["remains"] if one["why"].startswith("no command")]
+    assert "copy of the tier" in said["remains"][0]["why"]
     assert not [step for step in said["next"] if "tiered recover" in step]
 
 
@@ -199,7 +204,7 @@ def test_what_only_a_person_can_repair_says_what_to_do(
     said = followed(rmqctl, store)
     assert not said["sound"]
     why = {one["category"]: one["why"] for one in said["remains"]}
-    assert "no command repairs this" not in why[category]
+    assert "finds nothing in this store" not in why[category]
 
 
 def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> None:

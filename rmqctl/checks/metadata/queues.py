@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cached_property
+from typing import NamedTuple
 
-from rmqctl.checks.metadata.tables import group_of, is_user_topic
+from rmqctl.checks.metadata.tables import LMQ_OFFSETS, OFFSETS, group_of, is_user_topic
+from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.store.config.config import load_one
 from rmqctl.store.log.bounds import Bounds, View
 from rmqctl.store.queue.consume_queue import valid
 from rmqctl.store.store import Store
+
+
+class OffsetBeyondEnd(NamedTuple):
+    """A group that stands beyond the end of a queue: consumers there get OFFSET_OVERFLOW_BADLY.
+    Both are queue offsets.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_offset: int
+
+
+def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
+        OffsetBeyondEnd]:
+    """Committed offsets beyond the end of their queue, which ``end_of`` says: 0 where there is no
+    queue, None where that is unknown. Offsets of topics that were deleted do not count.
+    """
+    configured = known_topics(store)
+    for name in (OFFSETS, LMQ_OFFSETS):
+        for row in load_one(store, name).rows():
+            topic, queue_id = row["topic"], row["queue_id"]
+            end = end_of(topic, queue_id)
+            if end is not None and row["offset"] > end and (end or not deleted(topic, configured)):
+                yield OffsetBeyondEnd(row["group"], topic, queue_id, row["offset"], end)
 
 
 class Queues:

@@ -11,19 +11,18 @@ broker lays out ahead. What does not count is named (``positions_unclear``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import NamedTuple
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.metadata.queues import OffsetBeyondEnd, offsets_beyond
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import known_topics
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.phrases import Joined, Phrase
-from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
@@ -72,7 +71,8 @@ class Positions:
         """Lost messages by topic; fills in ``offsets_beyond_end`` and what cannot be told."""
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
-        predicted.offsets_beyond_end += self._beyond_end(numbers, predicted.truncate_to)
+        predicted.offsets_beyond_end += offsets_beyond(self._store, self._end_of(
+            numbers, predicted))
         by_queue: dict[int, list[_Reached]] = {}
         for position in predicted.offsets_beyond_end:
             number = numbers.get((position.topic, position.queue_id))
@@ -129,21 +129,19 @@ class Positions:
                 "were never there if it was set by hand or comes from elsewhere",
                 count=count, named=_named(furthest))
 
-    def _beyond_end(self, numbers: dict[tuple[str, int], int],
-                    end: int | None) -> Iterable[OffsetBeyondEnd]:
+    def _end_of(self, numbers: dict[tuple[str, int], int],
+                predicted: Prediction) -> Callable[[str, int], int]:
+        """Where queues end after the start; as they are, with their log, where there is none."""
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
-        topics = known_topics(self._store)
-        for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
-            for row in load_one(self._store, name).rows():
-                key = row["topic"], row["queue_id"]
-                number, batch = numbers.get(key), batches.get(key)
-                if number is None and batch is None and topics is not None and (
-                        row["topic"] not in topics):
-                    continue  # of a topic that was deleted
-                most = (self._queues.states[number].end if number is not None else
-                        0 if batch is None else batch_end(batch, end))
-                if row["offset"] > most:
-                    yield OffsetBeyondEnd(row["group"], *key, row["offset"], most)
+
+        def end(topic: str, queue_id: int) -> int:
+            number, batch = numbers.get((topic, queue_id)), batches.get((topic, queue_id))
+            if number is None:
+                return 0 if batch is None else batch_end(batch, predicted.truncate_to)
+            known = self._queues.states[number].end
+            return known if predicted.starts else max(known, self._facts.seen.get(number, 0))
+
+        return end
 
     # -- what there may have been ---------------------------------------------------------------
 

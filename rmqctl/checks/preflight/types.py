@@ -24,6 +24,7 @@ from rmqctl.checks.losses import (
     summed,
 )
 from rmqctl.checks.metadata.judge import Metadata
+from rmqctl.checks.metadata.queues import OffsetBeyondEnd
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.phrases import Phrase
@@ -97,18 +98,6 @@ class SecondStart:
         return {"start_file": self.start_file, "start_reason": self.start_reason,
                 "truncate_to": self.truncate_to, "stop_reason": self.stop_reason,
                 "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic}
-
-
-class OffsetBeyondEnd(NamedTuple):
-    """A group that stands beyond the end which a queue has after the start: consumers there get
-    OFFSET_OVERFLOW_BADLY. Both are queue offsets.
-    """
-
-    group: str
-    topic: str
-    queue_id: int
-    offset: int
-    max_offset: int
 
 
 class DiskUse(NamedTuple):

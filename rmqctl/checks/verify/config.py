@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.metadata.judge import judge as judge_metadata
-from rmqctl.checks.metadata.queues import Queues
+from rmqctl.checks.metadata.queues import Queues, offsets_beyond
 from rmqctl.checks.verify.common import bounded, plural
-from rmqctl.checks.verify.context import known_topics
 from rmqctl.checks.verify.queue import batch_rows, ext_units
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
@@ -73,31 +72,20 @@ def check(store: Store, *, live: bool | None = None,
             yield Finding(defect.category, _STRUCTURE.get(defect.category, "config"), defect.detail,
                           file=store.path(defect.loss.file or FOLDER), topic=defect.topic,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
-    for group, topic, queue_id, offset, end in (
-            () if held or logged is None else _beyond_end(store, logged)):
-        yield Finding("config-offset", "config", f"offset {offset} of {group}: the queue ends at "
-                      f"{end}", file=store.path(FOLDER, "consumerOffset.json"), topic=topic,
-                      queue_id=queue_id, next="rmqctl offsets reset STORE --group "
-                      f"{shlex.quote(group)} --beyond-end")
-
-
-def _beyond_end(store: Store, logged: Mapping[QueueKey, int]) -> Iterator[
-        tuple[str, str, int, int, int]]:
-    """(group, topic, queue id, offset, end) of committed offsets beyond the end of their queue; not
-    of topics that were deleted.
-    """
-    if not all(map(store.layout.reads, ("config", "consumequeue"))):
+    if held or logged is None or not all(map(store.layout.reads, ("config", "consumequeue"))):
         return
-    queues, configured = Queues(store), known_topics(store)
-    for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
-        for row in load_one(store, name).rows():
-            topic, queue_id = key = row["topic"], row["queue_id"]
-            if topic not in queues.with_messages and configured is not None and (
-                    topic not in configured):
-                continue
-            end = queues.end(topic, queue_id)
-            if end is not None and row["offset"] > (end := max(end, logged.get(key, 0))):
-                yield row["group"], topic, queue_id, row["offset"], end
+    queues = Queues(store)
+
+    def end_of(topic: str, queue_id: int) -> int | None:
+        end = queues.end(topic, queue_id)
+        return None if end is None else max(end, logged.get((topic, queue_id), 0))
+
+    for beyond in offsets_beyond(store, end_of):
+        yield Finding("config-offset", "config", f"offset {beyond.offset} of {beyond.group}: the "
+                      f"queue ends at {beyond.max_offset}",
+                      file=store.path(FOLDER, "consumerOffset.json"), topic=beyond.topic,
+                      queue_id=beyond.queue_id, next="rmqctl offsets reset STORE --group "
+                      f"{shlex.quote(beyond.group)} --beyond-end")
 
 
 def _names(store: Store) -> list[str]:

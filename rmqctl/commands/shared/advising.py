@@ -49,7 +49,8 @@ def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -
 
     options = RecoverOptions(commitlog_dirs=store.folders, sizes=store.sizes,
                              given=store.over_conf({}))
-    return outlook(opened, options, out.watch, {row.category for row in found.damaged})
+    return outlook(opened, options, out.watch, {row.category for row in found.damaged},
+                   starts_well=start.start_is_harmless)
 
 
 def show_steps(page: Human, found: Diagnosis) -> None:

@@ -162,6 +162,8 @@ class _Job:
     """Why messages with damaged properties are not marked, by place."""
     tolerated: set[int] = field(default_factory=set)
     """Places of messages that contradict their appended CRC and stay, as the body is intact."""
+    settled: set[int] = field(default_factory=set)
+    """Places of messages that are kept damaged, whatever contradicts them."""
     copied: Copied = field(default_factory=lambda: Copied([]))
     surveyor: Surveyor = field(init=False)
 
@@ -229,9 +231,13 @@ class _Job:
                 if not self._is_news(mending):
                     mending = keep(self.store, parts, survey, gatherer, evidence, self.generation,
                                    self.condemned.of(*NOT_OURS), bodies=self.keep_damaged)
-                    self.kept += len(mending.corrected)
-                    if full := mending.unmarked.keys() & self.condemned.places:
-                        self.tolerated |= full
+                    self.kept += len(mending.actions)
+                    self.settled |= mending.corrected
+                    full = mending.unmarked.keys() & self.condemned.places
+                    self.tolerated |= full
+                    if not mending.pieces:
+                        full |= mending.corrected & self.condemned.places
+                    if full:
                         self.condemned.acquit(full)
                         survey = self._survey(parts)
                         continue
@@ -242,7 +248,7 @@ class _Job:
             parts = laid_over(parts, mending.pieces)
             self.confirmed.update(mending.confirmed)
             self.condemned.acquit(mending.corrected)
-            self.condemned.add(mending.rejected)
+            self.condemned.add(mending.rejected - self.settled)
             seen = self._survey(parts)
             if mending.moved and seen.messages <= survey.messages:
                 parts, self.confirmed, self.condemned = before  # they were no moved bytes
@@ -303,7 +309,7 @@ class _Job:
             and not parts[region.file].pieces]
 
     def _is_news(self, mending: Mending) -> bool:
-        return bool(mending.pieces or mending.rejected - self.condemned.places
+        return bool(mending.pieces or mending.rejected - self.condemned.places - self.settled
                     or mending.confirmed.items() - self.confirmed.items())
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:

@@ -111,7 +111,12 @@ def _entry(files: list[OpenedFile], place: EntryPlace, category: str, field: str
 
 def _missing(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
-    missing = [pair for pair in tally.missing if not context.in_damage(pair[0])]
+    # A message that was kept damaged is found by the keys it had before.
+    others = {physical for physical, _, _ in tally.extra}
+    kept = {physical for physical in others.intersection(pair[0] for pair in tally.missing)
+            if (record := context.store.log.record_at(physical)) and is_kept_damaged(record)}
+    missing = [pair for pair in tally.missing
+               if pair[0] not in kept and not context.in_damage(pair[0])]
     if not missing and not tally.unlisted_missing:
         return
     oldest = min((file.header.begin_phy_offset for file in tally.files), default=0)

@@ -150,6 +150,8 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
     found, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
     kept = [record for record in found if record.physical not in earlier]
     for record in kept:
+        if records.read(record.physical, len(record.content))[2] == record.content:
+            continue  # kept by an earlier repair
         records.replace(record.physical, record.content)
         records.reasons[record.physical] = (
             "its body stays as it is, its CRC is set anew, and RMQCTL=damaged marks it; room for "
