@@ -135,6 +135,9 @@ _GAPS = Phrase(
     "the log lacks messages of the queue, or has two with the same queue offset, so no entries fit "
     "all of them: restore the log from a copy (`rmqctl recover --from COPY`); `rmqctl read` shows "
     "every message that is left")
+_INDEX = Phrase(
+    "index entry and message contradict each other and nothing proves which one is damaged: "
+    "compare with a replica")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
         "consumers never get these messages, because another message has their queue offset: read "
@@ -179,9 +182,7 @@ _BY_HAND: dict[str, Phrase] = {
     "cq-wrong-tag": Phrase(
         "entry and message contradict each other and nothing proves which one is damaged: a "
         "consumer with a tag filter may miss the message; compare with a replica"),
-    "index-entry": Phrase(
-        "index entry and message contradict each other and nothing proves which one is damaged: "
-        "compare with a replica"),
+    "index-entry": _INDEX, "index-key-missing": _INDEX,
 }
 _OFFSETS_GONE = Phrase(
     "nothing in this store says how far groups had read: restore config/consumerOffset.json from a "

@@ -270,6 +270,8 @@ CATEGORIES: dict[str, Category] = {
         _recover_log),
     "early-times": Category(
         INFO, "messages stored before there were brokers: the clock was wrong"),
+    "clock-back": Category(
+        INFO, "store times go back by half a year or more: the clock was wrong"),
     "header-store-host": Category(
         INFO, "a single message that another host than its neighbours' stored"),
     "file-missing": Category(ERROR, "a file of a sequence is missing", _recover_log),

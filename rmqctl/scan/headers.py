@@ -54,6 +54,9 @@ class Headers:
     odd_born: int = 0
     """How many have a born time that cannot be."""
     first_odd_born: int | None = None
+    back: int = 0
+    """How often store times go back by half a year or more, but for single damaged ones."""
+    first_back: int | None = None
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
@@ -101,7 +104,7 @@ class Headers:
         # The rules look at ranges of numbers, but for the flag: one that stands everywhere.
         place = int(batch.offset[0])
         if flags[0] != flags[1] or times[0] < rules.EARLIEST or (
-                times[1] - times[0] > rules.YEARS) or not batch.has_one_store_host() or any(
+                times[1] - times[0] > rules.HALF_A_YEAR) or not batch.has_one_store_host() or any(
                 any(rules.alone({**{name: reach[end] for name, reach in reaches.items()},
                                  "physical_offset": place}).values()) for end in (0, 1)) or any(
                 rules.born_at_odd_time(born, times[0]) for born in batch.reach("born_timestamp")):
@@ -120,11 +123,16 @@ class Headers:
         self.odd_born += count
         self.first_odd_born = first if self.first_odd_born is None else self.first_odd_born
 
+    def _count_back(self, count: int, first: int | None) -> None:
+        self.back += count
+        self.first_back = first if self.first_back is None else self.first_back
+
     def merge(self, other: Headers) -> None:
         """Takes in the part behind this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
         self._count_born(other.odd_born, other.first_odd_born)
+        self._count_back(other.back, other.first_back)
         if len(other._first):
             self._join(other._first)
             self._last = other._last if len(other._first) > 1 else self._last
@@ -135,6 +143,8 @@ class Headers:
         ends = [self._first[:1]] if len(self._first) else []
         if len(self._first) > 1:
             ends.append(self._last[-1:])
+        if len(self._first) > 1 and rules.clock_went_back(*self._first[:, _TIME]):
+            self.back, self.first_back = self.back + 1, int(self._first[1, _AT])
         for number, row in enumerate(ends):
             beside = (self._first[1:2] if number == 0 else self._last[-2:-1])
             broken = _alone(row)
@@ -160,6 +170,10 @@ class Headers:
         broken = _alone(own)
         broken[rules.STORE_TIME] = rules.stored_at_odd_time(
             before[:, _TIME], own[:, _TIME], behind[:, _TIME])
+        back = np.flatnonzero(rules.clock_went_back(own[:, _TIME], behind[:, _TIME])
+                              & ~broken[rules.STORE_TIME])
+        if len(back):
+            self._count_back(len(back), int(behind[back[0], _AT]))
         # A broker that listens on both families has a host in each.
         other = (own[:, _HOST] != before[:, _HOST]) & ((own ^ before)[:, _HOST] & 1 == 0)
         broken[rules.STORE_HOST] = (before[:, _HOST] == behind[:, _HOST]) & other & (

@@ -126,6 +126,39 @@ def test_a_clock_that_was_never_set_is_no_fault_but_said(tmp_path: Path, later: 
         ("early-times", "info", 9, 0)]
 
 
+@pytest.mark.parametrize("first", [1, 30])
+@pytest.mark.parametrize("ahead", [1, 5, 29])
+def test_a_clock_that_was_a_year_ahead_is_said(tmp_path: Path, first: int, ahead: int) -> None:
+    """Where it was put right again; a single message ahead may be a flipped bit, and is said."""
+    writer = Writer(Layout())
+    for number in range(60):
+        writer.clock += YEAR if number == first else -YEAR if number == first + ahead else 0
+        writer.put("orders", b"x")
+    store = writer.write(tmp_path / "s")
+    for jobs in ("1", "3"):
+        found = run("verify", store, *SIZES, "--jobs", jobs, *JSON).expect(0).json()["findings"]
+        assert [(one["category"], one["severity"], one["count"], one["offset"]) for one in found
+                ] == [("clock-back", "info", 1, writer.puts[first + ahead].physical)]
+
+
+def test_ends_of_parts_see_the_clock_once(tmp_path: Path) -> None:
+    writer = Writer(Layout())
+    for number in range(20):
+        writer.clock += (YEAR if number % 2 else -YEAR) if number else 0
+        writer.put("orders", b"x")
+    log = next((writer.write(tmp_path / "s") / "commitlog").iterdir())
+    with FileSource(str(log)) as source:
+        batch = next(iter(Walk(source)))
+        for size in (1, 2, 3, 7, 20):
+            whole = Headers()
+            for start in range(0, 20, size):
+                part = Headers()
+                part.add(batch.select(slice(start, min(20, start + size))))
+                whole.merge(part)
+            whole.settle()
+            assert (whole.back, whole.first_back) == (9, writer.puts[2].physical), size
+
+
 @pytest.mark.parametrize("number", [0, 59], ids=["first", "last"])
 def test_at_both_ends_of_the_log(tmp_path: Path, number: int) -> None:
     writer = filled(None)

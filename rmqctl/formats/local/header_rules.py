@@ -19,7 +19,7 @@ BORN_PORT, STORE_PORT = "header-born-port", "header-store-port"
 SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
 PREPARED, QUEUE_ID = "header-prepared-offset", "header-queue-id"
 STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
-NUMBER, EARLY = "property-number", "early-times"
+NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
@@ -35,6 +35,7 @@ MOST_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
 """2012-01-01: the first broker is younger (ms)."""
 YEARS = 2 * 365 * 24 * 3600 * 1000
+HALF_A_YEAR = YEARS // 4
 MOST_TIMES = 1 << 16
 """Reconsume times up to this are plausible."""
 _LAST_CODEC = max(CODECS)
@@ -104,6 +105,13 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the one that is not negative: of 64 bits nothing overflows.
     return early | ((time >= 0) & (time - YEARS > before) & (time - YEARS > behind))
+
+
+def clock_went_back(time: Any, behind: Any) -> Any:
+    """Whether a message was stored half a year or more after the next one, by its store time: the
+    clock was ahead, or is behind. One that was never set is `EARLY`.
+    """
+    return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 
 
 def born_at_odd_time(born: Any, stored: Any) -> Any:

@@ -285,6 +285,13 @@ def _headers(context: Context) -> Iterator[Finding]:
             **_place(context, headers.first_early or 0))
 
 
+    if headers.back:
+        yield Finding(
+            rules.BACK, "commitlog", f"store times go back by half a year or more in "
+            f"{plural(headers.back, 'place')}: the clock was wrong, and queries by time miss "
+            "messages around it", count=headers.back, **_place(context, headers.first_back or 0))
+
+
 def _fillers(context: Context) -> Iterator[Finding]:
     """What `recover` put in place of lost bytes stays to be seen."""
     counts, first = context.result.fillers, context.result.first_filler
