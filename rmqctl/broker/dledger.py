@@ -14,7 +14,6 @@ import numpy as np
 
 from rmqctl.broker.recovery import RecoveryWalk, checkpoint, number_by_time
 from rmqctl.broker.versions import BrokerVersion
-from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.phrases import Phrase
 from rmqctl.scan.damage.entries import whole_entry
@@ -81,11 +80,8 @@ def recovered(store: Store, log: CommitLog) -> Ledger:
 
 def _committed(store: Store) -> int:
     for node in store.nodes:
-        try:
-            if node.checkpoint is not None:
-                return node.checkpoint["committed_index"]
-        except FormatError:
-            continue
+        if isinstance(node.own_checkpoint, dict):
+            return node.own_checkpoint["committed_index"]
     return -1
 
 

@@ -154,6 +154,9 @@ _BY_HAND: dict[str, Phrase] = {
     "small-file": Phrase(
         "compare the file with a copy: a broker creates lock and a replica's epoch again, so these "
         "may be moved away while no broker runs; abort must stay"),
+    "dledger-checkpoint": Phrase(
+        "move the file away while no broker runs, or put its copy checkpoint.bak in its place: "
+        "DLedger writes it again, and nothing is lost"),
     "config-database": Phrase(
         "the log does not contain topics, groups and offsets: restore the folder from a copy of "
         "the store"),
@@ -349,7 +352,8 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
     if outlook is None or outlook.is_possible:
         return []
     if outlook.is_member:
-        return [Remaining(category, count, _OF_A_MEMBER) for category, count in damaged]
+        return [Remaining(category, count, _BY_HAND.get(category, _OF_A_MEMBER))
+                for category, count in damaged]
     offsets_gone = any(defect.command is None and defect.loss.what == OFFSETS
                        for defect in start.metadata.defects)
     by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}

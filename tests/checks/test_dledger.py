@@ -91,6 +91,10 @@ def test_entries_that_are_gone_or_not_committed(store: Path) -> None:
     (store / "dledger-n0/checkpoint").write_text("endIndex=x\n")
     one, = findings(store)
     assert one["category"] == "dledger-checkpoint"
+    # DLedger does not read the copy, but what it proves counts.
+    (store / "dledger-n0/checkpoint.bak").write_text("endIndex=63\ncommittedIndex=61\n")
+    assert [one["category"] for one in findings(store)] == ["dledger-checkpoint", "dledger-cut"]
+    (store / "dledger-n0/checkpoint.bak").unlink()
     (store / "dledger-n0/checkpoint").unlink()
     assert findings(store) == []
 

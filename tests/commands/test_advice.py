@@ -207,6 +207,18 @@ def test_what_only_a_person_can_repair_says_what_to_do(
     assert "finds nothing in this store" not in why[category]
 
 
+def test_the_checkpoint_of_a_dledger_member_is_moved_by_hand(golden_copy: GoldenFolder,
+                                                              rmqctl: Runner) -> None:
+    store = golden_copy("5.3.3/dledger/store")
+    (store / "dledger-n0/checkpoint").write_bytes(b"\xff" * 40)
+    said = followed(rmqctl, store)
+    (remains,) = said["remains"]
+    assert remains["category"] == "dledger-checkpoint"
+    assert "move the file away" in remains["why"]
+    (store / "dledger-n0/checkpoint").unlink()
+    assert rmqctl("doctor", store, "-o", "json").expect(0).json()["sound"]
+
+
 def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/crash-crc/before")
     said = rmqctl("verify", root, "-o", "json").expect(1).json()

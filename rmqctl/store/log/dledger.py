@@ -92,18 +92,25 @@ class Node:
         """``end_index`` and ``committed_index``; None where there is none. FormatError where
         neither the file nor its copy has them.
         """
-        damaged: FormatError | None = None
-        for name in ("checkpoint", "checkpoint.bak"):
-            try:
-                with FileSource(os.path.join(self.folder, name)) as source:
-                    return dledger.parse_checkpoint(source.read(0, _MOST))
-            except StoreIOError:
-                continue
-            except FormatError as error:
-                damaged = error
-        if damaged is not None:
-            raise damaged
-        return None
+        found = [each for each in (self.own_checkpoint, self._saved("checkpoint.bak")) if each]
+        best = next((each for each in found if isinstance(each, dict)), None)
+        if best is None and found:
+            raise found[0]  # type: ignore[misc]
+        return best
+
+    @cached_property
+    def own_checkpoint(self) -> dict[str, int] | FormatError | None:
+        """The same of the file alone, as DLedger reads it; what is wrong where it is damaged."""
+        return self._saved("checkpoint")
+
+    def _saved(self, name: str) -> dict[str, int] | FormatError | None:
+        try:
+            with FileSource(os.path.join(self.folder, name)) as source:
+                return dledger.parse_checkpoint(source.read(0, _MOST))
+        except StoreIOError:
+            return None
+        except FormatError as error:
+            return error
 
 
 class UnitReader(Closing):

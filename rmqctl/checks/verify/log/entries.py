@@ -190,8 +190,12 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
     try:
         saved = node.checkpoint
     except FormatError as error:
-        yield Finding("dledger-checkpoint", "commitlog", str(error), file=path)
+        yield Finding("dledger-checkpoint", "commitlog", f"{error.path}: {error.reason}", file=path)
         return
+    if isinstance(node.own_checkpoint, FormatError):
+        yield Finding("dledger-checkpoint", "commitlog", f"{node.own_checkpoint.path}: "
+                      f"{node.own_checkpoint.reason}; its copy is good, but DLedger does not read "
+                      "it: what is committed is known again once there is a leader", file=path)
     if saved is None:
         if tally.last is not None:
             yield Finding("dledger-checkpoint", "commitlog", "there is no checkpoint of DLedger's: "
