@@ -47,7 +47,8 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
                            r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
 """Names of the files that RocksDB keeps in the folder of a data base."""
 _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
-FORM_UNKNOWN = "nothing says which of the two a broker reads"
+FORM_UNKNOWN = ("nothing says which of the two a broker reads: pass --broker-conf, whose storeType "
+                "says it")
 """How the reason ends where files and a data base have queues, and storeType decides."""
 _MADE_ANEW = ("consumequeue", "config")
 _NOT_WRITTEN = "which this version of rmqctl does not write"

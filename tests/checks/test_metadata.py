@@ -465,6 +465,8 @@ def test_two_kinds_of_queues_ask_for_the_brokers_configuration(golden_copy: Gold
     said = answers(root, "doctor", 3)
     assert said["sound"] is None
     assert said["next"] == [f"rmqctl doctor {root} --broker-conf FILE"]
+    for command in ("verify", "preflight", "recover", "impact"):
+        assert "pass --broker-conf" in run(command, root).expect(3).err
 
 
 def test_a_damaged_checkpoint_proves_no_release(store: Build) -> None:
