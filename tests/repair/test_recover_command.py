@@ -250,3 +250,23 @@ def test_one_line_says_whose_messages_are_lost_and_of_when(rmqctl: Run, golden: 
     said = rmqctl("recover", golden("5.3.3/clean-crc/before"), "--strategy", "broker").expect(1).out
     assert ("affected: 20 of 273 messages; TP_bill_Event9 11, TP_pay_Topic 9; stored from "
             "2024-06-23T19:13:56.373Z to 2024-06-23T19:14:02.482Z") in said
+
+
+@pytest.mark.long
+def test_a_plan_says_what_it_needs_and_a_full_disk_changes_nothing(
+        rmqctl: Run, golden_copy: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = golden_copy("4.9.3/crash-crc/before")
+    room, = rmqctl("recover", root, *JSON).expect(0).json()["room"]
+    assert room["free"] > room["needed"] > 1 << 20
+    about = os.statvfs(root)
+    full = os.statvfs_result((*about[:4], 3, *about[5:10]))
+    monkeypatch.setattr(os, "statvfs", lambda _path: full)
+    shown = rmqctl("recover", root).expect(0).out
+    assert "Disk space: needed 2.0 MiB, free 12.0 KiB." in shown
+    assert "--apply refuses until there is enough disk space" in shown
+    before = bytes_of(root)
+    assert rmqctl("recover", root, "--apply", "--yes").expect(5).err.rstrip().endswith(
+        "nothing was changed")
+    assert not list(root.glob(".rmqctl/scratch/*"))
+    shutil.rmtree(root / ".rmqctl")
+    assert bytes_of(root) == before

@@ -119,6 +119,7 @@ class Tiered:
     writes: Sequence[str] = ()
 
 
+_UNCHANGED = "nothing was changed"
 _FORM_UNPROVEN = (
     "no consume queues are left, and nothing proves whether the broker keeps them in files or in "
     "RocksDB. Nothing was changed. Pass --consumequeue file (storeType=default), --consumequeue "
@@ -182,6 +183,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         return
     from rmqctl.files.bounds import stores_around
     from rmqctl.repair.executor.check_plan import check
+    from rmqctl.repair.executor.room import rooms
     from rmqctl.repair.scratch import Scratch
 
     # A plan must also mention an interrupted repair and running brokers.
@@ -193,7 +195,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             proposal = _propose(out, propose, scratch)
-        check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
+        todo = check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
         # Offer exactly one next command: another repair, the interrupted one, a look, or --apply.
         following = (typed.other(*proposal.instead) if proposal.instead else
                      unfinished.next if unfinished is not None and unfinished.next else
@@ -201,11 +203,15 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                      _look(store_root, tier) if refused else
                      typed.again(*(proposal.choice[0] if proposal.choice else ("--apply",)),
                                  without=("--dry-run",)))
-        show_plan(out, _with_unfinished(_looked_at(store_root, proposal), unfinished),
+        proposal = replace(_looked_at(store_root, proposal), room=rooms(todo))
+        show_plan(out, _with_unfinished(proposal, unfinished),
               Phrase("There is nothing to do.") if proposal.plan.empty else
               Phrase("Nothing was changed. Choose before --apply: {words}",
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
-              Phrase("Nothing was changed. --apply carries this out."), following)
+              Phrase("Nothing was changed. --apply carries this out.")
+              if all(room.is_enough for room in proposal.room) else
+              Phrase("Nothing was changed. --apply refuses until there is enough disk space."),
+              following)
     if refused:
         # What could not be read may look damaged, so such a plan must not be applied.
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
@@ -328,11 +334,15 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
             out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "
                             "first", id=id) if repair.finished.undone else
                      Phrase("repair {id}, which had been interrupted, was completed first", id=id))
-        with planned(repair, partial(_propose, out, propose), resume=resume) as proposal:
-            if proposal.refused:
-                raise RefusedError(f"{store_root}: {proposal.refused}")
-            _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
-                       _check_again(store_root, tier), yes=yes, around=tier.writes if tier else ())
+        try:
+            with planned(repair, partial(_propose, out, propose), resume=resume) as proposal:
+                if proposal.refused:
+                    raise RefusedError(f"{store_root}: {proposal.refused}")
+                _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
+                           _check_again(store_root, tier), yes=yes,
+                           around=tier.writes if tier else (), named=named)
+        except StoreIOError as error:
+            raise _unchanged(store_root, error) from None
     _end(proposal)
 
 
@@ -341,9 +351,23 @@ def _propose(out: Output, propose: Propose, scratch: Scratch) -> Proposal:
         return propose(scratch)
 
 
+def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
+    """The error, which says that nothing was changed where no repair was begun."""
+    from rmqctl.repair.executor.journal import pending
+
+    with contextlib.suppress(RmqctlError, OSError):
+        if pending(store_root) is None and not str(error).endswith(_UNCHANGED):
+            said = StoreIOError(f"{error}; {_UNCHANGED}")
+            said.errno = error.errno
+            return said
+    return error
+
+
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
-               yes: bool, around: Sequence[str]) -> None:
-    """``around``: folders that `undo` finds by itself, so that nobody needs to name them."""
+               yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
+    """``around``: folders that `undo` finds by itself, so that nobody needs to name them;
+    ``named``: those that options named.
+    """
     from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
 
@@ -353,7 +377,11 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         return
     # Ask only after the complete plan is on the screen.
     if not yes:
-        show_plan(out, proposal)
+        from rmqctl.repair.executor.check_plan import check
+        from rmqctl.repair.executor.room import rooms
+
+        show_plan(out, replace(proposal, room=rooms(check(
+            store_root, proposal.plan.steps, named))))
         out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in {folder}. "
                         "To undo: rmqctl undo {store}",
                         folder=os.path.join(store_root, ".rmqctl", "repairs"),

@@ -14,15 +14,17 @@ from rmqctl.commands.shared.advising import REPAIR, START
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.summed import show_actions
 from rmqctl.errors import ExitCode
-from rmqctl.output.units import time_text
+from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.advice import Step, Tail
     from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
+    from rmqctl.repair.executor.room import Room
     from rmqctl.repair.plan import Plan
 
+_MIB = 1 << 20
 _SHOWN = 40
 _LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
@@ -44,7 +46,8 @@ class Proposal:
     ``choice`` the words of which one has to be added to it, ``why_choose`` what they decide.
     ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
     is moved aside. ``is_repair``: whether it is the third of the four steps. ``tail``: the damaged
-    end of the log, where that can be truncated instead.
+    end of the log, where that can be truncated instead. ``room``: the space that the plan needs,
+    where it is not carried out yet.
     """
 
     plan: Plan
@@ -60,6 +63,7 @@ class Proposal:
     moved: Sequence[str] = ()
     is_repair: bool = False
     tail: Tail | None = None
+    room: Sequence[Room] = ()
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -75,6 +79,7 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
                 "impact": None if impact is None else impact.as_dict(),
                 "next": [step.command for step in steps],
                 "steps": [step.as_dict() for step in steps],
+                **({"room": [room.as_dict() for room in proposal.room]} if proposal.room else {}),
                 "applied": False, "id": None, **(done or {})}
     shown = out.is_data or not (done and out.quiet)
     if shown:
@@ -174,6 +179,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     if impact is not None:
         page.text(impact.in_words())
     show_section(page, plan.consumers, plan.notes)
+    _room(page, proposal.room)
     # End with the single command to run next.
     if last:
         if plan.actions or (plan.consumers is not None and plan.consumers.groups_affected):
@@ -183,6 +189,15 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         f"{step['command']}\n   {step['why']}" for step in document["steps"]),
               START if proposal.is_repair and document["applied"] else
               REPAIR if proposal.is_repair else None)
+
+
+def _room(page: Human, rooms: Sequence[Room]) -> None:
+    for room in rooms:
+        sizes = {"needed": size_text(-(-room.needed // _MIB) * _MIB),
+                 "free": "-" if room.free is None else size_text(room.free)}
+        page.text(Phrase("Disk space: needed {needed}, free {free}.", **sizes) if len(rooms) == 1
+                  else Phrase("Disk space in {folder}: needed {needed}, free {free}.",
+                              folder=room.folder, **sizes), None if room.is_enough else "bad")
 
 
 def _moved(page: Human, proposal: Proposal, *, each: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
 
 Made = TypeVar("Made")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -40,6 +42,10 @@ def planned(repair: Repair, propose: Callable[[Scratch], Made], *,
                     scratch.remove()
                 raise
         scratch.remove()
+    except StoreIOError as error:
+        if error.errno in _DISK_FULL:  # what was made may be what fills the disk
+            scratch.remove()
+        raise
     finally:
         for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
             with suppress(OSError):  # it holds something else

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rmqctl.errors import InternalError, StoreIOError
-from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.durable import (
     STAGING,
     copy_mode_and_owner,
@@ -40,7 +39,6 @@ from rmqctl.repair.executor.journal import (
 from rmqctl.repair.executor.patch import save_spans, write_pieces
 from rmqctl.repair.executor.staging_dirs import StagingDirs, noted_staging_dirs
 from rmqctl.repair.plan import (
-    Content,
     Create,
     FileContent,
     MakeFolder,
@@ -50,7 +48,6 @@ from rmqctl.repair.plan import (
     Replace,
 )
 from rmqctl.repair.targets import below, nearest_folder, up
-from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.repair_losses import NOTE, RepairLoss
@@ -61,8 +58,6 @@ away."""
 _HEAD, _MOST_NEIGHBOURS = 4096, 8
 _MOST_DIGESTED = 128 << 20
 """Bytes that one repair reads of what it moves aside, to know it again in a copy of the store."""
-_RESERVE = 1 << 20
-"""Bytes that are to stay free for the journal and the log of actions."""
 
 
 class Staging:
@@ -92,7 +87,7 @@ class Staging:
         for checked in todo:
             self._note_times(checked)
         self._check_writable(todo)
-        self._check_room(zip(todo, staging_dirs, strict=True))
+        self._check_room(todo, staging_dirs)
         # Write, then force the names: files are forced one by one as they are written.
         records = [self._record(number, checked, staging_dir) for number, (checked, staging_dir) in
                    enumerate(zip(todo, staging_dirs, strict=True), 1)]
@@ -136,36 +131,21 @@ class Staging:
                 raise StoreIOError(f"cannot change names in {folder}: permission denied, or the "
                                    "file system is read-only")
 
-    def _check_room(self, todo: Iterable[tuple[Checked, int]]) -> None:
-        wanted: dict[int, int] = defaultdict(lambda: _RESERVE)
-        where: dict[int, str] = {}
-        for checked, staging_dir in todo:
-            folder = self._staging_dirs.folders[staging_dir]
-            device = os.stat(folder).st_dev
-            where.setdefault(device, folder)
-            if isinstance(checked.step, Create | Replace):
-                wanted[device] += self._room(checked.step.content, device)
-            elif isinstance(checked.step, Patch):
-                wanted[device] += _patch_room(checked.path, checked.step)
-        for device, folder in where.items():
-            free = free_bytes(folder)
-            if free is not None and free < wanted[device]:
-                raise StoreIOError(
-                    f"{folder}: not enough room: the repair needs {wanted[device]} bytes on this "
-                    f"file system, {free} are free; nothing was changed")
+    def _check_room(self, todo: Sequence[Checked], staging_dirs: Sequence[int]) -> None:
+        from rmqctl.repair.executor.room import rooms  # who only looks needs none
 
-    def _room(self, content: Content, device: int) -> int:
-        if isinstance(content, bytes):
-            return len(content)
-        if isinstance(content, Piece):
-            return sum(len(data) for _, data in content.parts)
-        try:
-            about = os.stat(content.path)
-        except OSError as error:
-            raise failed(error, content.path, "look at") from None
-        if self._movable(content) and about.st_dev == device:
-            return 0
-        return about.st_blocks * 512
+        folders = [self._staging_dirs.folders[number] for number in staging_dirs]
+        for room in rooms(todo, folders, self._is_there):
+            if not room.is_enough:
+                error = StoreIOError(
+                    f"{room.folder}: not enough space: the repair needs {room.needed} bytes on "
+                    f"this file system, {room.free} are free")
+                error.errno = errno.ENOSPC
+                raise error
+
+    def _is_there(self, content: FileContent, device: int) -> bool:
+        """Whether a file need only be renamed on a device."""
+        return self._movable(content) and os.stat(content.path).st_dev == device
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -323,20 +303,6 @@ class Staging:
 def _undone_name(target: str) -> str:
     return os.path.join(UNDONE, below(target))
 
-
-def _patch_room(path: str, step: Patch) -> int:
-    """Bytes of the new, of the old ones that are kept, and of holes that are filled."""
-    total = 0
-    fd = open_file(path, os.O_RDONLY)
-    try:
-        size = os.fstat(fd).st_size
-        for piece in step.pieces:
-            total += 2 * sum(len(data) for _, data in piece.parts)
-            total += sum(high - low for low, high in data_ranges(
-                fd, piece.at, min(piece.end, size)))
-    finally:
-        os.close(fd)
-    return total
 
 
 def _mode_near(*folders: str) -> int:

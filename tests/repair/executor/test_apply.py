@@ -237,7 +237,7 @@ def test_without_room_nothing_is_touched(root):
                                        | {"f_bavail": 100})
     before = state(root)
     with (mock.patch.object(os, "statvfs", return_value=small),
-          pytest.raises(StoreIOError, match=r"not enough room: the repair needs \d+ bytes")):
+          pytest.raises(StoreIOError, match=r"not enough space: the repair needs \d+ bytes")):
         samples.repair(root)
     assert state(root) == before
 

@@ -1,0 +1,84 @@
+"""The space that a plan needs on each file system, and what is free there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from rmqctl.files.disk_usage import BLOCK, free_bytes
+from rmqctl.files.durable import failed, open_file
+from rmqctl.repair.executor.check_plan import Checked
+from rmqctl.repair.plan import Content, Create, FileContent, Patch, Replace
+from rmqctl.repair.targets import nearest_folder
+from rmqctl.scan.holes import data_ranges
+from rmqctl.scan.overlay import Piece
+
+_RESERVE = 1 << 20
+"""Bytes that are to stay free for the journal and the log of actions."""
+
+
+class Room(NamedTuple):
+    """Bytes ``needed`` on the file system of ``folder`` and ``free`` there; None: it is unknown."""
+
+    folder: str
+    needed: int
+    free: int | None
+
+    @property
+    def is_enough(self) -> bool:
+        return self.free is None or self.free >= self.needed
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def rooms(todo: Iterable[Checked], folders: Iterable[str] | None = None,
+          is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
+              Room]:
+    """A `Room` for each file system that the checked steps write to. StoreIOError.
+
+    ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
+    file lies on a device already, and is renamed.
+    """
+    needed: dict[int, int] = {}
+    where: dict[int, str] = {}
+    todo = list(todo)
+    for checked, folder in zip(todo, folders or [nearest_folder(each.path) for each in todo],
+                               strict=True):
+        device = os.stat(folder).st_dev
+        where.setdefault(device, folder)
+        needed.setdefault(device, _RESERVE)
+        if isinstance(checked.step, Create | Replace):
+            needed[device] += _of_content(checked.step.content, device, is_there)
+        elif isinstance(checked.step, Patch):
+            needed[device] += _of_patch(checked.path, checked.step)
+    return [Room(folder, needed[device], free_bytes(folder)) for device, folder in where.items()]
+
+
+def _of_content(content: Content, device: int,
+                is_there: Callable[[FileContent, int], bool]) -> int:
+    if isinstance(content, bytes):
+        return len(content)
+    if isinstance(content, Piece):
+        return sum(len(data) for _, data in content.parts)
+    try:
+        about = os.stat(content.path)
+    except OSError as error:
+        raise failed(error, content.path, "look at") from None
+    return 0 if is_there(content, device) else min(about.st_blocks * BLOCK, about.st_size)
+
+
+def _of_patch(path: str, step: Patch) -> int:
+    """Bytes of the new, of the old ones that are kept, and of holes that are filled."""
+    total = 0
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        for piece in step.pieces:
+            total += 2 * sum(len(data) for _, data in piece.parts)
+            total += sum(high - low for low, high in data_ranges(
+                fd, piece.at, min(piece.end, size)))
+    finally:
+        os.close(fd)
+    return total
