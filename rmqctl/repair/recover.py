@@ -528,7 +528,8 @@ class _Planner:
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None,
-                **({} if settled is None else {"kept": Kept(settled.tags, settled.keys)}))
+                **({} if settled is None else {"kept": Kept(settled.tags, settled.keys)}),
+                **({"opened": self._store} if self._make is rebuild else {}))
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
                 f"{self._root}: entries of the log are lost or damaged, nothing is put in their "

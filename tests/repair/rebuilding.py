@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rmqctl.broker.settings import Settings
-from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
-from rmqctl.repair.rebuild.rebuild import Rebuilt, rebuild
+from rmqctl.repair.plan import (
+    Create,
+    FileContent,
+    MakeFolder,
+    MoveAside,
+    Patch,
+    Planned,
+    Replace,
+    Step,
+)
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, Rebuilt, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
@@ -44,10 +53,38 @@ def run(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
 def mend(store: Path, settings: Settings, work: Path, kind: str = "", **more: Any) -> list[str]:
     """Rebuilds and carries it out; what was done, as text."""
     with Scratch(str(work)) as scratch:
-        steps, actions = derived_steps(run(store, settings, scratch, kind, **more))
+        steps, actions = planned(store, settings, scratch, kind, **more)
         carry_out(steps, store)
     return [f"{one.action} {one.target}: {one.before} -> {one.after}; {one.reason}"
             for one in actions]
+
+
+def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
+            **more: Any) -> Planned:
+    """What has to change; the same where queues that the open store has just so are not made."""
+    steps, actions = derived_steps(run(store, settings, scratch, kind, **more))
+    dirs = golden_sets.MULTI_PATH if kind == "multipath" else ()
+    with Store.open(store, dirs) as opened, Scratch() as other:
+        rebuilt = run(store, settings, other, kind, opened=opened, **more)
+        there = derived_steps(rebuilt)
+        assert there[1] == actions
+        assert _told(there[0]) == _told(steps)
+        changed = {step.target for step in steps}
+        for topic, queue in opened.plain_queues:
+            folder = os.path.join(CONSUMEQUEUE, topic, str(queue))
+            # Nor is it written where nothing of it changes.
+            if (topic, queue) in rebuilt.next_offsets and not settings.consumequeue_ext:
+                assert ((topic, queue) in rebuilt.same) != any(
+                    target.startswith(folder) for target in changed), folder
+                assert os.path.exists(other.path(folder)) != ((topic, queue) in rebuilt.same)
+    return steps, actions
+
+
+def _told(steps: Sequence[Step]) -> list[object]:
+    """The steps with the bytes that they bring."""
+    return [(type(one), one.target, Path(one.content.path).read_bytes())
+            if isinstance(one, Create | Replace) and isinstance(one.content, FileContent) else one
+            for one in steps]
 
 
 def carry_out(steps: Sequence[Step], root: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueFiles, QueueSet
+from rmqctl.engine.dispatch.twin_files import TwinFiles
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
@@ -64,6 +65,14 @@ class PlainQueue(Queue):
 Codes = Callable[[PlainQueue, Array], Array]
 """Tags codes for the rows with these numbers, asked only for rows that are really written."""
 
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """Queues of a store whose log begins at ``log_min``."""
+
+    queues: Mapping[QueueKey, FileQueue]
+    log_min: int
+
+
 Positions = Mapping[QueueKey, tuple[int, int]]
 """(queue offset behind the last row, physical offset up to which the log was dispatched)."""
 
@@ -79,20 +88,38 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
                  wanted: Callable[[QueueKey], bool] | None = None,
-                 positions: Positions | None = None) -> None:
+                 positions: Positions | None = None, twins: Twins | None = None) -> None:
         """Finds all queues on disk; see `QueueSet`.
 
-        ``positions``: where queues stand; others find that themselves.
+        ``positions``: where queues stand; others find that themselves. ``twins``: queues of a
+        store, of which files that would be the same are not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
-        self._positions = positions or {}
+        self._positions, self._twins = positions or {}, twins or Twins({}, 0)
         self.gaps = self.repeated = 0
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
         store = Store(root, [], Sizes(consumequeue_file=self._file_size))
         for key, on_disk in store.plain_queues.items():
             self._take(key, on_disk)
+
+    def _files_of(self, key: QueueKey, folder: str) -> QueueFiles:
+        twin = self._twins.queues.get(key)
+        if twin is None or twin.file_size != self._file_size or os.path.lexists(folder):
+            return super()._files_of(key, folder)
+        return TwinFiles(folder, self._pool, twin, self._twins.log_min)
+
+    def finish_twins(self) -> frozenset[QueueKey]:
+        """The queues that were not written, since their twins are the same."""
+        same = set()
+        for queue in self.queues:
+            if isinstance(queue.files, TwinFiles):
+                if queue.files.is_twin():
+                    same.add(queue.key)
+                else:
+                    queue.files.write_out()
+        return frozenset(same)
 
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> FileQueue:
         return FileQueue(*key, folder, listed.files, listed.troubles, self._file_size)

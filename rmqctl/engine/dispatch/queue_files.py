@@ -256,7 +256,7 @@ class QueueFiles:
             assert base is not None
             room = base + self.file_size - self.position
             part = data if not done and length <= room else data[done:done + room]
-            self._pool.write(self._path, part, self.position - base, unused=True)
+            self._write(part, self.position - base)
             self.position += len(part)
             done += len(part)
 
@@ -282,6 +282,9 @@ class QueueFiles:
                                   self._pool.read(self._path, length, position))
             self.write_at(self.position, bytes(length))
         self._stale = 0
+
+    def _write(self, data: bytes | memoryview, position: int) -> None:
+        self._pool.write(self._path, data, position, unused=True)
 
     def _enter(self, base: int) -> None:
         if self._behind:
@@ -364,10 +367,13 @@ class QueueSet(ABC, Generic[Q, D]):
 
     def _take(self, key: QueueKey, on_disk: D) -> int:
         refuse_unreadable(on_disk.troubles)
-        files = QueueFiles(on_disk.folder, self._file_size, self._pool)
+        files = self._files_of(key, on_disk.folder)
         self.queues.append(self._loaded(key, files, on_disk))
         number = self._numbers[key] = len(self.queues) - 1
         return number
+
+    def _files_of(self, key: QueueKey, folder: str) -> QueueFiles:
+        return QueueFiles(folder, self._file_size, self._pool)
 
     def wipe_cut(self) -> None:
         """Takes away the rows that were cut off on opening. StoreIOError."""

@@ -13,7 +13,14 @@ import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
-from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, PlainQueue, Positions, Rows
+from rmqctl.engine.dispatch.consume_queue import (
+    Codes,
+    ConsumeQueues,
+    PlainQueue,
+    Positions,
+    Rows,
+    Twins,
+)
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
@@ -56,7 +63,7 @@ class Dispatcher:
     For rebuilding: ``wanted`` names the queues that are written (all), ``rows`` False leaves all
     of them out, ``recall`` knows the extension units there were: an empty queue's first unit gets
     the address it had, and bit maps come back, which the log does not hold. ``most_pending``
-    index entries are kept in memory at most.
+    index entries are kept in memory at most. ``twins``: see `ConsumeQueues`.
 
     StoreIOError from any method: a file could not be read or written; the same records may be
     dispatched again. RefusedError on opening: files have other sizes than the settings.
@@ -67,8 +74,9 @@ class Dispatcher:
                  as_broker: bool = False, aside: AsideFolder | None = None,
                  wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
                  recall: Recall | None = None, most_pending: int | None = None,
-                 positions: Positions | None = None, queue_ids: QueueIds | None = None) -> None:
-        self._positions, self._queue_ids = positions, queue_ids
+                 positions: Positions | None = None, queue_ids: QueueIds | None = None,
+                 twins: Twins | None = None) -> None:
+        self._positions, self._queue_ids, self._twins = positions, queue_ids, twins
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
         self._rows, self._wanted, self._recall = rows, wanted, recall
@@ -97,7 +105,7 @@ class Dispatcher:
         root, settings, as_broker = self._root, self._settings, self._as_broker
         self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
                                      as_broker=as_broker, wanted=self._wanted,
-                                     positions=self._positions)
+                                     positions=self._positions, twins=self._twins)
         self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
                                     log_end, as_broker=as_broker, wanted=self._wanted)
         self._numbers = QueueTable(self._topics, self._queues.number)
@@ -335,6 +343,10 @@ class Dispatcher:
         self._batches.wipe_cut()
         self._failed = False
         self.flush()
+
+    def finish_twins(self) -> frozenset[QueueKey]:
+        """The queues of which nothing was written. No rows may follow."""
+        return self._queues.finish_twins()
 
     def show(self) -> None:
         """Hands what is only in memory to the system, so that readers see it."""

@@ -127,8 +127,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     one's.
     """
     size = rebuilt.settings.consumequeue_file_size
-    present, made = (derived_in(root, size).plain_queues
-                     for root in (rebuilt.root, rebuilt.scratch.root))
+    present, made = rebuilt.present, derived_in(rebuilt.scratch.root, size).plain_queues
     left = _MOST
     for key in sorted(queues & present.keys() & made.keys()):
         with closing(present[key]) as ours, closing(made[key]) as theirs:

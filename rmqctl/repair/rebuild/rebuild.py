@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
+from rmqctl.engine.dispatch.consume_queue import Twins
 from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
@@ -48,6 +49,7 @@ from rmqctl.scan.passed_over import MOST_SPANS, Damage
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
+from rmqctl.store.queue.consume_queue import FileQueue
 from rmqctl.store.store import Store
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
@@ -80,6 +82,7 @@ class Rebuilt:
     the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused``,
     ``unplaceable`` and ``repeated`` count rows as `Dispatcher` does. ``damage`` is what was passed
     over. ``void_from``: from where on the log is another store's than the one that wrote the rows.
+    ``same`` queues are those of the ``store``, and were not made.
     """
 
     root: str
@@ -103,6 +106,15 @@ class Rebuilt:
     expired: Expired
     void_from: int | None = None
     repeated: int = 0
+    store: Store | None = None
+    same: frozenset[QueueKey] = frozenset()
+
+    @property
+    def present(self) -> Mapping[QueueKey, FileQueue]:
+        """The plain queues of the store."""
+        if self.store is not None:
+            return self.store.plain_queues
+        return seed.derived_in(self.root, self.settings.consumequeue_file_size).plain_queues
 
     @property
     def rows_end(self) -> int:
@@ -159,14 +171,16 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             only: Collection[str] = BOTH, topic: str | None = None, queue: int | None = None,
             jobs: int = 1, progress: Callable[[int], None] | None = None,
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
-            save_every: float = SAVE_EVERY, kept: Kept | None = None) -> Rebuilt:
+            save_every: float = SAVE_EVERY, kept: Kept | None = None,
+            opened: Store | None = None) -> Rebuilt:
     """Makes the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
     ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
     made, and no index. Messages that do not end at or before ``log_end`` are left out.
     ``progress`` hears of the bytes done. ``batch_topics`` have batch queues. ``kept``: what entries
-    of some messages have, whatever these say.
+    of some messages have, whatever these say. ``opened``: the store at ``root``; then plain
+    queues that it has just so are not made, unless the scratch folder is kept.
 
     Interrupted by any exception, the same call with the same scratch folder (one that is kept)
     goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
@@ -175,7 +189,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
-               topic, queue, frozenset(batch_topics), log_end, kept or Kept())
+               topic, queue, frozenset(batch_topics), log_end, kept or Kept(), opened)
     return job.run(jobs, progress, save_every)
 
 
@@ -201,8 +215,9 @@ class _Job:
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
-                 batch_topics: frozenset[str], log_end: int | None, kept: Kept) -> None:
-        self._kept = kept
+                 batch_topics: frozenset[str], log_end: int | None, kept: Kept,
+                 store: Store | None) -> None:
+        self._kept, self._store = kept, store
         self._parts, self._root, self._settings = parts, root, settings
         self._scratch, self._only = scratch, wanted
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
@@ -227,7 +242,7 @@ class _Job:
             save_every: float) -> Rebuilt:
         malloc_tuning.keep_freed_memory()
         # Begin, or go on where an interrupted run stopped.
-        reached = self._state.load()
+        reached = self._state.load() if self._scratch.keep else None
         if reached is None:
             reached = self._begin()
         elif CONSUMEQUEUE in self._only:
@@ -243,17 +258,20 @@ class _Job:
             self._go_on(dispatcher, reached, base, jobs, progress, save_every)
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
+            same = dispatcher.finish_twins()
             index_timestamp = dispatcher.index_timestamp
         # Rows of expired messages in the place of fillers.
         if CONSUMEQUEUE in self._only:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
-        self._state.finish(reached)
+        if self._scratch.keep:
+            self._state.finish(reached)
         return Rebuilt.of(
             reached, root=self._root, scratch=self._scratch, settings=self._settings,
             only=self._only,
             topic=self._topic, queue=self._queue, log_min=self._log_min, log_end=self._log_end,
-            index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired)
+            index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired,
+            store=self._twin_store, same=same)
 
     def _begin(self) -> RebuildProgress:
         self._scratch.clear()
@@ -267,11 +285,25 @@ class _Job:
 
     def _dispatcher(self, held: ExitStack) -> Dispatcher:
         wanted = None if self._topic is None else partial(wants, self._topic, self._queue)
+        store = self._twin_store
         recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING,
-                          queue_ids=self._queue_ids(held))
+                          queue_ids=self._queue_ids(held), twins=None if store is None else Twins(
+                              dict(_lone_queues(store)), self._log_min))
+
+    @property
+    def _twin_store(self) -> Store | None:
+        """The store whose queues need not be made again; None where all have to be.
+
+        Who goes on later needs all of them, and of a store in use files grow.
+        """
+        store, settings = self._store, self._settings
+        if self._scratch.keep or settings.consumequeue_ext or store is None or (
+                store.snapshot is not None):
+            return None
+        return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
         """Where the store has seen both ways of keeping light queues, each row stays in its queue.
@@ -327,6 +359,16 @@ class _Job:
         # Rows of many messages make long writes.
         parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
         return ranges.in_order(work, parts, jobs)
+
+
+def _lone_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
+    """The plain queues of a store that lie in the one folder which a broker has for them, and
+    share it with no other folder.
+    """
+    for key, queue in store.plain_queues.items():
+        if os.path.basename(queue.folder) == str(key[1]) and not store.listed(
+                queue.folder).folders:
+            yield key, queue
 
 
 def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:

@@ -83,13 +83,12 @@ def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
 def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     rebuilt_ends = rebuilt.next_offsets if CONSUMEQUEUE in rebuilt.only else {}
     ends: dict[QueueKey, int] = {}
-    present = derived_in(rebuilt.root, rebuilt.settings.consumequeue_file_size)
-    for key, queue in present.plain_queues.items():
+    for key, queue in rebuilt.present.items():
         if key not in rebuilt_ends:
             with closing(queue):
                 cut = _first_behind(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
-    for key, batches in present.batch_queues.items():
+    for key, batches in derived_in(rebuilt.root).batch_queues.items():
         if key not in rebuilt_ends:
             limit = rebuilt.log_end if rebuilt.wants(key) else None
             ends[key] = batches.bounds(0, limit)[1]
@@ -98,14 +97,13 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
-        size = rebuilt.settings.consumequeue_file_size
-        present, made = (derived_in(root, size) for root in (rebuilt.root, rebuilt.scratch.root))
-        queues, rebuilt_queues = present.plain_queues, made.plain_queues
-        for key in sorted({*queues, *rebuilt_queues}):
+        made = derived_in(rebuilt.scratch.root, rebuilt.settings.consumequeue_file_size)
+        queues, rebuilt_queues = rebuilt.present, made.plain_queues
+        for key in sorted({*queues, *rebuilt_queues} - rebuilt.same):
             if rebuilt.wants(key):
                 yield _Plain(rebuilt, key).planned(queues.get(key), rebuilt_queues.get(key))
                 yield _extension(rebuilt, key)
-        batches, fresh = present.batch_queues, made.batch_queues
+        batches, fresh = derived_in(rebuilt.root).batch_queues, made.batch_queues
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))

@@ -1,0 +1,88 @@
+"""Files of a queue that need not be written, since a store has the same ones."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.store.queue.consume_queue import FileQueue, valid
+
+_FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
+
+
+class TwinFiles(QueueFiles):
+    """Nothing is written as long as every unit is that of the queue's ``twin`` in a store; then
+    all that came so far is, and everything that follows.
+
+    A filler is also that of a message which is no more in the log, which begins at ``log_min``.
+    """
+
+    __slots__ = ("_first", "_log_min", "_next", "_twin")
+
+    def __init__(self, folder: str, pool: FilePool, twin: FileQueue, log_min: int) -> None:
+        super().__init__(folder, twin.file_size, pool)
+        self._twin: FileQueue | None = twin
+        self._first = self._next = 0
+        self._log_min = log_min
+
+    def is_twin(self) -> bool:
+        """Whether nothing was written, and the twin's files have nothing else in them."""
+        twin = self._twin
+        return twin is not None and self.base is not None and not twin.troubles and (
+            len(twin.files) == self._next
+            and twin.used_bytes(self._next - 1) <= self.position - self.base
+            and not any(os.path.islink(file.path) for file in twin.files))
+
+    def write_out(self) -> None:
+        """Writes the twin's units up to the position."""
+        twin, self._twin = self._twin, None
+        if twin is None:
+            return
+        for file in twin.files[self._first:self._next]:
+            super()._enter(file.base)
+            end = min(file.end, self.position)
+            for first, rows in twin.pages(file.base // UNIT_SIZE, end // UNIT_SIZE):
+                super()._write(rows.tobytes(), first * UNIT_SIZE - file.base)
+        twin.close()
+
+    def _enter(self, base: int) -> None:
+        if self._twin is not None:
+            if self.base is None:
+                self._first = self._next = self._older(self._twin, base)
+            file = next(iter(self._twin.files[self._next:]), None)
+            if file is not None and (file.base, file.size) == (base, self.file_size):
+                self._next += 1
+                self.base = base
+                return
+            self.write_out()
+        super()._enter(base)
+
+    def _write(self, data: bytes | memoryview, position: int) -> None:
+        if self._twin is not None:
+            if self._agrees(self._twin, data):
+                return
+            self.write_out()
+        super()._write(data, position)
+
+    def _older(self, twin: FileQueue, base: int) -> int:
+        """How many of the twin's files are before ``base``, and have expired by their last unit."""
+        for number, file in enumerate(twin.files):
+            last = twin.unit(layout.queue_offset(file.end) - 1) if file.base < base and (
+                file.size == self.file_size) else None
+            if last is None or last.physical_offset >= self._log_min:
+                return number
+        return len(twin.files)
+
+    def _agrees(self, twin: FileQueue, data: bytes | memoryview) -> bool:
+        there = twin.units(layout.queue_offset(self.position), len(data) // UNIT_SIZE)
+        if there.tobytes() == data:
+            return True
+        made = np.frombuffer(data, layout.dtype())
+        if len(there) != len(made):
+            return False
+        is_expired = valid(there) & (there["physical_offset"] < self._log_min)
+        return bool(((there == made) | (made == _FILLER) & is_expired).all())
