@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 
@@ -253,25 +253,41 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
     return None if properties < 0 or size > most else size
 
 
-def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
-    """The head as it is, then with each single bit of its widths and lengths turned."""
-    yield head
+def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
+               sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
+    """(head, `extent`) of the head as it is, whatever its extent, then with each single bit of its
+    widths and lengths turned with which it is one of ``sizes``.
+    """
+    size = extent(source, start, head, magic, most)
+    if size is not None:
+        yield head, size
+    largest = max(sizes, default=0)
+    for bent in _bent(head, magic, largest):
+        size = extent(source, start, bent, magic, most)
+        if size is not None and size in sizes:
+            yield bent, size
+
+
+def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
+    """Without those that make it larger than ``largest`` by themselves."""
     for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
         yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)
     shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
     if len(head) < shape.head_size:
         return
-    yield from _turned(head, shape.head_size - 4, 4)
+    room = largest - shape.fixed_size
+    yield from _turned(head, shape.head_size - _LENGTH, _LENGTH, room)
     body = shape.head.unpack_from(head)[-1]
     topic_at = shape.head_size + body
     width = shape.topic_length.size
-    if not 0 <= body or topic_at + width > len(head):
+    if not 0 <= body <= room or topic_at + width > len(head):
         return
-    yield from _turned(head, topic_at, width)
+    yield from _turned(head, topic_at, width, room - body)
     yield from _topic_lengths(head, topic_at, width, magic)
     topic = shape.topic_length.unpack_from(head, topic_at)[0]
-    if topic >= 0 and topic_at + width + topic + 2 <= len(head):
-        yield from _turned(head, topic_at + width + topic, 2)
+    if topic >= 0 and topic_at + width + topic + PROPERTIES_LENGTH_SIZE <= len(head):
+        yield from _turned(head, topic_at + width + topic, PROPERTIES_LENGTH_SIZE,
+                           room - body - topic)
 
 
 def with_other_lengths(raw: bytes, magic: int) -> Iterator[bytes]:
@@ -312,8 +328,10 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
             yield head[:topic_at] + length.to_bytes(width, "big", signed=True) + head[first:]
 
 
-def _turned(head: bytes, position: int, width: int) -> Iterator[bytes]:
+def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
+    """The head with each bit of a length turned that makes no more than ``most`` of it."""
+    length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):
-        changed = bytearray(head)
-        changed[position + bit // 8] ^= 1 << bit % 8
-        yield bytes(changed)
+        other = length ^ 1 << 8 * (width - 1 - bit // 8) + bit % 8
+        if other <= most:
+            yield head[:position] + other.to_bytes(width, "big") + head[position + width:]

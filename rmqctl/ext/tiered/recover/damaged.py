@@ -18,7 +18,6 @@ import numpy as np
 from rmqctl.damage.records import (
     MOST_BODY,
     bent_heads,
-    extent,
     field_of,
     whole_record,
     with_fields,
@@ -293,13 +292,11 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
     for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
         fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
                             queue_id=name.queue_id, queue_offset=queue_offset)
-        for bent in bent_heads(fixed, version):
-            size = extent(source, 0, bent, version, len(raw))
-            if size is None or size < message.MIN_SIZE or (to_end and size != room):
+        for bent, size in bent_heads(source, 0, fixed, version, len(raw), (stored, room)):
+            if to_end and size != room:
                 continue
             # Its size needs a second witness, or to be one bit off.
-            if size not in (stored, room) and (
-                    bent != fixed or (size ^ stored).bit_count() != 1):
+            if size not in (stored, room) and (size ^ stored).bit_count() != 1:
                 continue
             # The record must be intact with this size, and its topic must have the right length.
             content = with_fields(bent[:size] + raw[len(bent):size], total_size=size)

@@ -27,7 +27,6 @@ from rmqctl.damage.records import (
     Records,
     bent_heads,
     body_crc,
-    extent,
     field_of,
     is_displaced,
     is_foreign_place,
@@ -483,13 +482,11 @@ class _Round:
             sizes = {stored, *sizes}
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
-            for bent in bent_heads(fixed, magic):
-                size = extent(source, position, bent, magic, min(room, MOST_BODY))
-                if size is None or size < MIN_SIZE:
-                    continue
+            for bent, size in bent_heads(source, position, fixed, magic, min(room, MOST_BODY),
+                                         sizes):
                 # Its size needs a second witness, to be one bit off, or to lead to another record.
-                if size not in sizes and (bent != fixed or not (
-                        (size ^ stored).bit_count() == 1 or is_placed(source, position + size))):
+                if size not in sizes and not (
+                        (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
                     continue
                 self._budget -= size
                 if self._budget < 0:
