@@ -1,4 +1,5 @@
-"""Makes a store of any number of messages, queues, log files, groups and damaged records, quickly.
+"""Makes a store of any number of messages, queues, log files, groups, damaged records and wrong
+consume queue entries, quickly.
 
 Each topic has one queue, so a store has as many topics as queues. All records have one size, and a
 log file takes as many as give the number of files. Files are laid out ahead, as a broker's are.
@@ -41,7 +42,7 @@ INDEX_SLOTS, INDEX_MAX = 5_000_000, 20_000_000
 @dataclass(frozen=True)
 class Shape:
     """What a store has. ``files`` are those of the log; ``damages`` are records with a flipped bit,
-    in turn in the body, the size and the magic.
+    in turn in the body, the size and the magic; ``findings`` are entries with another tag's hash.
     """
 
     messages: int = 50_000
@@ -49,6 +50,7 @@ class Shape:
     files: int = 2
     groups: int = 20
     damages: int = 0
+    findings: int = 0
 
 
 def topic_name(number: int) -> str:
@@ -98,10 +100,11 @@ def make(shape: Shape, store: Path) -> None:
     _write_log(records, per_file, file_size, store / "commitlog")
 
     # What leads to them.
-    tag = java_hash(TAG)
+    tags = np.full(count, java_hash(TAG), np.int64)
+    tags[_spread(count, shape.findings)] ^= _BIT
     for each in range(shape.queues):
         own = place[each::shape.queues]
-        write_queue(Rows(own, np.full(len(own), size, np.int32), np.full(len(own), tag, np.int64)),
+        write_queue(Rows(own, np.full(len(own), size, np.int32), tags[each::shape.queues]),
                     QUEUE_FILE, store / "consumequeue" / topic_name(each) / "0")
     hashes = np.zeros(count, np.int32)
     digits = keys.view(np.uint8).reshape(count, KEY_DIGITS)
@@ -118,15 +121,18 @@ def make(shape: Shape, store: Path) -> None:
 
 def _damage(records: NDArray[np.void], count: int) -> None:
     """Flips a bit in so many of the records, at equal distances."""
-    if not count:
-        return
-    hit = (np.arange(count) * 2 + 1) * len(records) // (2 * count)
+    hit = _spread(len(records), count)
     body, size, magic = hit[::3], hit[1::3], hit[2::3]
     changed = np.frombuffer(BODY, np.uint8).copy()
     changed[0] ^= _BIT
     records["body"][body] = np.void(changed.tobytes())
     records["head"]["total_size"][size] ^= _BIT
     records["head"]["magic"][magic] ^= _BIT
+
+
+def _spread(of: int, count: int) -> NDArray[np.int64]:
+    """So many numbers below ``of``, at equal distances."""
+    return (np.arange(count) * 2 + 1) * of // (2 * max(count, 1))
 
 
 def _write_log(records: NDArray[np.void], per_file: int, file_size: int, folder: Path) -> None:

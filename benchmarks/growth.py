@@ -1,5 +1,5 @@
 """How the cost of each command grows with what a store has: messages, queues, log files, groups,
-damaged records.
+damaged records, findings.
 
     python -m benchmarks.growth --dir DIR [--only info ...] [--of queues ...] [--times 3]
                                 [--scale 1] [--write-results]
@@ -32,7 +32,8 @@ NEGLIGIBLE_MIB = 4.0
 """Costs beside the start that are smaller than this on the largest store are no growth."""
 BASE = {"messages": Shape(messages=50_000), "queues": Shape(queues=1_000),
         "files": Shape(files=50), "groups": Shape(groups=1_000),
-        "damages": Shape(messages=100_000, damages=500)}
+        "damages": Shape(messages=100_000, damages=500),
+        "findings": Shape(messages=100_000, findings=500)}
 SMALLEST = Shape(messages=10, queues=1, files=1, groups=1)
 COMMANDS = {
     "info": "info {store}",
@@ -42,7 +43,7 @@ COMMANDS = {
     "offsets": "offsets {store}",
     "du": "du {store}",
     "stats": "stats {store} --by topic --jobs 1",
-    "recover": "recover {store} --only consumequeue,index",
+    "recover": "recover {store}",
     "read by tag": "read {store} --topic topic_000000 --tag TagB",
     "query by key": "query key {store} --topic topic_000000 --key k000000000000",
 }
