@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -69,11 +69,14 @@ def _first_time(log: CommitLog, number: int) -> int | None:
 
 
 def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report: Report,
-              advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
+              advance: Callable[[int], None] = lambda _bytes: None,
+              left: Callable[[int, int], Iterable[tuple[int, int]]] | None = None) -> Iterator[
+                  Page]:
     """Pages of the messages of the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
-    hears of the bytes that have been looked at, batch by batch.
+    hears of the bytes that have been looked at, batch by batch. ``left``: the stretches of one of
+    the log in which such messages may be.
     """
     # Report what cannot be opened before anything is read.
     log = view.store.log
@@ -88,28 +91,35 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
         if before == number - 1 and log.files[before].end < file.base:
             spans.gap(log.files[before].end, file.base)
         before = number
-        walk = _walk(log, number, wanted, view.log_end)
-        position = walk.position
-        for batch in walk:
-            advance(walk.position - position)
+        start, end = max(wanted.from_phy or 0, file.base), file.end
+        if wanted.to_phy is not None:
+            end = min(end, wanted.to_phy)
+        for low, high in ((start, end),) if left is None else left(start, end):
+            if low > start:
+                spans.passed(1, ())  # messages that are passed over
+            walk = _walk(log, number, low, high, view.log_end)
             position = walk.position
-            # Pass on matching messages; spans are counted even if no message matches.
-            if isinstance(batch, Unread):
-                report(unread(file.base, batch))
-                continue
-            spans.passed(len(batch), batch.spans)
-            page = filtered(BatchPage(batch), conditions)
-            if len(page):
-                yield page
-        if walk.shrunk:
-            report(Problem("unreadable", f"{file.path}: became shorter while it was read"))
+            for batch in walk:
+                advance(walk.position - position)
+                position = walk.position
+                # Pass on matching messages; spans are counted even if no message matches.
+                if isinstance(batch, Unread):
+                    report(unread(file.base, batch))
+                    continue
+                spans.passed(len(batch), batch.spans)
+                page = filtered(BatchPage(batch), conditions)
+                if len(page):
+                    yield page
+            if walk.shrunk:
+                report(Problem("unreadable", f"{file.path}: became shorter while it was read"))
     spans.finish()
 
 
-def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> TolerantWalk:
+def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None) -> TolerantWalk:
     file = log.files[number]
-    start = max((wanted.from_phy or 0) - file.base, 0)
-    ends = [end - file.base - file.head for end in (wanted.to_phy, log_end) if end is not None]
+    start = low - file.base
+    ends = [end - file.base - file.head for end in (high if high < file.end else None, log_end)
+            if end is not None]
     resync = start > 0
     if resync:
         with suppress(StoreIOError):  # else the next record that proves itself is taken

@@ -239,6 +239,12 @@ def tag_condition(expression: str) -> Condition:
     return Condition("tags", "=", expression, tags)
 
 
+def is_plain(text: str) -> bool:
+    """Whether a text is just what its bytes are, so that a broker's hash of them is known."""
+    return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
+                                                          for char in text)
+
+
 def filtered(page: Page, conditions: Iterable[Condition]) -> Page:
     """The messages of a page for which all conditions hold."""
     for condition in conditions:

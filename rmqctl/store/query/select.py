@@ -26,7 +26,8 @@ from rmqctl.store.log.pages import log_pages
 from rmqctl.store.pages import Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.compacted import compacted_pages
-from rmqctl.store.query.conditions import KEY, Condition, filtered, tag_condition
+from rmqctl.store.query.conditions import KEY, Condition, filtered, is_plain, tag_condition
+from rmqctl.store.query.indexed import Passed, passed_over
 from rmqctl.store.queue.rows import (
     CLOCK_SLACK,
     MissingRows,
@@ -85,7 +86,7 @@ class Selection:
             if (condition.field, condition.operator) == ("tags", "="):
                 tags = condition.any_of or (str(condition.value),)
                 # What is no UTF-8 has another hash than the text that is shown for it.
-                if all(_is_plain(tag) for tag in tags):
+                if all(is_plain(tag) for tag in tags):
                     return frozenset(map(string_hash, tags))
         return None
 
@@ -97,11 +98,6 @@ class Selection:
                 for field, sign, value in place if value is not None] + self.conditions()
 
 
-def _is_plain(tag: str) -> bool:
-    return bool(tag) and "\ufffd" not in tag and not any("\ud800" <= char <= "\udfff"
-                                                         for char in tag)
-
-
 class Selector:
     """Reads a selection from a store; ``view`` decides where queues and log end."""
 
@@ -111,6 +107,7 @@ class Selector:
         self.store, self.selection, self.view = store, selection, view
         self._report, self._advance = report, advance
         self._tags = selection.tag_hashes()
+        self._passed: Passed | None = None
 
     def pages(self) -> Iterator[Page]:
         """The selected messages, page by page. A page is only valid until the next is asked for.
@@ -138,7 +135,9 @@ class Selector:
             return
         # Without a topic, all messages are read in the order of the log.
         if wanted.topic is None:
-            yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
+            passed = None if wanted.key is None else passed_over(self.store, None, wanted.key)
+            yield from log_pages(self.view, wanted, conditions, self._report, self._advance,
+                                 None if passed is None else passed.left)
             return
         # Consume queues find the messages of a topic without reading the whole log.
         layout = self.store.layout
@@ -150,6 +149,9 @@ class Selector:
                                         wanted.from_offset or 0, self._report):
                 yield filtered(page, conditions)
         if queues:
+            if wanted.key is not None:
+                self._passed = passed_over(self.store, wanted.topic, wanted.key,
+                                           sum(queue.end - queue.first for queue in queues))
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
         elif unread or self._may_lack_queues(wanted.topic):
@@ -232,7 +234,8 @@ class Selector:
         try:
             start, end = self._range(queue)
             for offsets, physical, sizes in queue.pages(start, end, self._tags):
-                mask = np.ones(len(physical), bool)
+                mask = np.ones(len(physical), bool) if self._passed is None else (
+                    ~self._passed.covers(physical))
                 if wanted.from_phy is not None:
                     mask &= physical >= wanted.from_phy
                 if wanted.to_phy is not None:

@@ -1,0 +1,170 @@
+"""Where in the log a message with a key may be, as the index and the consume queues tell.
+
+A message is passed over only where an entry of a consume queue and an entry of the index lead to
+its very place, no entry of that place has the hash of the key, and the index entries around are in
+the order of the log. So everything else is looked at: what the index does not know yet, or never
+knew, what lies beside zeros or entries that lead elsewhere, and all bytes to which no consume queue
+entry leads, damage among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from rmqctl.formats.local.index_file import key_hash
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import Witness
+from rmqctl.store.index.entries import Entries, written
+from rmqctl.store.query.conditions import is_plain
+from rmqctl.store.store import Store
+
+_BLOCK = 1 << 16
+_COSTS = 160
+"""How many bytes of the log are read in the time in which an index entry is judged."""
+_ALONE = 1000
+"""The same for a message that is read by itself."""
+_LAST = np.iinfo(np.int64).max - 1
+_NEAR = 1 << 16
+"""Bytes that are rather looked at than a stretch be left for them."""
+
+
+class Passed:
+    """Stretches ``[start, end)`` of the log without a message that has the key, ascending."""
+
+    def __init__(self, start: Array, end: Array) -> None:
+        self._start, self._end = start, end
+        large = end - start > _NEAR
+        self._large = start[large], end[large]
+
+    def covers(self, places: Array) -> Array:
+        """Which of the messages at some physical offsets need not be read (bool)."""
+        number = np.searchsorted(self._start, places, "right") - 1
+        ends = np.append(self._end, 0)  # behind the last, where number is -1
+        inside: Array = (number >= 0) & (places < ends[number])
+        return inside
+
+    def left(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """What is left of ``[start, end)``."""
+        starts, ends = self._large
+        some = slice(int(np.searchsorted(ends, start, "right")), int(np.searchsorted(starts, end)))
+        for low, high in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
+            if low > start:
+                yield start, low
+            start = high
+        if start < end:
+            yield start, end
+
+
+def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
+                ) -> Passed | None:
+    """What need not be looked at for a key, of any topic where none is given; None where nothing
+    can be told, or to find out costs more than to look at all. ``read``: how many messages are read
+    else, one by one; None for all of the log at once. StoreIOError.
+    """
+    log, layout = store.log, store.layout
+    witness = log.files[0].witness if log.files else None
+    if witness is None or layout.is_dledger or not store.index_listing.files or not (
+            layout.reads("consumequeue")):
+        return None
+    # The message of a light queue's entry has another topic, which may have no queue here. A text
+    # that is no UTF-8 has another hash than what is shown for it.
+    topics = {name for name, _ in (*store.known_queues, *store.batch_queues)}
+    if any(name.startswith(LMQ_PREFIX) or not is_plain(name) for name in topics) or (
+            not is_plain(key)):
+        return None
+    hashes = {key_hash(name, key) for name in (topics if topic is None else (topic,))} or {0}
+    entries = Entries(store)
+    try:
+        costs = log.size if read is None else read * (
+            _ALONE + log.size // max(entries.total, 1))
+        return _passed(entries, witness, hashes) if costs > _COSTS * entries.total else None
+    finally:
+        entries.close()
+
+
+def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Passed:
+    wanted = np.array(sorted(hashes), np.int64)
+    known: list[tuple[Array, Array]] = []
+    open_start: list[Array] = []
+    open_end: list[Array] = []
+    position, before, last_good = 0, 0, 0
+    while position < entries.total:
+        block = entries.read(position, _BLOCK + 1)
+        if not len(block):
+            break
+        place = block["physical_offset"].astype(np.int64)
+        count = len(block) - 1 if len(block) > _BLOCK else len(block)
+        # Entries that do not stand in the order of the log, with those next to them.
+        around = np.concatenate(([before], place, place[-1:]))
+        odd = ~written(block) | (place < around[:-2]) | (place > around[2:])
+        good = np.flatnonzero(~odd)
+        number = np.searchsorted(good, np.flatnonzero(odd[:count]))
+        sides = (np.concatenate(([last_good], place[good]))[number],
+                 np.append(place[good], _LAST)[number])
+        open_start.append(np.minimum(*sides))
+        open_end.append(np.maximum(*sides) + 1)
+        hit = place[:count][_among(block["key_hash"][:count].astype(np.int64), wanted)]
+        open_start.append(hit)
+        open_end.append(hit + 1)
+        good = good[good < count]
+        if len(good):
+            known.append(_stretches(witness, _distinct(place[good])))
+            last_good = int(place[good[-1]])
+        before = int(place[count - 1])
+        position += count
+    start, end = (np.concatenate(parts) if parts else np.zeros(0, np.int64)
+                  for parts in (list(zip(*known, strict=True)) or ((), ())))
+    return _without(*_united(start, end), *_united(
+        np.concatenate([start[:0], *open_start]), np.concatenate([start[:0], *open_end])))
+
+
+def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
+    """The bytes of the messages at some places, of those that a consume queue knows. An entry whose
+    size reaches to the next message, or to another place of the index, has a damaged one.
+    """
+    first, last = int(places[0]), int(places[-1])
+    rows, sizes = witness.rows(first, last + 1)
+    fits = np.flatnonzero(np.append(rows[1:] != rows[:-1], True)[:len(rows)])
+    rows, sizes = rows[fits], sizes[fits]
+    for others in (rows, places):
+        number = np.searchsorted(others, rows, "right")
+        room = np.append(others, np.iinfo(np.int64).max)[number] - rows
+        rows, sizes = rows[sizes <= room], sizes[sizes <= room]
+    own = _among(rows, places)
+    return _united(rows[own], rows[own] + sizes[own])
+
+
+def _distinct(places: Array) -> Array:
+    if (places[1:] < places[:-1]).any():
+        places = np.sort(places)
+    found: Array = places[np.append(True, places[1:] != places[:-1])]
+    return found
+
+
+def _among(values: Array, sorted_ones: Array) -> Array:
+    """Which values are among others that are sorted, and not none (bool)."""
+    number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
+    found: Array = sorted_ones[number] == values
+    return found
+
+
+def _united(start: Array, end: Array) -> tuple[Array, Array]:
+    """Stretches as few that are apart, ascending."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order]) if len(order) else end
+    apart = start[1:] > end[:-1]
+    return start[np.append(True, apart)[:len(start)]], end[np.append(apart, True)[:len(end)]]
+
+
+def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> Passed:
+    """Stretches without others; of both none touch each other."""
+    edges = np.concatenate([start, end, other_start, other_end])
+    step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),
+                           np.full(len(other_start), -2), np.full(len(other_end), 2)])
+    order = np.argsort(edges, kind="stable")
+    edges, level = edges[order], np.cumsum(step[order])
+    inside = (level[:-1] == 1) & (edges[1:] > edges[:-1])
+    return Passed(edges[:-1][inside], edges[1:][inside])
