@@ -8,6 +8,7 @@ import json
 import struct
 import sys
 import threading
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,13 @@ def test_values_of_protobuf_are_counted_while_they_are_made(
     # 30 each in 40: no list is long.
     assert problem_of(spec, (b"\x0a\x3c" + b"\x0a\x00" * 30) * 40) == "more than 1,000 values"
     assert Decoding(spec).one("orders", {}, 0, b"\x0a\x00" * 500, "here").problem is None
+    # Fields of other types are told by their size, without an object for each.
+    tracemalloc.start()
+    try:
+        assert "has no field" in problem_of(spec, b"\x7b\x7c" * 50_000)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
 
 
 def _endless(_body: bytes) -> None:

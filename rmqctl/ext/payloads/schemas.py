@@ -103,7 +103,6 @@ def protobuf(argument: str) -> Reader:
     content = _content(path, "protobuf needs the file of descriptors before the #")
     require("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-    from google.protobuf.unknown_fields import UnknownFieldSet
 
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -125,7 +124,7 @@ def protobuf(argument: str) -> Reader:
     def read(body: bytes) -> Any:
         found = kind.FromString(body)
         # Nearly any bytes are a message of any type: their fields are unknown then.
-        if body and not found.ListFields() and len(UnknownFieldSet(found)):
+        if body and not found.ListFields() and found.ByteSize():
             raise ValueError(f"has no field of {name}, but others")
         return _Values().message(found)
 
