@@ -6,14 +6,17 @@ published before its owner has said what it is.
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Sizes, Store
 from tests.adversary.hostile import FORGED
-from tests.adversary.writer import Layout, Put, Writer, frame, framed
+from tests.adversary.writer import Layout, Put, Writer, field_places, frame, framed
 from tests.support import snapshot
 from tests.support.cli import run
 
@@ -169,3 +172,32 @@ def test_forged_frames_are_never_given(files: int, derived: bool, zeroed_bytes: 
         count = undecided(store)
         if not options:
             assert len({put.physical for put in whole} - set(found)) <= count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("content", [b"", bytes(700), b"word " * 30], ids=len)
+def test_no_size_that_is_wrong_hides_what_follows(content: bytes, tmp_path: Path) -> None:
+    """A message says another size, and its topic or body is damaged too: whatever is there in its
+    end's place, those behind it are messages or undecided.
+    """
+    writer = bare(64 << 10)
+    for number in range(40):
+        writer.put(f"topic{number % 2}", (b"", bytes(300), content)[number % 3], keys=f"k{number}")
+    hit = writer.puts[8]
+    behind = {put.physical for put in writer.puts[9:]}
+    size, length = len(hit.raw), field_places(hit.raw)["topic_length"][0]
+    store = writer.write(tmp_path / "store")
+    log = store / "commitlog" / f"{0:020d}"
+    raw = log.read_bytes()
+    for damaged in (length, length + 2, hit.body_at - hit.physical + 1):
+        for more in (*range(1, 400, 7), 512, 1024, 2048, 8192):
+            new = bytearray(raw)
+            new[hit.physical:hit.physical + 4] = struct.pack(">i", size + more)
+            new[hit.physical + damaged] ^= 0x55
+            log.write_bytes(new)
+            with (Store.open(str(store), (), Sizes(64 << 10)) as opened,
+                  opened.log.files[0].open() as source):
+                seen = {place for batch in Walk(source) for place in (
+                    *batch.offset.tolist(), *(one for span in batch.spans
+                                              for one, _ in span.doubtful))}
+            assert behind <= seen, (damaged, more, sorted(behind - seen))

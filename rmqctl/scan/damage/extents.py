@@ -121,8 +121,13 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     found = _searched(source, at, search, end, known, passed)
     if inside is not None:
         return found
-    # Its size may be right, and the length of its body what was hit.
-    return Verdict(end, located=True, doubtful=() if less is None else found.doubtful)
+    # Its size may be right, and the length of its body what was hit: or the other way round, where
+    # frames lie behind the body.
+    magic = _START.unpack_from(source.read(at, START_SIZE))[1]
+    body = source.base + at + max(_least_size(source, at, version) for version in (
+        (magic,) if is_magic(magic) else VERSIONS))
+    return Verdict(end, located=True, doubtful=found.doubtful if less is not None or any(
+        place >= body for place, _ in found.doubtful) else ())
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
@@ -302,6 +307,23 @@ def _proven_end(source: Source, at: int, known: Known) -> int | None:
 
 def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     """Where the damaged record at a position ends, as far as it or its row tells. StoreIOError."""
+    own = _told_extent(source, at, known)
+    return None if own is not None and not own.by_row and _is_overrun(
+        source, at, own.end, known) else own
+
+
+def _is_overrun(source: Source, at: int, end: int, known: Known) -> bool:
+    """Whether nothing begins where a record is to end, and a record from inside reaches over it."""
+    place = None if _is_begun(source, end, known) else next_provable(source, at + 1, end)
+    while place is not None and place < end:
+        behind = place + (located_size(source, place) or source.size)
+        if behind > end:
+            return behind <= source.size and _is_begun(source, behind, known)
+        place = behind if provable(source, behind) else next_provable(source, behind, end)
+    return False
+
+
+def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
     if source.head:
         return _entry_extent(source, at, known)
     room = source.size - at
@@ -353,16 +375,17 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     if rows:
         return Extent(at + max(rows), firm=False, by_row=True)
     # Torn, or its body was hit: what its size and the length of its body say.
-    claims = set()
+    claims, bodies = set(), set()
     for version in versions:
         least = _least_size(source, at, version)
         if least:
+            bodies.add(least)
             claims |= {one for one in (total, least) if max(least, MIN_SIZE) <= one <= room}
     landed = _landing(source, at, {max(claims)}, known) if claims else set()
     if not is_there:  # it may be of another place, and end with its page: only a record tells
         landed = {size for size in landed if is_placed(source, at + size)}
-    if claims and not landed and is_there and _is_torn_tail(source, at + max(claims)):
-        landed = {max(claims)}
+    if claims and not landed and is_there:
+        landed = {one for one in bodies & claims if _is_torn_tail(source, at + one)}
     return Extent(at + max(landed), firm=False, proven=False) if landed else None
 
 
@@ -448,7 +471,7 @@ def _is_torn_tail(source: Source, at: int) -> bool:
     if end <= 0:
         return False
     topic = raw[1:min(1 + raw[0], end)]
-    return all(32 < byte < 127 for byte in topic)
+    return bool(topic) and all(32 < byte < 127 for byte in topic)
 
 
 def _crc(body: bytes) -> int:
