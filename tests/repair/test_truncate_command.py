@@ -51,7 +51,7 @@ def test_a_plan_changes_nothing_and_is_what_apply_does(which: int, golden_copy: 
     before = content(root)
     done = rmqctl(*words, "--apply", "--yes", "-o", "json").expect(0).json()
     assert done["applied"] is True
-    of_the_run = {"applied", "id", "next", "steps"}
+    of_the_run = {"applied", "id", "next", "steps", "room"}
     assert {name: done[name] for name in planned.keys() - of_the_run} == {
         name: planned[name] for name in planned.keys() - of_the_run}
     assert (root / done["kept"]).is_dir()

@@ -32,6 +32,11 @@ class Room(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         return self._asdict()
 
+    def below(self, root: str) -> Room:
+        """The same, with a folder below ``root`` named from there, as steps name their targets."""
+        folder = os.path.relpath(self.folder, root)
+        return self if folder.startswith(os.pardir) else self._replace(folder=folder)
+
 
 def rooms(todo: Iterable[Checked], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
