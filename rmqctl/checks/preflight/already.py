@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -42,8 +42,10 @@ from rmqctl.damage.index_keys import turned_place
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
+from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import Phrase
+from rmqctl.scan.damage.stale import MOST_PLACES, amid
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ENDLESS, telling
@@ -212,6 +214,8 @@ class AlreadyLost:
         tail, tail_from = (0, 0) if running or len(self._store.nodes) != 1 else (
             lost_at_the_end(self._store.log.files, self._store.nodes[0]))
         self._settle(log, up_to_end=running or cut_off)
+        if not counts_only:
+            predicted.messages_undecided += self._note_contradicted(predicted, log)
         # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
@@ -256,6 +260,24 @@ class AlreadyLost:
                     "life of the file: they are counted as messages, but were stored before what "
                     "is around them, and neither consumequeue nor index tells",
                     count=len(found), first=found[0].physical_offset))
+        return len(found)
+
+    def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
+        """Says which records consume queues and index contradict, and how many they are."""
+        odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MOST_PLACES]
+        found: list[Record] = []
+        for file, places in groupby(odd, log.file_of):
+            located = None if file is None else log.locate(file.base)
+            if located is not None:
+                found += [record for records in amid(located[0], places) for record in records]
+        if found:
+            predicted.notes.append(Phrase(
+                "{count:,} whole record at {first} is counted as a message, but consume queues and "
+                "index know other messages there: an earlier use of the file left it, or they are "
+                "wrong",
+                "{count:,} whole records from {first} on are counted as messages, but consume "
+                "queues and index know other messages there: an earlier use of the file left them, "
+                "or they are wrong", count=len(found), first=found[0].physical_offset))
         return len(found)
 
     def _is_confirmed(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +113,18 @@ class LogGaps:
             else:
                 pieces.append(piece)
                 self._held += 1
+
+    def odd_places(self, damage: DamagedBytes) -> list[int]:
+        """Places of records, ascending, with which the offsets of a queue do not go on, and no
+        damage between explains it.
+        """
+        found: set[int] = set()
+        for pieces in self._pieces.values():
+            for last, piece in pairwise(sorted(pieces, key=lambda piece: piece.low)):
+                if piece.low > last.high and (piece.first < last.end or not damage.within(
+                        last.high + 1, piece.low)):
+                    found |= {last.high, piece.low}
+        return sorted(found)
 
     def gaps(self, number: int, known: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool) -> Iterator[Gap]:

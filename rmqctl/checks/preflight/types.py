@@ -337,8 +337,9 @@ class Prediction:
                 (MESSAGES, self.messages_already_lost, Phrase(
                     "consume queues, index or offsets know them, the log does not have them"),
                  "commitlog", not (self.rows_cut or self.rows_lost)),
-                (MESSAGES, self.messages_lost, Phrase(
-                    "the start truncates the log at {offset}", offset=end), "commitlog", False),
+                (MESSAGES, self.messages_lost, Phrase("the start leaves them out of the log")
+                 if end is None else Phrase("the start truncates the log at {offset}", offset=end),
+                 "commitlog", False),
                 (MESSAGES, 0 if second is None else second.messages_lost, Phrase(
                     "the second, clean start truncates the log at {offset}",
                     offset=None if second is None else second.truncate_to), "commitlog", False),

@@ -17,6 +17,7 @@ earlier life, which a broker leaves, do not keep entries from leading to what is
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -193,13 +194,14 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     is odd: an entry that leads elsewhere, queue offsets that do not go on. None of DLedger's data,
     whose entries are chained. StoreIOError.
     """
-    reach = -1
-    for place in places:
-        if place <= reach or source.witness is None or source.head:
+    witness, reach, given = source.witness, -1, -1
+    if witness is None or source.head:
+        return
+    for place, chain in _around(source, places):
+        if place <= reach:
             continue
-        chain = _around(source, place)
         reach = chain[-1].physical_offset if chain else -1
-        leads = Leads(source.witness, chain)
+        leads = Leads(witness, chain)
         groups = [(is_led, list(some)) for is_led, some in groupby(chain, leads.only_to)]
         for number, (is_led, some) in enumerate(groups):
             if is_led or len(some) > MOST:
@@ -208,21 +210,39 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
                     number > 0 or leads.agree_before(source, some[0])) and (
                     number < len(groups) - 1 or leads.agree_behind(source, some[-1])
                     or leads.are_older(source, some, groups[number - 1][1] if number else ())):
-                yield some
+                if some[0].physical_offset > given:
+                    yield some
+                given = some[-1].physical_offset
 
 
-def _around(source: Source, place: int) -> list[Record]:
-    """Intact records that follow each other without a gap, around a physical place and not far."""
-    position = place - source.base
-    chain: list[tuple[int, int]] = []
-    for at, size in _intact(source, start_of(source, max(0, position - WINDOW)),
-                            position + WINDOW):
-        if chain and sum(chain[-1]) != at:
-            if at > position:
-                break
-            chain.clear()
-        chain.append((at, size))
-    return [decode(source.read(*one)) for one in chain]
+def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequence[Record]]]:
+    """Each physical place (ascending) with the intact records that follow each other without a gap
+    around it and not far. What is near several places is walked once.
+    """
+    for near in _near(places):
+        runs: list[list[tuple[int, int]]] = []
+        for at, size in _intact(source, start_of(source, max(0, near[0] - source.base - WINDOW)),
+                                near[-1] - source.base + WINDOW):
+            if not runs or sum(runs[-1][-1]) != at:
+                runs.append([])
+            runs[-1].append((at, size))
+        begins = [run[0][0] for run in runs]
+        for place in near:
+            position = place - source.base
+            run = runs[max(0, bisect_right(begins, position) - 1)] if runs else ()
+            yield place, _Records(source, [one for one in run if abs(one[0] - position) <= WINDOW])
+
+
+def _near(places: Iterable[int]) -> Iterator[list[int]]:
+    """Places (ascending) in groups, in which none is far from the next."""
+    group: list[int] = []
+    for place in places:
+        if group and place - group[-1] > WINDOW:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
 
 
 def _places(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
