@@ -112,6 +112,31 @@ def test_keys_that_no_changed_byte_explains_stay_in_the_index(tmp_path: Path) ->
             if name.startswith(INDEX)} == before
 
 
+@pytest.mark.parametrize("keys", [["one"], ["one", "two"]], ids=len)
+def test_garbage_over_all_keys_takes_no_entry_away(keys: list[str], tmp_path: Path) -> None:
+    """No other key of the message is left to prove that the entries are its own: their times do."""
+    writer = Writer(Layout(log_file_size=64 << 10, index_slots=101, index_entries=256))
+    puts = [writer.put("orders", b"order %d" % number * 9, unique_key="", keys=" ".join(
+        f"{key}-{number:02}" for key in keys)) for number in range(20)]
+    store = writer.write(tmp_path / "store")
+    old = " ".join(f"{key}-07" for key in keys).encode()
+    change(store, puts[7], old, b"zq" * (len(old) // 2) + b"z" * (len(old) % 2))
+    before = contents(store)
+    found = recover(store, "--apply", "--yes", "--ambiguous", "leave-out")
+    assert contents(store) == before, found["actions"]
+    assert not run("verify", store, *SIZES, *JSON).expect(1).json()["ok"]
+    # An index of another log, stored at other times, is made anew.
+    other = Writer(Layout(log_file_size=64 << 10, index_slots=101, index_entries=256),
+                   clock=1_600_000_000_000)
+    for number in range(20):
+        other.put("orders", b"order %d" % number * 9, unique_key="", keys=f"other-{number:02}")
+    theirs = other.write(tmp_path / "other")
+    for file in (store / INDEX).iterdir():
+        file.write_bytes(next((theirs / INDEX).iterdir()).read_bytes())
+    recover(store, "--apply", "--yes", "--ambiguous", "leave-out")
+    assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
+
+
 def test_an_index_entry_in_the_chain_of_another_hash_is_set_right(tmp_path: Path) -> None:
     store, _ = orders(tmp_path)
     whole = contents(store)

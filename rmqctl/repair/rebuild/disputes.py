@@ -10,9 +10,9 @@ entry are the message's and its hash is not:
 * One changed byte of the hash in the entry would explain it, and nothing in the message: the entry
   is set right.
 * Both do, or several changes of the message: it is undecided, and neither is touched.
-* Nothing does: where the index has another key of the message, the entry is right and the message
-  is not, and neither is touched. Else the entry is another message's, of another history of the
-  log, and made anew.
+* Nothing does: where the index has another key of the message, or the second in which it was
+  stored, the entry is right and the message is not, and neither is touched. Else the entry is
+  another message's, of another history of the log, and made anew.
 
 Damaged properties, and those that a repair has marked so, are no dispute: their entries are right
 (`rmqctl.repair.rebuild.kept`).
@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.filler import is_filler
-from rmqctl.formats.local.index_file import ENTRY
+from rmqctl.formats.local.index_file import ENTRY, entry_time
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.seed import derived_in
@@ -50,6 +51,7 @@ from rmqctl.store.store import Store
 _MOST = 1000
 """Entries that are looked at: where more contradict the log, it is no message that was hit."""
 _MOST_STEPS = 10_000
+_SECOND = 1000
 _PAGE = 1 << 20
 """Entries of an index file that are read at a time."""
 _WORD = (1 << 64) - 1
@@ -93,8 +95,8 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
         for code, record, common in _tags(rebuilt, queues, records):
             _judge_tags(found, code, record, common=common)
     if INDEX in rebuilt.only and index:
-        for place, (hashes, slots) in _keys(store, rebuilt).items():
-            _judge_keys(found, records.at(place), place, hashes, slots)
+        for place, known in _keys(store, rebuilt).items():
+            _judge_keys(found, records.at(place), place, known)
     return found
 
 
@@ -176,21 +178,27 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
 # -- keys -----------------------------------------------------------------------------------------
 
 
-def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], int]]:
-    """(all hashes that the index has for messages, the slots of its files), by place, where any is
-    of no key of theirs. Each hangs in the chain of its slot, and stands in the messages' order.
+class _Entries(NamedTuple):
+    """The index entries of a message: their hashes, the times (ms) they state, the file's slots."""
+
+    hashes: tuple[int, ...]
+    times: tuple[int, ...]
+    slots: int
+
+
+def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
+    """All that the index has for messages, by place, where any is of no key of theirs. Each entry
+    hangs in the chain of its slot, and stands in the messages' order.
     """
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     known = _Known(made["physical_offset"], made["key_hash"])
-    found: dict[int, tuple[int, ...]] = {}
-    slots = 1
+    found: dict[int, _Entries] = {}
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError):
             continue
         with closing(index):
-            slots = index.shape.slots
             odd: Array = np.zeros(0, np.int64)
             for _, place, hashes, used in _pages(index):
                 odd = np.union1d(odd, place[used & ~known.hold(place, hashes)])
@@ -203,10 +211,14 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, tuple[tuple[int, ...], in
                 ordered[:-1] &= ordered[1:]
                 for at in np.flatnonzero(ordered & used & np.isin(place, odd)).tolist():
                     key, where = int(hashes[at]), int(place[at])
-                    if _hangs(index, first + at, key):
-                        found[where] = (*found.get(where, ()), key)
-    return {at: (keys, slots) for at, keys in found.items()
-            if not known.hold(np.full(len(keys), at), np.array(keys)).all()}
+                    entry = index.entry(first + at)
+                    if entry is not None and _hangs(index, first + at, key):
+                        before = found.get(where, _Entries((), (), 0))
+                        found[where] = _Entries(
+                            (*before.hashes, key),
+                            (*before.times, entry_time(index.header, entry)), index.shape.slots)
+    return {at: entries for at, entries in found.items() if not known.hold(
+        np.full(len(entries.hashes), at), np.array(entries.hashes)).all()}
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
@@ -274,11 +286,10 @@ def _pairs(store: Store) -> Array:
     return np.concatenate(parts)
 
 
-def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tuple[int, ...],
-                slots: int) -> None:
+def _judge_keys(found: Disputes, record: Record | None, place: int, entries: _Entries) -> None:
     if record is None:
         return
-    own = key_hashes(record)
+    hashes, slots, own = entries.hashes, entries.slots, key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
     is_proven = all(key % slots != mine % slots for key, mine in pairs)
 
@@ -286,7 +297,8 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, hashes: tupl
         return key_hashes(changed) == set(hashes)
 
     changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    if not changes and not (is_proven and own & set(hashes)):
+    is_timed = all(abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
+    if not changes and not (is_proven and (own & set(hashes) or is_timed)):
         return
     found.keys[place] = hashes
     if len(changes) == 1 and is_proven:
