@@ -182,6 +182,7 @@ _BY_HAND: dict[str, Phrase] = {
         "restore it from a copy"),
     "cq-out-of-order": _GAPS,
     "cq-behind": _GAPS,
+    "cq-gap": _GAPS,
     "cq-wrong-tag": Phrase(
         "entry and message contradict each other and nothing proves which one is damaged: a "
         "consumer with a tag filter may miss the message; compare with a replica"),

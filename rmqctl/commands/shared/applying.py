@@ -42,9 +42,7 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.repair.executor.check_plan import Checked
     from rmqctl.repair.executor.executor import Applied, Repair
-    from rmqctl.repair.executor.room import Room
     from rmqctl.repair.scratch import Scratch
 
 _APPLYING = "Carrying it out"
@@ -185,6 +183,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         return
     from rmqctl.files.bounds import stores_around
     from rmqctl.repair.executor.check_plan import check
+    from rmqctl.repair.executor.room import rooms
     from rmqctl.repair.scratch import Scratch
 
     # A plan must also mention an interrupted repair and running brokers.
@@ -204,7 +203,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                      _look(store_root, tier) if refused else
                      typed.again(*(proposal.choice[0] if proposal.choice else ("--apply",)),
                                  without=("--dry-run",)))
-        proposal = replace(_looked_at(store_root, proposal), room=_rooms(store_root, todo))
+        proposal = replace(_looked_at(store_root, proposal), room=rooms(store_root, todo))
         show_plan(out, _with_unfinished(proposal, unfinished),
               Phrase("There is nothing to do.") if proposal.plan.empty else
               Phrase("Nothing was changed. Choose before --apply: {words}",
@@ -379,8 +378,9 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     # Ask only after the complete plan is on the screen.
     if not yes:
         from rmqctl.repair.executor.check_plan import check
+        from rmqctl.repair.executor.room import rooms
 
-        show_plan(out, replace(proposal, room=_rooms(store_root, check(
+        show_plan(out, replace(proposal, room=rooms(store_root, check(
             store_root, proposal.plan.steps, named))))
         out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in {folder}. "
                         "To undo: rmqctl undo {store}",
@@ -417,12 +417,6 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
                   START if proposal.is_repair else None)
         out.conclude(verdict_of(proposal, {**proposal.plan.as_dict(), **proposal.fields,
                                             "applied": True}))
-
-
-def _rooms(store_root: str, todo: Sequence[Checked]) -> list[Room]:
-    from rmqctl.repair.executor.room import rooms
-
-    return [room.below(store_root) for room in rooms(todo)]
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:

@@ -104,6 +104,9 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
         return Phrase("done: {what}; `undo` reverts it", what=what)
     if plan.empty:
         return Phrase("nothing to do: {what}", what=what)
+    if plan.form_unproven:
+        return Phrase("plan: {what}; nothing was changed: which consume queues the broker reads "
+                      "has to be named", what=what)
     if proposal.choice:
         return Phrase("plan: {what}; nothing was changed, as undecided records need a decision",
                       what=what)

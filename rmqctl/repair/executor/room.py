@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rmqctl.files.disk_usage import BLOCK, free_bytes
@@ -32,23 +32,18 @@ class Room(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         return self._asdict()
 
-    def below(self, root: str) -> Room:
-        """The same, with a folder below ``root`` named from there, as steps name their targets."""
-        folder = os.path.relpath(self.folder, root)
-        return self if folder.startswith(os.pardir) else self._replace(folder=folder)
 
-
-def rooms(todo: Iterable[Checked], folders: Iterable[str] | None = None,
+def rooms(root: str, todo: Sequence[Checked], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
-    """A `Room` for each file system that the checked steps write to. StoreIOError.
+    """A `Room` for each file system that the checked steps write to, named by a folder there, the
+    root if it is one. StoreIOError.
 
     ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
     file lies on a device already, and is renamed.
     """
     needed: dict[int, int] = {}
-    where: dict[int, str] = {}
-    todo = list(todo)
+    where = {os.stat(root).st_dev: root}
     for checked, folder in zip(todo, folders or [nearest_folder(each.path) for each in todo],
                                strict=True):
         device = os.stat(folder).st_dev
@@ -58,7 +53,8 @@ def rooms(todo: Iterable[Checked], folders: Iterable[str] | None = None,
             needed[device] += _of_content(checked.step.content, device, is_there)
         elif isinstance(checked.step, Patch):
             needed[device] += _of_patch(checked.path, checked.step)
-    return [Room(folder, needed[device], free_bytes(folder)) for device, folder in where.items()]
+    return [Room(folder, needed[device], free_bytes(folder)) for device, folder in where.items()
+            if device in needed]
 
 
 def _of_content(content: Content, device: int,

@@ -135,7 +135,7 @@ class Staging:
         from rmqctl.repair.executor.room import rooms  # who only looks needs none
 
         folders = [self._staging_dirs.folders[number] for number in staging_dirs]
-        for room in rooms(todo, folders, self._is_there):
+        for room in rooms(self.root, todo, folders, self._is_there):
             if not room.is_enough:
                 error = StoreIOError(
                     f"{room.folder}: not enough space: the repair needs {room.needed} bytes on "
