@@ -226,12 +226,12 @@ def do_derived(target: Target, state: str) -> str:
         used = max(1, len(path.read_bytes().rstrip(b"\0")))
         kind = luck.choice(("bit", "bit", "zeros", "gone", "cut"))
         at = luck.randrange(used)
-        if kind == "bit":
+        if kind == "gone" or not size:  # RocksDB has empty files
+            damage.remove(target.root, file)
+        elif kind == "bit":
             damage.flip_bit(target.root, file, at, luck.randrange(8))
         elif kind == "zeros":
             damage.zero(target.root, file, at, min(luck.choice((20, 100, 512)), size - at))
-        elif kind == "gone":
-            damage.remove(target.root, file)
         else:
             damage.truncate(target.root, file, at)
         done.append(f"{kind}: {file} @{at}")
