@@ -360,7 +360,8 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
     by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}
                               if offsets_gone else {})}
     found = [Remaining(category, count, by_hand.get(
-        category, _of_kind(category))) for category, count in damaged]
+        category, _of_kind(category))) for category, count in damaged
+        if outlook.refused is None or category in by_hand or category.startswith("tiered-")]
     if outlook.refused is not None:
         found.insert(0, Remaining("refused", 1, outlook.refused))
     return found

@@ -74,6 +74,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.topic_queue_table import disagreements
 from rmqctl.store.queue.topic_queue_table import rebuild as count_table
@@ -352,16 +353,20 @@ class _Planner:
         store = self._store
         if any(file.size for file in store.log.files):
             return
+        if any(file.size for file in listing(self._root).files):
+            self._refuse_log_in_root(here=True)
         queue = next((queue for queue in store.known_queues.values() if queue.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "
                 "that: is the log in other folders (--commitlog-dir), or not mounted?")
 
-    def _refuse_log_in_root(self) -> None:
-        """Beside checkpoint and lock no broker loads a log, and no repair could tell them apart."""
+    def _refuse_log_in_root(self, *, here: bool = False) -> None:
+        """Beside checkpoint and lock no broker loads a log, and no repair could tell them apart.
+        ``here``: log files are there, whatever folders are the log's.
+        """
         root = os.path.realpath(self._root)
-        if any(os.path.realpath(folder) == root for folder in self._store.log_folders):
+        if here or any(os.path.realpath(folder) == root for folder in self._store.log_folders):
             raise RefusedError(
                 f"{self._root}: the log files are in the root of the store, beside checkpoint and "
                 "lock, and no broker starts on that. Nothing was changed. Move them into "

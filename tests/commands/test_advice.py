@@ -207,6 +207,22 @@ def test_what_only_a_person_can_repair_says_what_to_do(
     assert "finds nothing in this store" not in why[category]
 
 
+def test_log_files_in_the_root_are_moved_by_hand(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    store = golden_copy("4.9.3/crash-live/before")
+    before = rmqctl("doctor", store, "-o", "json").expect(0, 1).json()
+    for file in (store / "commitlog").iterdir():
+        file.rename(store / file.name)
+    (store / "commitlog").rmdir()
+    assert f"Move them into {store}/commitlog" in rmqctl("recover", store).expect(6).err
+    refused = rmqctl("doctor", store, "-o", "json").expect(1).json()["remains"][0]
+    assert refused["category"] == "refused"
+    assert f"Move them into {store}/commitlog" in refused["why"]
+    (store / "commitlog").mkdir()
+    for file in store.glob("0*"):
+        file.rename(store / "commitlog" / file.name)
+    assert rmqctl("doctor", store, "-o", "json").json()["verdict"] == before["verdict"]
+
+
 def test_the_checkpoint_of_a_dledger_member_is_moved_by_hand(golden_copy: GoldenFolder,
                                                               rmqctl: Runner) -> None:
     store = golden_copy("5.3.3/dledger/store")
