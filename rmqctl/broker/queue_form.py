@@ -23,15 +23,17 @@ STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocks
 """storeType of each form."""
 
 
-def is_unproven(store: Store, version: str | None = None) -> bool:
+def is_unproven(store: Store, version: str | None = None, *, created: bool = False) -> bool:
     """Return whether consume queues would have to be created in a form that nothing proves.
 
-    ``version``: the release that was asked for.
+    ``version``: the release that was asked for. ``created``: a repair has created those in files,
+    which prove nothing.
     """
     if store.layout.consumequeue != "file" or _is_told(store.sizes):
         return False
     # Queues of any kind, and a configuration in files, are those of a broker with files.
-    if store.plain_queues or store.batch_queues or any(ext_files(store)) or store.remembered:
+    if store.remembered or (not created and (
+            store.plain_queues or store.batch_queues or any(ext_files(store)))):
         return False
     files = [f"{name}{end}" for name in SUPERSEDED for end in ("", ".bak")]
     if store.layout.config == "json" and any(

@@ -1,4 +1,6 @@
-"""Whole files of the log that a repair did away with as a broker's start does, and still keeps."""
+"""What earlier repairs of a store mean for the next one: whole files of the log that one did away
+with as a broker's start does, and still keeps; the abort file that one left.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +50,20 @@ def moved_log(store: Store) -> MovedLog | None:
             if files:
                 return MovedLog(entry.id, len(files), not preview(store.root, entry.id).changed)
     return None
+
+
+def created_queues(store: Store) -> bool:
+    """Whether a repair created all consume queues that are there, in files, and no broker has begun
+    since: the abort file is older. They prove nothing of the form that the broker reads.
+    """
+    files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
+             for file in queue.files}
+    with suppress(RmqctlError, OSError):
+        begun = os.stat(store.path("abort")).st_mtime * 1000
+        for entry in reversed(history(store.root) if files else ()):
+            if entry.state == "applied" and (entry.time or 0) >= begun:
+                files -= {record.target for record in load_here(store.root, entry.id)[0].records
+                          if record.kind == "create"}
+                if not files:
+                    return True
+    return False

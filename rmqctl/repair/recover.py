@@ -34,7 +34,7 @@ from rmqctl.repair.config.known import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
-from rmqctl.repair.moved_log import moved_log
+from rmqctl.repair.moved_log import created_queues, moved_log
 from rmqctl.repair.plan import (
     Action,
     MoveAside,
@@ -294,7 +294,10 @@ class _Planner:
 
         Not in front of DLedger's log, where a broker with files would cut entries off.
         """
-        if not self._is_form_open or self._form_unproven or self._store.layout.is_dledger:
+        is_open = self._is_form_open or (is_unproven(
+            self._store, self._options.given.get("version"), created=True) and created_queues(
+                self._store))
+        if not is_open or self._form_unproven or self._store.layout.is_dledger:
             return False
         self._notes.append(
             "Nothing proves that the broker keeps its consume queues in files; that is the "
