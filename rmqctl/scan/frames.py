@@ -190,7 +190,8 @@ class Batch:
     @property
     def offset(self) -> Array:
         """Physical offsets (int64)."""
-        found: Array = self.start + self.base
+        known = self._columns.get("offset")
+        found: Array = self.start + self.base if known is None else known
         return found
 
     @property
@@ -330,6 +331,24 @@ def joined(batches: Sequence[Batch]) -> Batch:
         name: np.concatenate([batch.column(name) for batch in batches]) for name in _PLACES},
         first.head)
     whole.spans = [span for batch in batches for span in batch.spans]
+    return whole
+
+
+def gathered(batches: Sequence[Batch]) -> Batch:
+    """One batch of several of other buffers, of which it has a copy."""
+    if len(batches) == 1:
+        return batches[0]
+    moved, before = [], 0
+    for batch in batches:
+        places = {name: batch.column(name) for name in _PLACES}
+        moved.append(Batch(batch.data, 0, batch.start + before, batch._groups, {
+            name: value + before if name.endswith("_start") else value
+            for name, value in places.items()}, batch.head))
+        moved[-1].spans = batch.spans
+        before += len(batch.data)
+    whole = joined(moved)
+    whole.data = np.concatenate([batch.data for batch in batches])
+    whole._columns["offset"] = np.concatenate([batch.offset for batch in batches])
     return whole
 
 

@@ -68,8 +68,8 @@ class Listing:
     troubles: list[Trouble] = field(default_factory=list)
 
 
-def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
-    """The files of ``folder`` whose names have ``digits`` decimal digits.
+def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = None) -> Listing:
+    """The files of ``folder`` whose names have ``digits`` decimal digits, the first ``most``.
 
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
     """
@@ -82,6 +82,8 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
         contents.troubles.append(Trouble(folder, str(StoreIOError.from_oserror(error, "")), True))
         return contents
     for entry in entries:
+        if len(contents.files) == most:
+            break
         try:
             if entry.is_dir():  # the folder says so itself
                 contents.folders.append(entry.name)
@@ -100,9 +102,11 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
     return contents
 
 
-def log_listing(folder: str) -> Listing:
-    """The files of a folder of the log, each with the ``head`` that its records have."""
-    contents = listing(folder)
+def log_listing(folder: str, *, first_only: bool = False) -> Listing:
+    """The files of a folder of the log, each with the ``head`` that its records have; or but the
+    first ones, which tell that.
+    """
+    contents = listing(folder, most=_MOST_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
     if head:
         contents.files = [replace(file, head=head) for file in contents.files]

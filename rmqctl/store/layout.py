@@ -145,7 +145,7 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
     Where these have none, but several DLedger nodes do, all of those, unless it is ``decided``
     that no other folder counts.
     """
-    listings = {folder: log_listing(folder).files for folder in folders}
+    listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
               if any(file.head for file in files)]
     plain = [folder for folder, files in listings.items() if files and folder not in framed]

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import grown
+from rmqctl.checks.verify.log import log_pass
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.store.store import Store
 from tests.support import damage
+from tests.support import golden as golden_sets
 from tests.support.reads import count_reads
+from tests.support.share import sample
 
 ROOTS = ("5.3.3/basic/store", "5.3.3/crash-crc/before", "4.9.3/crash-cqahead/before",
          "4.9.3/transaction/store")
+
+
+GOLDEN = [f"{each.id}/store" for each in golden_sets.all_sets() if not each.is_damaged
+          and each.kind not in ("multipath", "dledger")]
 
 
 def judged(root, **options):
@@ -37,6 +44,25 @@ def test_a_damaged_store(size, golden_copy):
     whole = judged(root)
     assert not whole[2]
     assert judged(root, jobs=2, minimum_range=size) == whole
+
+
+@pytest.mark.parametrize("held", [0, 100_000])
+@pytest.mark.parametrize("name", sample(GOLDEN, 12, "small files together"))
+def test_small_files_come_together(name: str, held: int, golden_copy,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    # Messages of several shapes, and damage in several files.
+    root = golden_copy(name)
+    for number, file in enumerate(sorted((root / "commitlog").iterdir())[:4]):
+        if number % 2:
+            damage.flip_bit(root, f"commitlog/{file.name}", 9_001 + number, 3)
+        else:
+            damage.zero_page(root, f"commitlog/{file.name}", 2)
+    together = judged(root)
+    monkeypatch.setattr(log_pass, "_SMALL", -1)
+    assert judged(root) == together
+    monkeypatch.setattr(log_pass, "_SMALL", 1 << 30)
+    monkeypatch.setattr(log_pass, "_MOST_HELD", held)
+    assert judged(root) == together
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])

@@ -25,7 +25,7 @@ from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers, kept_damaged
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gathered
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
 KEEP = 100_000
+_SMALL, _MOST_HELD = 1 << 18, 1 << 21
+"""Bytes of a buffer that waits for others, and of all that wait."""
 UNREADABLE = "(unreadable)"
 """Stands for the field of a span that the system would not read."""
 _BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
@@ -57,6 +59,8 @@ class LogPass:
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
+        self._held: list[Batch] = []
+        self._held_bytes = 0
         self._started = False
         self._units: UnitReader | None = None
         if any(file.head for file in store.log.files):
@@ -83,7 +87,7 @@ class LogPass:
             if isinstance(item, Unread):
                 self._unread(file, item)
             else:
-                self._take(item)
+                self._hold(item)
             self._progress(position - self.result.position)
             self.result.position = position
         if not self._started:
@@ -91,6 +95,21 @@ class LogPass:
         self.result.position = file.base + walk.position
         if walk.shrunk:
             self.result.shrunk.append(file.path)
+
+    def _hold(self, batch: Batch) -> None:
+        """Small files come together: what is done by column costs as much for few messages as for
+        many.
+        """
+        is_small = len(batch.data) <= _SMALL and self.result.entries is None
+        if is_small:
+            batch.data = batch.data.copy()  # the walk goes on
+            self._held.append(batch)
+            self._held_bytes += len(batch.data)
+        if self._held and (not is_small or self._held_bytes > _MOST_HELD):
+            self._take(gathered(self._held))
+            self._held, self._held_bytes = [], 0
+        if not is_small:
+            self._take(batch)
 
     def _unread(self, file: StoreFile, lost: Unread) -> None:
         """What the system does not give is damage."""
@@ -106,6 +125,8 @@ class LogPass:
         """Compares what is still pending. ``last``: nothing of the log comes behind."""
         if not self._started:
             self._start(self.result.first)
+        if self._held:
+            self._take(gathered(self._held))
         if self._units is not None:
             self._units.close()
         self._messages.finish(None if last else self.result.position)

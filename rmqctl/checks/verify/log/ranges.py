@@ -27,8 +27,10 @@ from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
-_BY_QUEUE = 4 << 10
-"""Bytes more of a range for each queue of the store: each range looks at each of them."""
+_BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
+"""Bytes more of a range for each queue of the store, and for each file of its log: each range looks
+at all of them.
+"""
 _MOST_BYTES = 1 << 30
 """Of a range for one of several threads: progress is told by range."""
 Progress = Callable[[int], None]
@@ -160,7 +162,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     else:
         used = _used(store)
         pieces = split(store, count or max(jobs * 4, store.log.size // _MOST_BYTES),
-                       max(minimum, _BY_QUEUE * len(ends)) if count is None else 1, used)
+                       max(minimum, _BY_QUEUE * len(ends), _BY_FILE * len(store.log.files))
+                       if count is None else 1, used)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, log_end, False)
