@@ -73,15 +73,19 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
 
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
     """
-    contents = Listing()
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        return listing_of(os.scandir(folder), digits, most)
     except FileNotFoundError:
-        return contents
+        return Listing()
     except OSError as error:
-        contents.troubles.append(Trouble(folder, str(StoreIOError.from_oserror(error, "")), True))
-        return contents
-    for entry in entries:
+        return Listing(troubles=[Trouble(folder, str(StoreIOError.from_oserror(error, "")), True)])
+
+
+def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_DIGITS,
+               most: int | None = None) -> Listing:
+    """The same of what is in a folder. OSError where it cannot be listed."""
+    contents = Listing()
+    for entry in sorted(entries, key=lambda entry: entry.name):
         if len(contents.files) == most:
             break
         try:

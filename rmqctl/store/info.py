@@ -220,7 +220,7 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
         # All below a folder has its path, and what is relative to that needs no look at the disk.
         below, absolute = os.path.join(top, ""), os.path.abspath(top)
         from_root = os.path.join(_relative(store, top), "") if top != store.root else ""
-        for entry, info, folder in _files(top, seen, troubles):
+        for entry, info, folder in _files(top, seen, troubles, store.note_listed):
             path = from_root + entry.path.removeprefix(below)
             parts = tuple(path.split(os.sep))
             inside = folder[len(below):]  # nothing of the folder itself
@@ -248,10 +248,12 @@ def _relative(store: Store, path: str) -> str:
     return os.path.abspath(path) if relative.startswith("..") else relative
 
 
-def _files(top: str, seen: set[tuple[int, int]],
-           troubles: list[Trouble]) -> Iterator[tuple[os.DirEntry[str], os.stat_result, str]]:
+def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
+           note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
+               tuple[os.DirEntry[str], os.stat_result, str]]:
     """(entry, stat, its folder) of the regular files below ``top``; no folder is entered twice,
     and behind a link none that is deeper than a store's own: a link may lead to all of a disk.
+    ``note`` hears what is in each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
@@ -262,6 +264,7 @@ def _files(top: str, seen: set[tuple[int, int]],
                 continue
             seen.add((info.st_dev, info.st_ino))
             entries = list(os.scandir(folder))
+            note(folder, entries)
         except FileNotFoundError:
             continue
         except OSError as error:

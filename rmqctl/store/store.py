@@ -35,7 +35,15 @@ from rmqctl.formats.local.sysflag import (
 from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
-from rmqctl.store.files import Listing, StoreFile, Trouble, listing, log_listing, node_of
+from rmqctl.store.files import (
+    Listing,
+    StoreFile,
+    Trouble,
+    listing,
+    listing_of,
+    log_listing,
+    node_of,
+)
 from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.layout import Layout, is_database, recognise, whose_log
 from rmqctl.store.live import Snapshot
@@ -380,6 +388,16 @@ class Store(Closing):
             _ = self.snapshot  # as for the log
             self._listings[folder] = listing(folder)
         return self._listings[folder]
+
+    def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
+        """Takes over what somebody has listed of any folder, if `listed` may ask for it."""
+        if folder.startswith(self._tops_of_queues) and folder not in self._listings:
+            self._listings[folder] = listing_of(entries)
+
+    @cached_property
+    def _tops_of_queues(self) -> tuple[str, str]:
+        _ = self.snapshot  # as for the log
+        return self.path("consumequeue"), self.path("batchconsumequeue")
 
     def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
         top = self.path(structure)

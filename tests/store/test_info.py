@@ -297,6 +297,23 @@ def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
     assert [one["troubles"] for one in found] == [[], []]
 
 
+@pytest.mark.parametrize("view", ["disk", "broker"])
+def test_each_folder_of_queues_is_listed_once(view: str, golden: GoldenFolder,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    scan = os.scandir
+
+    def noting(path: str) -> Any:
+        listed.append(os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", noting)
+    look(golden("5.3.3/basic/store"), view=view)
+    queues = [path for path in listed if "/consumequeue/" in path]
+    assert len(queues) > 10
+    assert sorted(queues) == sorted(set(queues))
+
+
 def test_a_folder_that_is_no_store_says_where_one_is(tmp_path: Path) -> None:
     (tmp_path / "copies" / "a" / "store" / "commitlog").mkdir(parents=True)
     (tmp_path / "b" / "commitlog").mkdir(parents=True)
