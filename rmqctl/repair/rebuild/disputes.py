@@ -152,16 +152,19 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
 
 
 def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> None:
-    def fits(changed: Record) -> bool:
+    topic = _text(record.topic)
+
+    def code_of(properties: bytes) -> int:
+        return tags_code(topic, props.parse(_text(properties)), record.store_timestamp)
+
+    def fits(properties: bytes) -> bool:
         try:
-            return tags_code(_text(changed.topic), props.parse(_text(changed.properties)),
-                             changed.store_timestamp) == code
+            return code_of(properties) == code
         except ValueError:
             return False
 
     try:
-        own = tags_code(_text(record.topic), props.parse(_text(record.properties)),
-                        record.store_timestamp)
+        own = code_of(record.properties)
     except ValueError:  # a level of delay that is no number
         return
     changes = list(single_changes(record, (props.TAGS,), fits))
@@ -293,8 +296,8 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, entries: _En
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
     is_proven = all(key % slots != mine % slots for key, mine in pairs)
 
-    def fits(changed: Record) -> bool:
-        return key_hashes(changed) == set(hashes)
+    def fits(properties: bytes) -> bool:
+        return key_hashes(replace(record, properties=properties)) == set(hashes)
 
     changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
     is_timed = all(abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
@@ -311,9 +314,9 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, entries: _En
 
 
 def single_changes(record: Record, names: Sequence[str],
-             fits: Callable[[Record], bool]) -> Iterator[Changed]:
-    """Single bytes in the values of some properties whose change makes a message fit; those that
-    turn one bit alone, if there are any.
+                   fits: Callable[[bytes], bool]) -> Iterator[Changed]:
+    """Single bytes in the values of some properties whose change makes the properties fit; those
+    that turn one bit alone, if there are any.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)
@@ -321,7 +324,7 @@ def single_changes(record: Record, names: Sequence[str],
     for values in (lambda byte: (byte ^ 1 << bit for bit in range(8)), lambda _: range(33, 127)):
         changes = [Changed(record.physical_offset, start + at, raw[at], value, "") for at in places
                    for value in values(raw[at]) if value >= _SPACE and value != raw[at] and fits(
-                       replace(record, properties=raw[:at] + bytes([value]) + raw[at + 1:]))]
+                       raw[:at] + bytes([value]) + raw[at + 1:])]
         if changes:
             yield from changes
             return

@@ -76,11 +76,11 @@ def disputed_unit(finding: Finding) -> UnitRecord | None:
 
 
 def _judge(found: TimedDisputes, record: Record, wanted: int, known: set[str]) -> None:
-    def fits(changed: Record) -> bool:
-        topic = real_topic(changed)
+    def fits(properties: bytes) -> bool:
+        topic = real_topic(properties)
         return topic in known and javahash.string_hash(topic) == wanted
 
-    own = real_topic(record)
+    own = real_topic(record.properties)
     changes = [*single_changes(record, (props.REAL_TOPIC,), fits), *_renamed(record, fits)]
     if own in known and not changes:
         return
@@ -93,7 +93,7 @@ def _judge(found: TimedDisputes, record: Record, wanted: int, known: set[str]) -
         found.open.add(place)
 
 
-def _renamed(record: Record, fits: Callable[[Record], bool]) -> Iterator[Changed]:
+def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]:
     """The one byte that makes a property of another name REAL_TOPIC, where that fits."""
     raw, name = record.properties, props.REAL_TOPIC.encode()
     start = record.physical_offset + record.total_size - len(raw)
@@ -110,15 +110,16 @@ def _renamed(record: Record, fits: Callable[[Record], bool]) -> Iterator[Changed
         at += len(part) + 1
 
 
-def _with(record: Record, change: Changed) -> Record:
+def _with(record: Record, change: Changed) -> bytes:
+    """The properties of a message with a change."""
     raw = record.properties
     at = change.place - (record.physical_offset + record.total_size - len(raw))
-    return replace(record, properties=raw[:at] + bytes([change.after]) + raw[at + 1:])
+    return raw[:at] + bytes([change.after]) + raw[at + 1:]
 
 
-def real_topic(record: Record) -> str:
+def real_topic(properties: bytes) -> str:
     """The topic to which a timed message is delivered; "" where it names none."""
-    return props.parse(record.properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
+    return props.parse(properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
 
 
 def _topics(store: Store) -> set[str]:
