@@ -16,6 +16,8 @@ from rmqctl.store.store import Store
 from tests.adversary.writer import Header, Layout, Writer
 from tests.conftest import GoldenFolder
 from tests.repair import damage, salvaging
+from tests.support.cli import run
+from tests.support.damage import write
 from tests.track_record import build, stores
 
 
@@ -200,3 +202,25 @@ def test_the_last_store_time_is_what_the_index_says(golden_copy: GoldenFolder,
         found = salvage(store)
     assert salvaging.records(found.parts)[place] == whole.raw(
         place, whole.records[place].total_size)
+
+
+@pytest.mark.parametrize(("source", "target"), [
+    ("orders/0", "orders/1"), ("orders/0", "bills/0"), ("orders/0", "%LMQ%a/0"),
+    ("%LMQ%b/0", "%LMQ%a/0"), ("%LMQ%b/0", "orders/1")])
+def test_the_file_of_another_queue_changes_no_intact_message(source: str, target: str,
+                                                             tmp_path: Path) -> None:
+    """A queue has another one's file, and the log lacks a message of each queue."""
+    writer = Writer(Layout(log_file_size=16 << 10, queue_file_units=100))
+    for number in range(60):
+        writer.put(("orders", "bills")[number % 5 == 0], b"text %d" % number * 5,
+                   queue_id=number % 2, keys=f"order-{number}", tags="paid",
+                   lmq=([], [], ["%LMQ%a"], ["%LMQ%b"])[number % 4])
+    root = writer.write(tmp_path / "store")
+    at = writer.puts[8].physical
+    write(root, f"commitlog/{0:020d}", at, bytes(2000))
+    whole = [put for put in writer.puts if put.end <= at or put.physical >= at + 2000]
+    shutil.copy(root / "consumequeue" / source / f"{0:020d}",
+                root / "consumequeue" / target / f"{0:020d}")
+    run("recover", root, "--apply", "--yes").expect(0, 1)
+    log = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+    assert not [put.physical for put in whole if log[put.physical:put.end] != put.raw]

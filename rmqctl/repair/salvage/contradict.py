@@ -67,7 +67,9 @@ class Contradictions:
                     self._records.rejected.add(physical)
                 else:
                     self._records.replace(physical, corrected)
-            elif props.are_sound(record.properties) and self._must_go(record, rows):
+            elif props.are_sound(record.properties) and (
+                    own := [row for row in rows if not self._is_of_a_copy(record, row)]) and (
+                    self._must_go(record, own)):
                 self._records.rejected.add(physical)
 
     def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
@@ -94,8 +96,13 @@ class Contradictions:
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.key == own:
-            return row.batch or not sysflag.has_consume_queue_row(record.sys_flag) or (
-                not self._leads(own, record.queue_offset, row.physical))
+            if row.batch or not sysflag.has_consume_queue_row(record.sys_flag):
+                return True
+            # One that the next message of the queue follows is where the queue has it.
+            hole = holes_with(self._gatherer.holes, own, row.queue_offset)
+            followed = not holes_with(self._gatherer.holes, own, record.queue_offset + 1)
+            return not self._leads(own, record.queue_offset, row.physical) and (
+                hole is None or hole.low < row.physical < hole.high + (not followed))
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
@@ -109,6 +116,17 @@ class Contradictions:
         return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
             (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
+
+    def _is_of_a_copy(self, record: Record, row: FoundRow) -> bool:
+        """Whether a row rather came with the file of another queue: the message's own entry leads
+        to it, and the row is of no light queue, or has the queue offset of an entry of the message.
+        """
+        own = os.fsdecode(record.topic), record.queue_id
+        if row.batch or row.key == own or not self._leads(own, record.queue_offset, row.physical):
+            return False
+        return not row.key[0].startswith(props.LMQ_PREFIX) or row.queue_offset in (
+            record.queue_offset, *(at for _, at in self._led(
+                record, dispatched(record.properties))))
 
     def _is_another(self, record: Record, corrected: Record) -> bool:
         """Whether consume queue and index know another message where a record lies: more than one
@@ -218,7 +236,8 @@ class Contradictions:
             elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
                                     or not before) and not self._led(record, before - now):
                 return unless_crc_differs(raw[:text_start] + bytes(bent))
-        rewritten = self._rewritten(record, rows) if props.are_sound(text) else None
+        rewritten = self._rewritten(record, rows) if props.are_sound(text) and not any(
+            self._is_of_a_copy(record, row) for row in rows) else None
         return None if rewritten is None else unless_crc_differs(raw[:text_start] + rewritten)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
