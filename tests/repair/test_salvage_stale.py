@@ -246,6 +246,23 @@ def test_no_reader_shows_a_page_that_entries_contradict(tmp_path: Path, rmqctl, 
     assert {*bodies} <= {row["body"] for row in rmqctl("read", root, "-o", "jsonl").jsonl()}
 
 
+@pytest.mark.parametrize("gap", [1, 35, 90])
+def test_no_reader_shows_old_records_behind_the_end(gap: int, tmp_path: Path, rmqctl) -> None:
+    """The log was cut off and written again; it ends before the old records, within one of them."""
+    newer = life("orders", EPOCH + 3_600_000)
+    end = newer.puts[-1].end
+    older = life("orders", EPOCH, 30)
+    older.put("orders", b"x" * (end + gap - older.end - 200))
+    older.put("orders", b"y" * (end + gap - older.end - 135), unique_key="", properties_raw=b"")
+    for number in range(8):
+        older.put("orders", b"old %d" % number, keys=f"old{number}")
+    root = newer.write(tmp_path / "store")
+    older.write(tmp_path / "older")
+    with_page_of(root, tmp_path / "older", end, 4096)
+    rows = rmqctl("read", root, "-o", "jsonl").jsonl()
+    assert {row["physical_offset"] for row in rows} <= {put.physical for put in newer.puts}
+
+
 def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmqctl) -> None:
     older = life("old", EPOCH, 1500)
     life("new", EPOCH + 3_600_000, 1500).write(tmp_path / "store")

@@ -28,7 +28,7 @@ import numpy as np
 from rmqctl.errors import FormatError
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
-from rmqctl.scan.frames import BLANK, DAMAGED, Batch, Span
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span
 from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
 
@@ -160,7 +160,9 @@ class Beside:
         if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
             return
         first, last = leads.at_borders()
-        if not last and len(first) == len(records):  # nothing leads to any: between what is it?
+        if not last and len(first) == len(records) and not (
+                batch.spans and batch.spans[-1].kind == ZERO):
+            # Nothing leads to any: between what is it? Nothing follows behind the log's end.
             last = first if begins and ends else ()
             first = ()
         if begins and self._before is not None:
