@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -261,6 +262,22 @@ def test_no_reader_shows_old_records_behind_the_end(gap: int, tmp_path: Path, rm
     with_page_of(root, tmp_path / "older", end, 4096)
     rows = rmqctl("read", root, "-o", "jsonl").jsonl()
     assert {row["physical_offset"] for row in rows} <= {put.physical for put in newer.puts}
+
+
+def test_records_of_an_earlier_life_are_counted_once(tmp_path: Path, rmqctl) -> None:
+    """A log file is that of the life before; entries lead to places between its records, too."""
+    lives = [Writer(Layout(8 << 10, 40, 64, 400, clock_step=1)) for _ in range(2)]
+    luck = random.Random(0)
+    for number in range(90):
+        own, other = luck.choice((3, 100, 400, 1500)), luck.choice((3, 100, 400, 1500))
+        lives[0].put("orders", b"o" * own, unique_key=f"O{number}")
+        lives[1].put("orders", b"n" * (own if number < 25 else other), unique_key=f"N{number}")
+    root, older = lives[1].write(tmp_path / "store"), lives[0].write(tmp_path / "older")
+    name = f"commitlog/{24 << 10:020d}"
+    shutil.copy(older / name, root / name)
+    plan = rmqctl("recover", root, "-o", "json").expect(1).json()
+    found = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert found["coverage"]["messages_undecided"] == plan["messages_undecided"] > 0
 
 
 def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmqctl) -> None:

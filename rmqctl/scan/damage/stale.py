@@ -196,7 +196,7 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     is odd: an entry that leads elsewhere, queue offsets that do not go on. None of DLedger's data,
     whose entries are chained. StoreIOError.
     """
-    witness, reach, given = source.witness, -1, -1
+    witness, reach, told = source.witness, -1, -1
     if witness is None or source.head:
         return
     for place, chain in _around(source, places):
@@ -206,15 +206,14 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
         leads = Leads(witness, chain)
         groups = [(is_led, list(some)) for is_led, some in groupby(chain, leads.only_to)]
         for number, (is_led, some) in enumerate(groups):
-            if is_led or len(some) > MOST:
+            if is_led or len(some) > MOST or some[0].physical_offset <= told:
                 continue
             if leads.contradict(some) and leads.by_two(some) and (
                     number > 0 or leads.agree_before(source, some[0])) and (
                     number < len(groups) - 1 or leads.agree_behind(source, some[-1])
                     or leads.are_older(source, some, groups[number - 1][1] if number else ())):
-                if some[0].physical_offset > given:
-                    yield some
-                given = some[-1].physical_offset
+                told = some[-1].physical_offset
+                yield some
 
 
 def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequence[Record]]]:
