@@ -138,6 +138,10 @@ _GAPS = Phrase(
 _INDEX = Phrase(
     "index entry and message contradict each other and nothing proves which one is damaged: "
     "compare with a replica")
+_SHAPE = Phrase(
+    "nothing in this store says how many slots and entries its index files have: pass "
+    "--index-slots and --index-max (the broker's maxHashSlotNum and maxIndexNum, by default "
+    "5000000 and 20000000), or --broker-conf, to `rmqctl recover`")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
         "consumers never get these messages, because another message has their queue offset: read "
@@ -186,6 +190,7 @@ _BY_HAND: dict[str, Phrase] = {
     "cq-wrong-tag": Phrase(
         "entry and message contradict each other and nothing proves which one is damaged: a "
         "consumer with a tag filter may miss the message; compare with a replica"),
+    "index-unreadable": _SHAPE, "index-missing": _SHAPE,
     "index-entry": _INDEX, "index-key-missing": _INDEX,
 }
 _OFFSETS_GONE = Phrase(

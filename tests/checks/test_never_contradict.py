@@ -33,7 +33,8 @@ OF_THE_LOG, OF_WHAT_FOLLOWS, ALL = 20, 30, 50
 """Damages to the log alone; and to what follows from it; and with those of any file."""
 CASES = [(name, number) for name in SETS for number in range(ALL)]
 FOUND = (("4.9.3/dledger-mixed", 23), ("5.3.3/tiered", 30), ("5.3.3/rocksdb-crash-nocq", 9),
-         ("5.3.3/crash-nocq", 9), ("5.3.3/rocksdb-config-v1-kill", 31), ("5.3.3/controller", 14))
+         ("5.3.3/crash-nocq", 9), ("5.3.3/rocksdb-config-v1-kill", 31), ("5.3.3/controller", 14),
+         ("5.3.3/lmq", 21))
 """Cases that failed once."""
 
 
