@@ -36,6 +36,7 @@ LEFT: dict[str, Hurt] = {
     "two bits": lambda store, at: (bit(store, at + BODY), bit(store, at + BODY + 50)),
     "20 bytes": lambda store, at: lay(store, at + BODY, b"x" * 20),
     "zeros": lambda store, at: lay(store, at + BODY, bytes(64)),
+    "no body": lambda store, at: lay(store, at + BODY, bytes(120)),
     "the head of the message": lambda store, at: lay(store, at + HEAD_SIZE, bytes(84)),
     "the head of the entry": lambda store, at: lay(store, at, bytes(HEAD_SIZE)),
     "all": lambda store, at: lay(store, at, bytes(SIZE))}

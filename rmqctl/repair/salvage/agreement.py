@@ -57,6 +57,11 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
     if places[0] < head and (here[head:] != there[head:]).any() and len(
             _runs(np.flatnonzero(here != there))) > 1:
         return None if _is_dense(differs) else False  # two damaged places do not explain it
+    # Beside a hole elsewhere our CRC survived: that of another message is not of ours.
+    if places[0] >= crc.start and places[-1] < crc.stop and (
+            (here != there)[crc.stop + _APART:] & _zeroed(here)[crc.stop + _APART:]).any() and (
+            here[crc.stop:crc.stop + _APART] == there[crc.stop:crc.stop + _APART]).all():
+        return False
     # A few turned bits, or one run of damage, explain another CRC; more do not.
     if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS:
         return True
