@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from rmqctl.store.pages import Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.compacted import compacted_pages
 from rmqctl.store.query.conditions import KEY, Condition, filtered, is_plain, tag_condition
-from rmqctl.store.query.indexed import Passed, passed_over
 from rmqctl.store.queue.rows import (
     CLOCK_SLACK,
     MissingRows,
@@ -37,6 +37,9 @@ from rmqctl.store.queue.rows import (
     topics_on_disk,
 )
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.store.query.indexed import Passed
 
 _FIRST_CHUNK, _CHUNK = 32, 512
 Row = tuple[int, int, int, int]
@@ -135,7 +138,7 @@ class Selector:
             return
         # Without a topic, all messages are read in the order of the log.
         if wanted.topic is None:
-            passed = None if wanted.key is None else passed_over(self.store, None, wanted.key)
+            passed = self._passed_over(None)
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance,
                                  None if passed is None else passed.left)
             return
@@ -149,9 +152,7 @@ class Selector:
                                         wanted.from_offset or 0, self._report):
                 yield filtered(page, conditions)
         if queues:
-            if wanted.key is not None:
-                self._passed = passed_over(self.store, wanted.topic, wanted.key,
-                                           sum(queue.end - queue.first for queue in queues))
+            self._passed = self._passed_over(sum(queue.end - queue.first for queue in queues))
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
         elif unread or self._may_lack_queues(wanted.topic):
@@ -167,6 +168,13 @@ class Selector:
             for page in log_pages(self.view, wanted, own + conditions, self._report,
                                   self._advance):
                 yield from _with_rows(page)
+
+    def _passed_over(self, read: int | None) -> Passed | None:
+        if self.selection.key is None:
+            return None
+        from rmqctl.store.query.indexed import passed_over
+
+        return passed_over(self.store, self.selection.topic, self.selection.key, read)
 
     # -- through the consumequeue -------------------------------------------------------------
 
