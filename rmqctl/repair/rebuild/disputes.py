@@ -11,8 +11,8 @@ entry are the message's and its hash is not:
   is set right.
 * Both do, or several changes of the message: it is undecided, and neither is touched.
 * Nothing does: where the index has another key of the message, or the second in which it was
-  stored, the entry is right and the message is not, and neither is touched. Else the entry is
-  another message's, of another history of the log, and made anew.
+  stored and the queue its entry, the entry is right and the message is not, and neither is
+  touched. Else the entry is another message's, of another history of the log, and made anew.
 
 Damaged properties, and those that a repair has marked so, are no dispute: their entries are right
 (`rmqctl.repair.rebuild.kept`).
@@ -24,6 +24,7 @@ Yield (benchmarks/stage_yields.py): 53 of 59 messages with one changed byte in a
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -96,7 +97,9 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
             _judge_tags(found, code, record, common=common)
     if INDEX in rebuilt.only and index:
         for place, known in _keys(store, rebuilt).items():
-            _judge_keys(found, records.at(place), place, known)
+            message = records.at(place)
+            if message is not None:
+                _judge_keys(found, message, known, is_led=_is_led(store, message))
     return found
 
 
@@ -289,9 +292,16 @@ def _pairs(store: Store) -> Array:
     return np.concatenate(parts)
 
 
-def _judge_keys(found: Disputes, record: Record | None, place: int, entries: _Entries) -> None:
-    if record is None:
-        return
+def _is_led(store: Store, record: Record) -> bool:
+    """Whether the queue has an entry of the message, so that the index got its entries as well."""
+    queue = store.row_as_evidence(os.fsdecode(record.topic), record.queue_id)
+    unit = None if queue is None else queue.unit(record.queue_offset)
+    return unit is not None and (unit.physical_offset, unit.size) == (
+        record.physical_offset, record.total_size)
+
+
+def _judge_keys(found: Disputes, record: Record, entries: _Entries, *, is_led: bool) -> None:
+    place = record.physical_offset
     hashes, slots, own = entries.hashes, entries.slots, key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
     is_proven = all(key % slots != mine % slots for key, mine in pairs)
@@ -300,7 +310,8 @@ def _judge_keys(found: Disputes, record: Record | None, place: int, entries: _En
         return key_hashes(replace(record, properties=properties)) == set(hashes)
 
     changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    is_timed = all(abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
+    is_timed = is_led and all(
+        abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
     if not changes and not (is_proven and (own & set(hashes) or is_timed)):
         return
     found.keys[place] = hashes
