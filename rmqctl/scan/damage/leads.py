@@ -33,7 +33,7 @@ class Leads:
 
     def __init__(self, witness: Witness, records: Sequence[Record],
                  taken: Taken | None = None) -> None:
-        self.witness, self._records, self._taken = witness, records, taken
+        self.witness, self._records, self.taken = witness, records, taken
 
     @cached_property
     def rows(self) -> set[tuple[int, int]]:
@@ -101,7 +101,7 @@ class Leads:
         alike = self._is_alike(record)
         elsewhere = self._is_elsewhere(record)
         twin = not alike and ((elsewhere and self._has_twin(record)) or (
-            self._taken is not None and self._taken(record)))
+            self.taken is not None and self.taken(record)))
         return int(elsewhere), (
             twin + (alike is False) + any(place < start < place + size for start in self._places)
             + self.has_other_keys(record)), self._lacks_keys(record)

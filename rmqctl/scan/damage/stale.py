@@ -96,7 +96,12 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
     if not 0 < len(some) <= MOST:
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
-    if leads.contradict(some, besides=is_older):
+    # Of two messages with one queue offset this may be the right one, unless it is the older one.
+    by_itself = leads if is_older or leads.taken is None else Leads(leads.witness, some)
+    if not by_itself.contradict(some, besides=is_older):
+        if before is not None and by_itself is not leads and leads.contradict(some):
+            stale.unclear += some
+    else:
         for record in some:
             (stale.found if any(leads.against(record)) else stale.unclear).append(record)
 
