@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -108,11 +109,14 @@ class Collector:
             by_place.setdefault(row.physical, []).append(row)
         end = -1
         placed = []
-        for physical in sorted(by_place):
+        places = sorted(by_place)
+        for physical, following in pairwise([*places, -1]):
             rows_here = by_place[physical]
             size = Counter(row.size for row in rows_here).most_common(1)[0][0]
             rows_here = [row for row in rows_here if row.size == size]
             region = self._region(physical)
+            if region is not None:
+                size = _turned_size(physical, size, region, following)
             if region is None or size < MIN_SIZE or physical < end or physical + size > region.end:
                 continue
             # The queue that the record itself names owns the filler, the others are dispatched to.
@@ -259,6 +263,20 @@ class Collector:
                 return decode(source.read(physical - part.base, size))
             except FormatError:
                 return None
+
+
+
+def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
+    """The size in an entry, or where that leads out of the region the only one that is one bit off
+    and ends where something begins: the next message, or what is intact.
+    """
+    if physical + size <= region.end:
+        return size
+    ends = {region.end, following, *(start + length for start, length in region.extents
+                                     if start == physical)}
+    fits = [end - physical for end in ends
+            if end > physical and ((end - physical) ^ size).bit_count() == 1]
+    return fits[0] if len(fits) == 1 else size
 
 
 def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
