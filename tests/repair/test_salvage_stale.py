@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rmqctl.damage.survey.survey import Survey
+from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import decode
 from rmqctl.repair.salvage.salvage import salvage
@@ -445,3 +448,30 @@ def test_a_clock_that_was_set_back_is_no_earlier_life(tmp_path: Path, rmqctl) ->
     plan = rmqctl("recover", root, *SIZES, "-o", "json").expect(1).json()
     assert "ambiguous" not in plan
     assert said_of(root) == []
+
+
+def test_what_becomes_undecided_during_the_repair_is_kept_too(
+        tmp_path: Path, rmqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is brought back may tell that others may lie in a body."""
+    writer = life("orders", EPOCH)
+    root = writer.write(tmp_path / "store")
+    log, = (root / "commitlog").iterdir()
+    raw = bytearray(log.read_bytes())
+    raw[writer.puts[3].body_at] ^= 1
+    log.write_bytes(raw)
+    doubtful, surveyed, seen = writer.puts[9], Surveyor.run, list[tuple[Any, dict[int, int]]]()
+
+    def survey(self: Surveyor, parts: Any, condemned: Any, confirmed: dict[int, int]) -> Any:
+        seen.append((surveyed(self, parts, condemned, confirmed), dict(confirmed)))
+        return seen[-1][0]
+
+    def unclear(self: Survey) -> list[tuple[int, int]]:
+        later = any(one is self and doubtful.physical not in confirmed
+                    for one, confirmed in seen[1:])
+        return [(doubtful.physical, len(doubtful.raw))] if later else []
+
+    monkeypatch.setattr(Surveyor, "run", survey)
+    monkeypatch.setattr(Survey, "unclear", property(unclear))
+    plan = rmqctl("recover", root, *SIZES, "-o", "json", "--ambiguous", "keep").expect(0, 1).json()
+    assert "correct" in {one["action"] for one in plan["actions"]}
+    assert seen[-1][1][doubtful.physical] == len(doubtful.raw)

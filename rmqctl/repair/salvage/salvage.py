@@ -201,11 +201,12 @@ class _Job:
             parts, survey = self._copy(survey, parts)
             restored = self.copied.messages
         kept: set[int] = set()
-        if self.ambiguous == "keep" and survey.unclear:
-            kept.update(place for place, _ in survey.unclear)
-            self.confirmed.update(survey.unclear)
-            survey = self._survey(parts)
         for rounds in count():
+            # What the user keeps; a message that is brought back may make others undecided.
+            if self.ambiguous == "keep" and not kept >= {place for place, _ in survey.unclear}:
+                kept.update(place for place, _ in survey.unclear)
+                self.confirmed.update(survey.unclear)
+                survey = self._survey(parts)
             # What contradicts the store's appended CRCs counts as damaged from now on.
             if self.condemned.add(survey.doubtful() - self.tolerated):
                 survey = self._survey(parts)
