@@ -84,3 +84,13 @@ def test_entries_of_older_versions_and_odd_ones(tmp_path: Path) -> None:
         "y": {**table, "records": 7}, "z": 5}))
     assert committed(file, [("broker-a", root)]) == [None]
     assert {"x", "y", "z"} < {*json.loads(file.read_text())}
+
+
+def test_only_the_first_records_of_an_entry_are_looked_at(tmp_path: Path) -> None:
+    """A file may name any number of them, each of which would be read."""
+    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    committed(file, [("broker-a", root)])
+    (entry,) = json.loads(file.read_text()).values()
+    entry["records"] = [[0, 1 << 20, "no"]] * 1000 + entry["records"]
+    file.write_text(json.dumps({"x": entry}))
+    assert committed(file, [("broker-a", root)]) == [None]

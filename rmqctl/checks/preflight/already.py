@@ -263,7 +263,7 @@ class AlreadyLost:
         return len(found)
 
     def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
-        """Says which records consume queues and index contradict, and how many they are."""
+        """Note the records that consume queues and index contradict; return their number."""
         odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MOST_PLACES]
         found: list[Record] = []
         for file, places in groupby(odd, log.file_of):

@@ -115,8 +115,8 @@ class LogGaps:
                 self._held += 1
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
-        """Places of records, ascending, with which the offsets of a queue do not go on, and no
-        damage between explains it.
+        """Return the places of records, ascending, on both sides of each jump in a queue's offsets
+        that no damage between them explains.
         """
         found: set[int] = set()
         for pieces in self._pieces.values():

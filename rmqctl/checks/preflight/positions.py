@@ -131,7 +131,7 @@ class Positions:
 
     def _end_of(self, numbers: dict[tuple[str, int], int],
                 predicted: Prediction) -> Callable[[str, int], int]:
-        """Where queues end after the start; as they are, with their log, where there is none."""
+        """Return how to find the end of a queue after the start, or now if no start succeeds."""
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
 
         def end(topic: str, queue_id: int) -> int:

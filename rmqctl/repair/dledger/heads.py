@@ -45,7 +45,7 @@ def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
 
 
 def _fixed(raw: bytes, link: Link) -> HeadFix | None:
-    """The head of an entry as the chain has it, where the message in the entry is intact."""
+    """Return the correct head of an entry with an intact message; None if it is correct now."""
     try:
         record = decode(raw[HEAD_SIZE:])
     except FormatError:

@@ -267,8 +267,8 @@ class Collector:
 
 
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
-    """The size in an entry, or where that leads out of the region the only one that is one bit off
-    and ends where something begins: the next message, or what is intact.
+    """Return an entry's size. If it reaches beyond the region, return instead the only size that
+    differs in one bit and ends where the next message or intact bytes begin.
     """
     if physical + size <= region.end:
         return size

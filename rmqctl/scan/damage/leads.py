@@ -178,8 +178,8 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Whether records were all stored before the one in front of them: the last of ``before``,
-        or of the file before.
+        """Return whether all records are older than the one before them: the last of ``before``,
+        or of the previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))
@@ -192,6 +192,6 @@ class Leads:
         return record is not None and bool(self.witness.confirms(record))
 
     def _at(self, places: Array, sizes: Array) -> Record | None:
-        """The record at a place, of none or one."""
+        """Return the record at a place, if the columns hold one."""
         return next((self.witness.record_at(place, size) for place, size in zip(
             places.tolist(), sizes.tolist(), strict=True)), None)

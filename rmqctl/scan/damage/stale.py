@@ -176,8 +176,8 @@ class Beside:
             _judge(leads, last, stale, None)
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
-        """Looks for records that are contradicted amid undamaged bytes where the file begins or
-        ends: a page needs one more border of a record only.
+        """Look for contradicted records at the begin and the end of the file, where a stale page
+        leaves no damage if it meets one border of a record.
         """
         source, witness = self._source, self._source.witness
         if witness is None or source.head:
@@ -222,8 +222,8 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
 
 
 def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequence[Record]]]:
-    """Each physical place (ascending) with the intact records that follow each other without a gap
-    around it and not far. What is near several places is walked once.
+    """Yield each physical place (ascending) with the intact records around it that follow each
+    other without a gap, at most `WINDOW` away. Bytes near several places are walked once.
     """
     for near in _near(places):
         runs: list[list[tuple[int, int]]] = []
@@ -240,7 +240,7 @@ def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequen
 
 
 def _near(places: Iterable[int]) -> Iterator[list[int]]:
-    """Places (ascending) in groups, in which none is far from the next."""
+    """Yield places (ascending) in groups, each at most `WINDOW` from the next."""
     group: list[int] = []
     for place in places:
         if group and place - group[-1] > WINDOW:

@@ -239,7 +239,7 @@ class Chain:
 
 
     def _between(self, last: Link, here: Link, behind: Link | None) -> Link | None:
-        """The next entry where those on both sides leave room for just one, which lies here."""
+        """Return the link of this entry if it fills the gap between its neighbors exactly."""
         if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
                 here.pos in (last.end, self.marks.get(last.end))
                 and behind.pos in (here.end, self.marks.get(here.end))):

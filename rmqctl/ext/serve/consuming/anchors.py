@@ -1,4 +1,4 @@
-"""Which store a file of positions speaks of: told by records of its log, not by name and path.
+"""Identify the store that positions belong to by records of its log, not by name and path.
 
 A store that was moved, renamed or is served in another order has the same records at the same
 physical offsets. Kept are those with which its first and its last log file begin: the first one
@@ -17,11 +17,13 @@ from rmqctl.store.log.end import first_record
 ANCHORS = "records"
 """The field of an entry: lists of physical offset, size and digest."""
 _MOST_READ = 16 << 20
+_MOST = 4
+"""Records of an entry that are looked at; two are written."""
 
 
 def anchors_of(log: CommitLog) -> list[list[int | str]]:
-    """Return (physical offset, size, digest) of the records that identify a log; none of an empty
-    one, and of one that cannot be read.
+    """Return (physical offset, size, digest) of the records that identify a log; empty for a log
+    that is empty or cannot be read.
     """
     found: list[list[int | str]] = []
     first = first_record(log)
@@ -37,7 +39,7 @@ def anchors_of(log: CommitLog) -> list[list[int | str]]:
 def is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool:
     """Return whether one of the records that an entry names lies in the log."""
     anchors = entry.get(ANCHORS)
-    for anchor in anchors if isinstance(anchors, list) else ():
+    for anchor in anchors[:_MOST] if isinstance(anchors, list) else ():
         match anchor:
             case [int(place), int(size), str(digest)] if 0 < size <= _MOST_READ:
                 raw = log.raw_at(place, size)
@@ -48,8 +50,8 @@ def is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool:
 
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
             ) -> list[str | None]:
-    """Return for each store, of its name in the file and its log, under which name the file has
-    its positions; None where it has none.
+    """Return, for each store with its name and its log, the name of its entry in the file; None if
+    it has none.
 
     An entry without records (of an older version) is that of its name. One that names records is
     of the stores that have one of them: first of the store of the same name, then of one that no
