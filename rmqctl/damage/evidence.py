@@ -196,6 +196,13 @@ class Gatherer:
                 evidence.rows += evidence.columns.pop(start).rows()
         return evidence
 
+    def is_in_order(self, key: QueueKey, place: int) -> bool:
+        """Return whether the queue offset of the message at a place follows that of the message
+        before it in the queue, or is followed by the next.
+        """
+        return any(run.low <= place <= run.high and run.end - run.first > 1
+                   for run in self._runs.of(key))
+
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:
         """The rows of a queue's holes. Those behind the log may be very many: most are counted."""

@@ -92,17 +92,15 @@ class Contradictions:
         """Whether the log, and not only a folder's name, says that it lacks the row's message.
 
         A queue of which the log has no message at all is believed only for a single row that is
-        one bit off. A message that its own queue's row leads to needs no other row of that queue.
+        one bit off. A message that its own queue's row leads to needs no other row of that queue,
+        nor does one whose queue offset follows that of the message before it, or is followed.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.key == own:
             if row.batch or not sysflag.has_consume_queue_row(record.sys_flag):
                 return True
-            # One that the next message of the queue follows is where the queue has it.
-            hole = holes_with(self._gatherer.holes, own, row.queue_offset)
-            followed = not holes_with(self._gatherer.holes, own, record.queue_offset + 1)
             return not self._leads(own, record.queue_offset, row.physical) and (
-                hole is None or hole.low < row.physical < hole.high + (not followed))
+                not self._gatherer.is_in_order(own, row.physical))
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
