@@ -12,7 +12,7 @@ import os
 import stat
 from contextlib import suppress
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
@@ -22,6 +22,18 @@ QueueEnds = dict[tuple[bytes, int], tuple[int, int] | None]
 """The first and the last queue offset of messages, by topic and queue id; None for a queue whose
 offsets do not go up by one.
 """
+
+
+
+class Past(NamedTuple):
+    """What is known of the messages of the file before one: the ends of their queues, how many
+    messages may be lost after them, and when the last one was stored (ms).
+    """
+
+    ends: QueueEnds
+    lost: int
+    stored: int
+
 
 if TYPE_CHECKING:  # small files are read by commands that need no numpy
     import numpy as np
@@ -77,10 +89,8 @@ class Witness(Protocol):
         """Whether a log file begins there, and with a record."""
         ...
 
-    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
-        """(the queue offsets of the messages before a file that begins there, how many may be lost
-        behind them); None where nothing is known.
-        """
+    def offsets_before(self, physical: int) -> Past | None:
+        """The messages before a file that begins there; None where nothing is known."""
         ...
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:

@@ -26,7 +26,7 @@ from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
-from rmqctl.scan.source import LARGEST_RECORD, QueueEnds
+from rmqctl.scan.source import LARGEST_RECORD, Past, QueueEnds
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
@@ -258,7 +258,7 @@ class QueueWitness:
         except StoreIOError:
             return False
 
-    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+    def offsets_before(self, physical: int) -> Past | None:
         log = self._queue.commit_log
         segment = log.segment_of(physical - 1)
         if segment is None or segment.end != physical:
@@ -266,12 +266,12 @@ class QueueWitness:
         try:
             source = log.reader.source(segment.path, segment.base)
             try:
-                walk = Walk(source, 0, segment.usable)
-                for _ in walk:
-                    pass
+                walk, stored = Walk(source, 0, segment.usable), -1
+                for batch in walk:
+                    stored = int(batch.column("store_timestamp")[-1]) if len(batch) else stored
                 stretches = walk.passed.stretches()
-                return (queues(source, *stretches[-1], -_NEAR), records_in(
-                    segment.usable - stretches[-1][1])) if stretches else None
+                return Past(queues(source, *stretches[-1], -_NEAR), records_in(
+                    segment.usable - stretches[-1][1]), stored) if stretches else None
             finally:
                 close_source(source)
         except StoreIOError:

@@ -108,8 +108,8 @@ class Passed:
         before = source.witness.offsets_before(source.base) if (
             self.is_dense and source.witness is not None) else None
         if before is not None:
-            _merge(known, before[0])
-            yield known, extra + before[1]
+            _merge(known, before.ends)
+            yield known, extra + before.lost
 
     def _offsets(self, source: Source, start: int, stop: int) -> dict[Queue, Ends | None]:
         found = self._last.get((start, stop))

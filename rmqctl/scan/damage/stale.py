@@ -26,6 +26,7 @@ from typing import overload
 import numpy as np
 
 from rmqctl.errors import FormatError
+from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span
@@ -86,9 +87,27 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
     records = _ends_of(source, start, end)
     leads = Leads(source.witness, records, taken)
     first, last = leads.at_borders()
+    if before is None and start == 0 and 0 < len(first) <= MOST:
+        before, leads.taken = _past_of(source, taken)
     _judge(leads, first, stale, before)
     _judge(leads, last, stale, None)
     return stale
+
+
+def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
+    """What the file before says of records at the begin of a file: (store time (ms) of its last
+    message, whether the queue offset of a record is that of another message). StoreIOError.
+    """
+    past = source.witness.offsets_before(source.base) if source.witness is not None else None
+    if past is None:
+        return None, taken
+
+    def is_taken(record: Record) -> bool:
+        ends = past.ends.get((record.topic, record.queue_id))
+        return (taken is not None and taken(record)) or (
+            ends is not None and sysflag.has_consume_queue_row(record.sys_flag)
+            and 0 <= record.queue_offset <= ends[1])
+    return past.stored, is_taken
 
 
 def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
@@ -164,16 +183,20 @@ class Beside:
         leads = Leads(witness, records)
         if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
             return
+        every: Sequence[Record] | None = None
         first, last = leads.at_borders()
         if not last and len(first) == len(records) and not (
                 batch.spans and batch.spans[-1].kind == ZERO):
             # Nothing leads to any: between what is it? Nothing follows behind the log's end.
-            last = first if begins and ends else ()
+            last = every = first if begins and ends else ()
             first = ()
-        if begins and self._before is not None:
-            _judge(leads, first, stale, self._before)
+        before = self._before
+        if begins and before is None and 0 < len(first or last) <= MOST:
+            before, leads.taken = _past_of(self._source, None)
+        if begins and before is not None:
+            _judge(leads, first, stale, before)
         if ends:
-            _judge(leads, last, stale, None)
+            _judge(leads, last, stale, before if last is every else None)
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
         """Look for contradicted records at the begin and the end of the file, where a stale page

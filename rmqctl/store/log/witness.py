@@ -24,7 +24,7 @@ from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import BLANK
 from rmqctl.scan.resync import provable
-from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, QueueEnds
+from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Past, QueueEnds
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index.files import IndexFile
@@ -112,7 +112,7 @@ class StoreWitness:
         self._held = Held()
         self._rows: Pages | None = None
         self._keys: _IndexPages | None = None
-        self._before: dict[int, tuple[QueueEnds, int] | None] = {}
+        self._before: dict[int, Past | None] = {}
         self._behind: dict[int, QueueEnds | None] = {}
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
@@ -198,12 +198,12 @@ class StoreWitness:
         except StoreIOError:
             return False
 
-    def offsets_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+    def offsets_before(self, physical: int) -> Past | None:
         if physical not in self._before:
             self._before[physical] = self._ends_before(physical)
         return self._before[physical]
 
-    def _ends_before(self, physical: int) -> tuple[QueueEnds, int] | None:
+    def _ends_before(self, physical: int) -> Past | None:
         with self._lock, suppress(StoreIOError):
             file = self._opened().log.file_of(physical - 1)
             if file is None or file.end != physical:
@@ -211,8 +211,9 @@ class StoreWitness:
             with file.open() as source:
                 source.witness = _WithoutThePast(self)
                 walk = Walk(source)
-                closed = -1
+                closed = stored = -1
                 for batch in walk:
+                    stored = int(batch.column("store_timestamp")[-1]) if len(batch) else stored
                     closed = next((span.offset - source.base for span in batch.spans
                                    if span.kind == BLANK), -1)
                 stretches = walk.passed.stretches()
@@ -220,7 +221,7 @@ class StoreWitness:
                     return None
                 start, end = stretches[-1]
                 left = (closed if closed >= 0 else source.size) - end
-                return queues(source, start, end, -_NEAR), records_in(left)
+                return Past(queues(source, start, end, -_NEAR), records_in(left), stored)
         return None
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:

@@ -24,9 +24,9 @@ from tests.support.share import RUN
 PART = 40
 WRONG_ONCE = (24, 1010, 1116, 2124, 5011, 5421, 5839, 20251, 20605, 20668, 21351, 21464, 21957,
               22291, 22332, 22512, 22668, 23183, 23331, 23636, 31498, 40785, 40792,
-              41736, 51107, 60157, 72255, 94248, 94299, 100349)
-"""Seeds: 24, 5011, 5421, 5839 and 94248 showed records of a stale page. 20605, 23183, 23331 and
-23636 took a moved record's size for an extent, and hid intact messages. 20668, 21351, 21464, 22291,
+              41736, 51107, 60157, 72255, 94248, 94299, 100349, 112382)
+"""Seeds: 24, 5011, 5421, 5839, 94248 and 112382 showed records of a stale page. 20605, 23183, 23331
+and 23636 took a moved record's size for an extent, and hid intact messages. 20668, 21351, 21464, 22291,
 22512 and 22668 made a message of a moved or stale record, since one key was in the index. 22332
 left a queue without rows that `verify` complained about. 31498 published a frame in the body of a
 message whose head a moved page covers. 40785 left a queue id of any value where its topic lacked
