@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rmqctl.checks.preflight.missing import known_by_checkpoint
 from rmqctl.engine.dispatch.index import newest_full_end
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.index_file import Shape
-from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
+from rmqctl.repair.plan import Action, Create, Lost, MoveAside, Replace, Step
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.steps import kind_of
 from rmqctl.scan.source import FileSource
@@ -87,6 +88,18 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
         paths = [file.path for file in listing(folder, names.INDEX_DIGITS).files]
         index = newest_full_end(paths, Shape(settings.index_slots, settings.index_max))
     return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
+
+
+def lost_at_the_end(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
+    """The lost messages of which nothing tells but the checkpoint, which is to say less. ``facts``:
+    of the store as it will be. A DLedger member has another checkpoint. StoreIOError.
+    """
+    saved = store.checkpoint
+    if store.nodes or saved is None or not saved.knows_later(facts.newest or None):
+        return ()
+    latest = min(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+    return (Lost(None, None, None, facts.end, None, facts.newest, latest, by=NAME),) * (
+        known_by_checkpoint(store))
 
 
 def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,

@@ -128,7 +128,7 @@ class Lost:
     ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes`` are the hashes of
     ``topic#key`` which the index still holds for it. ``by`` says what tells of it
     (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only that a group had read
-    it).
+    it; ``checkpoint``: only the time of the last message).
     """
 
     topic: str | None

@@ -26,7 +26,7 @@ from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
-from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lost_at_the_end
 from rmqctl.repair.config.copies import lost_config, newer_offsets_of
 from rmqctl.repair.config.epochs import mend_epochs
 from rmqctl.repair.config.exported import read_export, refuse_foreign
@@ -37,6 +37,7 @@ from rmqctl.repair.consumers import consumers_after, lost_by_positions
 from rmqctl.repair.moved_log import created_queues, moved_log
 from rmqctl.repair.plan import (
     Action,
+    Lost,
     MoveAside,
     Patch,
     Plan,
@@ -206,6 +207,7 @@ class _Planner:
         if not saved.restored:
             self._refuse_without_log()
         undo_first = self._undo_first() if cut is not None or saved.lost else None
+        forgotten: tuple[Lost, ...] = ()
         held = self._store.snapshot is not None  # then the broker keeps checkpoint and abort file
         troubles = [] if held else self._timer_troubles(saved)
         timed = timed_disputes(self._store, saved.parts, troubles)
@@ -225,6 +227,7 @@ class _Planner:
                      else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation,
                                         trust_index=keeps_abort))
+            forgotten = lost_at_the_end(self._store, facts)
         if keeps_abort:
             pass
         elif self._options.whole and self._store.has_abort and not held and (
@@ -272,6 +275,8 @@ class _Planner:
             reached = told.reached
             lost, lost_total = (*lost, *told.listed), lost_total + told.more
             dropped = replace(dropped, messages=dropped.messages + told.more)
+        lost, lost_total = (*lost, *forgotten), lost_total + len(forgotten)
+        dropped = replace(dropped, messages=dropped.messages + len(forgotten))
         total = lost_total if lost_total > len(lost) else None
         if (lost_total and not self._logs and self._options.whole
                 and not self._store.layout.is_dledger):  # its own note asks for another member

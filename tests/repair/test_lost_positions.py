@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.formats.local import checkpoint
 from tests.support import damage
 from tests.support import tiny as tiny_stores
 from tests.support.cli import Result
@@ -72,7 +73,41 @@ def test_moving_the_offset_keeps_the_number(tmp_path: Path, rmqctl: Run) -> None
 def test_a_position_at_the_end_tells_of_no_loss(tmp_path: Path, rmqctl: Run) -> None:
     root = tmp_path / "store"
     reached(root, -1)
+    (root / "checkpoint").unlink()
     assert rmqctl("recover", root, *JSON).expect(0).json()["messages_lost"] == []
+
+
+@pytest.mark.parametrize(("how", "known_by"), [
+    (("recover",), ["checkpoint"]), (("recover", "--only", "checkpoint"), ["checkpoint"]),
+    (("recover", "--strategy", "broker"), []), (("truncate", "--to-phy", "{end}"), [])])
+def test_a_lost_message_that_only_the_checkpoint_tells_of(
+        tmp_path: Path, rmqctl: Run, how: tuple[str, ...], known_by: list[str]) -> None:
+    """It counts as one before a repair and after it, whatever becomes of the checkpoint."""
+    root = tmp_path / "store"
+    reached(root, -1)
+    assert rmqctl("preflight", root, *JSON).expect(1).json()["messages_already_lost"] == 1
+    assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 1
+    end = rmqctl("preflight", root, *JSON).json()["truncate_to"]
+    command, *options = (word.format(end=end) for word in how)
+    plan = rmqctl(command, root, *options, *JSON).expect(0, 1).json()
+    assert [one["known_by"] for one in plan["messages_lost"]] == known_by
+    rmqctl(command, root, *options, "--apply", "--yes", *JSON).expect(0, 1)
+    assert rmqctl("doctor", root, *JSON).expect(0, 1).json()["already_lost"] == 1
+    rmqctl("undo", root, "--yes").expect(0)
+    assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 1
+
+
+@pytest.mark.parametrize("field", ["physic_msg_timestamp", "logics_msg_timestamp"])
+def test_one_time_of_the_checkpoint_alone_tells_of_no_loss(tmp_path: Path, rmqctl: Run,
+                                                           field: str) -> None:
+    """It may be damaged."""
+    root = tmp_path / "store"
+    tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128)
+    page = root / "checkpoint"
+    saved = checkpoint.parse(page.read_bytes())
+    later = getattr(saved, field) + (1 << 30)
+    page.write_bytes(checkpoint.build(saved._replace(**{field: later})))
+    assert rmqctl("preflight", root, *JSON).json()["messages_already_lost"] == 0
 
 
 @pytest.mark.parametrize("beyond", [10**5, 10**9, 10**15, 2**62])
@@ -80,9 +115,9 @@ def test_a_position_far_beyond_what_the_log_may_lack_tells_nothing(
         tmp_path: Path, rmqctl: Run, beyond: int) -> None:
     root = tmp_path / "store"
     offset = reached(root, beyond)
-    planned = rmqctl("recover", root, *JSON).expect(0).json()
-    assert planned["messages_lost"] == []
+    planned = rmqctl("recover", root, *JSON).expect(1).json()
+    assert [one["known_by"] for one in planned["messages_lost"]] == ["checkpoint"]
     said = f"billing at {offset + 1 + beyond} in orders/1, which ends at {offset}, cannot be told"
     assert any(said in note for note in planned["notes"])
-    rmqctl("recover", root, "--apply", *JSON).expect(0)
+    rmqctl("recover", root, "--apply", *JSON).expect(1)
     assert rmqctl("recover", root, *JSON).expect(0).json()["actions"] == []

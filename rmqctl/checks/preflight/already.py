@@ -14,7 +14,8 @@ lost. An index entry alone proves none beyond the last file of the log (the inde
 log's), nor beyond an end that the rows agree with where a repair has noted its losses.
 
 A DLedger member's checkpoint names the last entry that was written: entries after the last intact
-one are lost, whoever else knows of them.
+one are lost, whoever else knows of them. Another store's checkpoint has the time of the last
+message that was written: where that is later than all messages, at least one is lost.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class AlreadyLost:
         self._spans: list[tuple[int, int]] = []
         self._seen: dict[int, int] = {}
         self._end = -1
+        self._newest: int | None = None
         self.lost_offsets: dict[int, OffsetRuns] = {}
         """Queue offsets of all that is gone and that rows or groups' offsets know, by number of the
         queue."""
@@ -129,6 +131,8 @@ class AlreadyLost:
             ends = batch.offset + batch.column("total_size")
             if good.any():
                 self._end = max(self._end, int(ends[good][-1]))
+                newest = int(batch.column("store_timestamp")[good].max())
+                self._newest = max(newest, self._newest or newest)
                 odd = good & undecodable(batch)
                 if odd.any() and len(self._undecodable) < _MOST_SPANS:
                     self._undecodable.update(batch.offset[odd].tolist())
@@ -163,6 +167,7 @@ class AlreadyLost:
         self._pending, self._held = [], 0
         self._spans, self._end = walked.places, walked.end
         self._accepted, self._seen = walked.accepted, walked.ends
+        self._newest = walked.newest
         self._undecided.look(walked.spans)
         for number, pieces in walked.pieces.items():
             key, kind = self._queues.states[number].key, self._queues.states[number].kind
@@ -211,8 +216,8 @@ class AlreadyLost:
                         "the last clean stop left a checkpoint with this very end of the log: the "
                         "intact messages beyond it were cut off by an earlier start, unless the "
                         "damage is newer than that stop; which of the two cannot be told"))
-        tail, tail_from = (0, 0) if running or len(self._store.nodes) != 1 else (
-            lost_at_the_end(self._store.log.files, self._store.nodes[0]))
+        tail, tail_from = (0, 0) if running else self._lost_at_the_end(
+            may_be_undecided=cut_off or predicted.messages_undecided > 0)
         self._settle(log, up_to_end=running or cut_off)
         if not counts_only:
             predicted.messages_undecided += self._note_contradicted(predicted, log)
@@ -230,7 +235,8 @@ class AlreadyLost:
         self.places = places
         only_index, times = self._by_index(predicted, places)
         self.places = _distinct(np.concatenate((self.places, only_index)))
-        gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0)
+        gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0,
+                                      end=self._end if cut_off else ENDLESS)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: one message counts once, whoever knows of it.
         unplaced = len(only_index) - _matched(only_index, gaps)
@@ -240,11 +246,25 @@ class AlreadyLost:
                                            + in_gaps.total() + max(unplaced, by_offsets.total()))
         predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
         known = int((self.places >= tail_from).sum()) + predicted.lost_by_offsets
-        predicted.messages_already_lost += max(0, tail - known)
+        predicted.lost_at_end = max(0, tail - known)
+        predicted.messages_already_lost += predicted.lost_at_end
         if predicted.messages_already_lost and not counts_only:
             self._times(predicted, log, places, times)
             if log.files:
                 self._elsewhere(predicted, log, places)
+
+    def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
+        """(how many messages after a place a checkpoint knows, the place); (0, 0) for none.
+        ``may_be_undecided``: the last message may be a record that is not counted as one.
+        """
+        store = self._store
+        if store.nodes:
+            return lost_at_the_end(store.log.files, store.nodes[0]) if len(store.nodes) == 1 else (
+                0, 0)
+        saved = store.checkpoint
+        return (1, self._end) if not may_be_undecided and (
+            saved is not None and saved.knows_later(self._newest)
+            and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:
         """Says which records may be of an earlier life of their file, and how many they are."""
@@ -391,8 +411,9 @@ class AlreadyLost:
     # -- the log itself -------------------------------------------------------------------------
 
     def _by_gaps(self, log: CommitLog, *,
-                 from_begin: bool) -> tuple[list[Gap], Counter[str]]:
-        """Lost messages that only the queue offsets of others, or damaged records, tell of.
+                 from_begin: bool, end: int) -> tuple[list[Gap], Counter[str]]:
+        """Lost messages that only the queue offsets of others, or damaged records, before physical
+        ``end`` tell of.
         ``from_begin``: whether all of the log was looked at.
         """
         found: list[Gap] = []
@@ -404,7 +425,7 @@ class AlreadyLost:
             undecided = self._undecided.offsets.get(state.key)
             if undecided is not None:
                 known = known.join(undecided)
-            for gap in self._gaps.gaps(number, known, damage, from_zero=begins):
+            for gap in self._gaps.gaps(number, known, damage, from_zero=begins, end=end):
                 found.append(gap)
                 topics[state.key[0]] += gap.offsets.count()
                 self.lost_offsets[number] = (self.lost_offsets.get(number)

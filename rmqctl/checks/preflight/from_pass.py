@@ -172,7 +172,7 @@ class _Counting:
                 return None
         return Walked([], [], self._seen.passed.intact_end, self._accepted(start, end), {
             number: tally.next_offset for number, tally in self._tallies.items()},
-            sound=set(self._tallies))
+            sound=set(self._tallies), newest=self._seen.last_store_timestamp)
 
     def known(self, release: str) -> int:
         """The count. StoreIOError."""
@@ -316,7 +316,8 @@ class _Counting:
         places = [(span.offset, span.end) for span in spans]
         places += [(record.offset, record.offset + record.size) for record in seen.bad
                    if record.is_body]
-        walked = Walked(spans, places, seen.passed.intact_end, self._accepted(start, end))
+        walked = Walked(spans, places, seen.passed.intact_end, self._accepted(start, end),
+                        newest=seen.last_store_timestamp)
         walked.ends = {number: tally.next_offset for number, tally in self._tallies.items()
                        if tally.next_offset}
         for number, offset in zip(loose.number.tolist(), loose.offset.tolist(), strict=True):

@@ -69,7 +69,8 @@ class LogGaps:
     _held: int = 0
     _told: list[bool] = field(default_factory=list)
     """Of each queue, whether its offsets follow each other in the log."""
-    _named: dict[int, OffsetRuns] = field(default_factory=dict)
+    _named: dict[int, list[tuple[Array, Array, Array]]] = field(default_factory=dict)
+    """Of damaged records: queue offsets, how many each, places."""
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
@@ -82,8 +83,8 @@ class LogGaps:
         order = order[np.array(self._told, bool)[number[order]]]
         bad = order[~good[order]]
         for rows in np.split(bad, np.flatnonzero(np.diff(number[bad])) + 1) if len(bad) else ():
-            self._named.setdefault(int(number[rows[0]]), OffsetRuns()).add(offset[rows],
-                                                                           count[rows])
+            self._named.setdefault(int(number[rows[0]]), []).append(
+                (offset[rows], count[rows], place[rows]))
         self._take(*(column[order[good[order]]] for column in (number, offset, count, place)))
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
@@ -93,7 +94,8 @@ class LogGaps:
         """
         self._pieces[number] = [_Piece(low, first, high, end) for low, first, high, end in pieces]
         if len(damaged):
-            self._named.setdefault(number, OffsetRuns()).add(damaged)
+            self._named.setdefault(number, []).append(
+                (damaged, np.ones_like(damaged), np.zeros_like(damaged)))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
         """Intact records, by number of their queue."""
@@ -127,11 +129,13 @@ class LogGaps:
         return sorted(found)
 
     def gaps(self, number: int, known: OffsetRuns, damage: DamagedBytes, *,
-             from_zero: bool) -> Iterator[Gap]:
-        """Of a queue. ``known``: queue offsets that something else tells of; ``damage``: all that
-        is not intact in the log; ``from_zero``: the log begins with 0, and so did the queue.
+             from_zero: bool, end: int) -> Iterator[Gap]:
+        """Of a queue, before physical ``end``. ``known``: queue offsets that something else tells
+        of; ``damage``: all that is not intact in the log; ``from_zero``: the log
+        begins with 0, and so did the queue.
         """
-        pieces = sorted(self._pieces.get(number, ()), key=lambda piece: piece.low)
+        pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
+                        key=lambda piece: piece.low)
         last = _Piece(-1, 0, -1, 0) if from_zero else None
         for piece in pieces:
             if last is not None and piece.low <= last.high:
@@ -148,8 +152,10 @@ class LogGaps:
                     yield Gap(last.high, piece.low, missing)
             last = piece
         # A damaged record behind the last intact one says itself which message it was.
-        named = self._named.get(number)
-        if named is not None and last is not None and last.high >= 0:
+        named = OffsetRuns()
+        for offset, count, place in self._named.get(number, ()):
+            named.add(offset[place < end], count[place < end])
+        if last is not None and last.high >= 0:
             near = OffsetRuns()
             near.add_run(last.end, last.end + _NEAR)
             behind = named.without(named.without(near)).without(known)

@@ -86,9 +86,10 @@ def known_beyond(store: Store, end: int) -> Beyond:
     """
     found = _looked_from(store, end)[1]
     places = found[found >= end]
-    lost = preflight(store, full=False).account  # what an earlier start has cut off was lost then
-    return Beyond(len(places) if lost.cut else min(len(places) + lost.by_offsets, lost.known),
-                  places)
+    predicted = preflight(store, full=False)
+    lost = predicted.account  # what an earlier start has cut off was lost then
+    return Beyond(len(places) if lost.cut else min(
+        len(places) + lost.by_offsets + predicted.lost_at_end, lost.known), places)
 
 
 def known_by_offsets(store: Store) -> int:
@@ -97,6 +98,16 @@ def known_by_offsets(store: Store) -> int:
     """
     try:
         return preflight(store, full=False).account.by_offsets
+    except (StoreIOError, UsageError):
+        return 0
+
+
+def known_by_checkpoint(store: Store) -> int:
+    """How many lost messages nothing but the checkpoint knows, which a new one forgets; 0 where
+    that cannot be judged.
+    """
+    try:
+        return preflight(store, full=False).lost_at_end
     except (StoreIOError, UsageError):
         return 0
 

@@ -183,6 +183,8 @@ class Prediction:
     only the first: found or not by luck."""
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
+    lost_at_end: int = 0
+    """How many of the lost messages nothing but a checkpoint knows."""
     """How many of them nothing but committed offsets tells of."""
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
@@ -335,7 +337,8 @@ class Prediction:
         for what, count, cause, file, already in (
                 # The start also cuts the entries that show the loss: a repair needs them.
                 (MESSAGES, self.messages_already_lost, Phrase(
-                    "consume queues, index or offsets know them, the log does not have them"),
+                    "consume queues, index, offsets or the checkpoint know them, the log does "
+                    "not have them"),
                  "commitlog", not (self.rows_cut or self.rows_lost)),
                 (MESSAGES, self.messages_lost, Phrase("the start leaves them out of the log")
                  if end is None else Phrase("the start truncates the log at {offset}", offset=end),

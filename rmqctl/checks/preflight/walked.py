@@ -13,7 +13,7 @@ class Walked:
     ``ends`` behind the last queue offset of an intact message; ``pieces`` (places of the first and
     last, queue offsets from … to before …) of messages that follow each other, ``damaged`` queue
     offsets that damaged records name; ``sound`` queues have none of these, nor an entry that points
-    to nothing.
+    to nothing. ``newest``: the latest store time (ms) of an intact message.
     """
 
     spans: list[Span]
@@ -24,3 +24,4 @@ class Walked:
     pieces: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     damaged: dict[int, Array] = field(default_factory=dict)
     sound: set[int] = field(default_factory=set)
+    newest: int | None = None

@@ -22,7 +22,6 @@ from rmqctl.store.store import Store
 
 _FIX = "rmqctl recover STORE --only checkpoint"
 _MOST = 1 << 16
-_YEAR_3000 = 32_503_680_000_000
 _NOT_SET = -1
 """Brokers write it into the two offsets when there is no such offset."""
 _DRIFT_MS = 3_600_000
@@ -98,7 +97,7 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
                        "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size)
     for name in _TIMES:
         value = values[name]
-        if not 0 <= value < _YEAR_3000:
+        if not 0 <= value < layout.YEAR_3000:
             yield _field("checkpoint-damaged", store, name, f"{value} is no store time")
         elif last is not None and value > last + (_DRIFT_MS if held else 0):
             yield _field("checkpoint-ahead", store, name,

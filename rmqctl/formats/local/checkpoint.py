@@ -24,6 +24,10 @@ MARGIN = 3000
 """Milliseconds a broker subtracts before it trusts a time."""
 
 
+YEAR_3000 = 32_503_680_000_000
+"""Store times (ms) are before it."""
+
+
 class CheckpointRecord(NamedTuple):
     """Store times (ms) up to which each structure was flushed; offsets since 5.x."""
 
@@ -42,6 +46,13 @@ class CheckpointRecord(NamedTuple):
     def min_timestamp_index(self) -> int:
         """The same with the index counted in (``messageIndexSafe``)."""
         return min(self.min_timestamp, self.index_msg_timestamp)
+
+    def knows_later(self, newest: int | None) -> bool:
+        """Return whether a message was written after the newest (ms) of a log: both times that are
+        set with the log and its consume queues say so, and one alone may be damaged.
+        """
+        times = self.physic_msg_timestamp, self.logics_msg_timestamp
+        return newest is not None and newest < min(times) and max(times) < YEAR_3000
 
 
 CLASSIC_FIELDS = 3
