@@ -92,15 +92,17 @@ class Contradictions:
         """Whether the log, and not only a folder's name, says that it lacks the row's message.
 
         A queue of which the log has no message at all is believed only for a single row that is
-        one bit off. A message that its own queue's row leads to needs no other row of that queue,
-        nor does one whose queue offset follows that of the message before it, or is followed.
+        one bit off. A message that its own queue's row leads to needs no other row of that queue;
+        one whose queue offset follows that of the message before it, or is followed, needs none of
+        any but a light queue.
         """
         own = os.fsdecode(record.topic), record.queue_id
+        has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
+        if has_row and not row.key[0].startswith(props.LMQ_PREFIX) and (
+                self._gatherer.is_in_order(own, row.physical)):
+            return False
         if row.key == own:
-            if row.batch or not sysflag.has_consume_queue_row(record.sys_flag):
-                return True
-            return not self._leads(own, record.queue_offset, row.physical) and (
-                not self._gatherer.is_in_order(own, row.physical))
+            return not has_row or not self._leads(own, record.queue_offset, row.physical)
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True

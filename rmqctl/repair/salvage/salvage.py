@@ -228,7 +228,8 @@ class _Job:
                 if not self._is_news(mending):
                     mending = mark(self.store, parts, survey, evidence)
                     self.kept += len(mending.marked)
-                    self.unmarked = mending.unmarked | dict.fromkeys(self.tolerated, NO_ROOM)
+                    self.unmarked = mending.unmarked | dict.fromkeys(
+                        self.tolerated & survey.doubtful(), NO_ROOM)
                 if not self._is_news(mending):
                     mending = keep(self.store, parts, survey, gatherer, evidence, self.generation,
                                    self.condemned.of(*NOT_OURS), bodies=self.keep_damaged)
