@@ -94,7 +94,7 @@ class Contradictions:
         A queue of which the log has no message at all is believed only for a single row that is
         one bit off. A message that its own queue's row leads to needs no other row of that queue;
         one whose queue offset follows that of the message before it, or is followed, needs none of
-        any but a light queue.
+        any but a light queue. Nor does a batch whose properties say its queue offset, too.
         """
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
@@ -102,7 +102,8 @@ class Contradictions:
                 self._gatherer.is_in_order(own, row.physical)):
             return False
         if row.key == own:
-            return not has_row or not self._leads(own, record.queue_offset, row.physical)
+            return not has_row or not (self._leads(own, record.queue_offset, row.physical)
+                                       or _says_twice(record))
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
@@ -296,3 +297,10 @@ def _says(record: Record, row: FoundRow) -> bool:
             *row.key, row.queue_offset):
         return True
     return (row.key[0], row.queue_offset) in dispatched(record.properties)
+
+
+def _says_twice(record: Record) -> bool:
+    """Whether the properties of a batch say its queue offset as well."""
+    range_said = batch_range_of(record.properties)
+    return bool(record.sys_flag & sysflag.INNER_BATCH) and range_said is not None and (
+        range_said[0] == record.queue_offset)
