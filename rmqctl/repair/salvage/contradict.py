@@ -92,14 +92,15 @@ class Contradictions:
         """Whether the log, and not only a folder's name, says that it lacks the row's message.
 
         A queue of which the log has no message at all is believed only for a single row that is
-        one bit off. A message that its own queue's row leads to needs no other row of that queue;
-        one whose queue offset follows that of the message before it, or is followed, needs none of
-        any but a light queue. Nor does a batch whose properties say its queue offset, too.
+        one bit off. A message that its own queue's row leads to needs no other row of that queue,
+        nor does a batch whose properties say its queue offset, too. One whose queue offset follows
+        that of the message before it, or is followed, needs no row of its size that says another
+        queue, but for a light one, or another queue offset.
         """
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
-        if has_row and not row.key[0].startswith(props.LMQ_PREFIX) and (
-                self._gatherer.is_in_order(own, row.physical)):
+        if has_row and row.size == record.total_size and not row.key[0].startswith(
+                props.LMQ_PREFIX) and self._gatherer.is_in_order(own, row.physical):
             return False
         if row.key == own:
             return not has_row or not (self._leads(own, record.queue_offset, row.physical)
