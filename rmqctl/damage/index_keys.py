@@ -97,11 +97,13 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
     entries = Entries(store)
     try:
         for region in regions:
+            # Entries follow the log: from the first that may lead into the region on.
             position = entries.seek(region.start)
             while position < entries.total:
                 block = entries.read(position, _BLOCK)
                 if not len(block):
                     break
+                # Those that lead into the region, of these the wanted ones.
                 physical = block["physical_offset"]
                 rows = np.flatnonzero((physical >= region.start) & (physical < region.end)
                                       & written(block))
@@ -114,6 +116,7 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
                     yield entry.physical_offset, _key(
                         entry, entries.files[file].header,
                         is_first=position + row == entries.starts[file])
+                # The rest leads behind the region.
                 if int(physical[-1]) >= region.end:
                     break
                 position += len(block)

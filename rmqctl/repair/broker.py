@@ -70,6 +70,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     rules = as_configured(store, version_of(predicted.broker_version))
     # Of consume queues in RocksDB a broker that does not know them makes others, in files.
     store.layout.require_writable(store.root, made_anew=rules.rocksdb_queues)
+    # A configuration that was not meant, and a broker that does not start: nothing is planned.
     if predicted.misled and predicted.starts:
         raise RefusedError(
             f"{store.root}: {predicted.misled[0].said}. Nothing is planned towards such a "
@@ -80,6 +81,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
         said = "; ".join(predicted.refusals)
         return Plan(COMMAND, store.root, actions,
                     notes=(*notes, f"a {rules.name} broker does not start on it: {said}"))
+    # What the broker does to log, queues and index.
     known = configured(store, {**(given or {}), "version": rules.name})
     notes += known.notes
     log = [MoveAside(path) for path in predicted.doomed if not _derived(path)]
@@ -91,10 +93,12 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
                            "the data base of consume queues without it")
     if predicted.noted is not None:
         queues += start_steps(store, predicted, rules, known.settings, scratch)
+    # Then checkpoint, abort file, and the note where the log ends.
     steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, predicted, known.settings)]
     if store.has_abort:
         steps.append(MoveAside("abort"))
     steps += _note(store, predicted)
+    # What the plan says beside its steps.
     more = predicted.account.cut - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")

@@ -58,6 +58,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     a broker that does it), so multi-dispatch and light queues count as on unless they are
     switched off, or the consumequeues are those of a broker without. Raises what `resolve` raises.
     """
+    # What the store itself shows goes before defaults.
     light = store.light_queues
     config = resolve(store, given, shown={
         "version": judged(store).release, "lmq": not light.own_ids,
@@ -67,6 +68,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     if config.index_unknown:
         settings = replace(settings, message_index=False)
         notes.append(f"{config.index_unknown}; the index stays as it is")
+    # Sizes that nothing shows are said, because a broker with others does not read the files.
     if origin["consumequeue_file_size"] == "default" and (
             store.layout.consumequeue != "rocksdb") and not any(
             queue.files for queue in store.queues.values()):
@@ -79,6 +81,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
             f"no index file says their shape: a broker's default, {settings.index_slots:,} slots "
             f"and {settings.index_max:,} entries, is assumed (--index-slots, --index-max). A "
             "broker with another maxHashSlotNum finds no keys in such files, and says nothing")
+    # Topics with batch queues: by settings, by folders, by topics.json.
     batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
     topics_known = load_one(store, "topics.json").value is not None
     try:

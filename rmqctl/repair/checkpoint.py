@@ -111,6 +111,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     complete index, which a broker would discard after the checkpoint's index time. StoreIOError
     when the file cannot be read.
     """
+    # The page as it is; one that is no file or too short counts as zeros.
     path = os.path.join(root, NAME)
     kind = kind_of(root, path)
     is_file, strange = kind == "file", kind in ("folder", "other")
@@ -126,6 +127,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     except FormatError:
         old = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
         reason = "checkpoint is too short" if is_file else "checkpoint is missing"
+    # The fields as they should be, and why.
     new, wrong = _right(old, facts, generation, fresh=bool(reason))
     reason = reason or wrong
     shown_old, shown_new = _shown(old), _shown(new)
@@ -137,6 +139,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
         else:
             reason = "after an unclean end a broker would discard newer index files"
             shown_old, shown_new = {name: old.index_msg_timestamp}, {name: facts.newest}
+    # Bytes after the fields, or another size, alone are a reason, too.
     if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
         reason = "checkpoint is no page as a broker writes it"
     if not reason:

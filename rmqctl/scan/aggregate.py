@@ -79,6 +79,7 @@ class Aggregate:
 
     def add(self, batch: Batch) -> None:
         """Takes one batch of a walk, with its spans."""
+        # What is no message.
         for span in batch.spans:
             if span.kind == BLANK:
                 self.bytes_blank += span.length
@@ -90,6 +91,7 @@ class Aggregate:
                 self.undecided += len(span.doubtful)
         if not len(batch):
             return
+        # All messages, then those that are asked for.
         self.bytes_in_messages += int(batch.frame_size.sum())
         self.bodies_damaged += int((~batch.crc_ok() & (batch.column("body_length") > 0)).sum())
         batch = self._chosen(batch)
@@ -100,6 +102,7 @@ class Aggregate:
             self.replaced += int(replaced(batch).sum())
             _include(self._all, np.zeros(1, np.int64), len(batch), total.sum(), body.sum(),
                      times.min(), times.max())
+            # By group; a message may belong to several, or to none.
             codes, rows = GROUPINGS[self.by](self._keys, batch)
             if rows is not None:
                 total, body, times = total[rows], body[rows], times[rows]

@@ -113,6 +113,7 @@ def extent(source: Source, position: int, magic: int | None = None,
     None when they lead out of the file or are negative. ``magic`` and ``host_bits`` override what
     is stored; a stored magic that is none is taken for the oldest.
     """
+    # The head, whose shape follows from magic and system flags.
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return None
@@ -123,6 +124,7 @@ def extent(source: Source, position: int, magic: int | None = None,
     head = source.read(position, shape.head_size)
     if len(head) < shape.head_size:
         return None
+    # The lengths of body, topic and properties, each where the one before it ends.
     body = shape.head.unpack(head)[-1]
     if not 0 <= body <= source.size:
         return None
@@ -139,6 +141,7 @@ def extent(source: Source, position: int, magic: int | None = None,
     properties = properties_length_at(raw)
     if properties < 0:
         return None
+    # Their sum must lie in the file.
     size: int = shape.fixed_size + body + topic + properties
     return size if position + size <= source.size else None
 

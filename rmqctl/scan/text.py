@@ -206,6 +206,7 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
     Parts lie between single separators (a byte; the space if not given); with ``ended`` there is
     none behind the last one. Empty parts are left out, or kept.
     """
+    # Compiled, again with more room if the parts do not fit.
     kernel = active()
     if kernel is not None:
         columns, room = contiguous(start, length), _PARTS * len(start) + _SAMPLE
@@ -216,6 +217,7 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
                 kept: tuple[Array, Array, Array] = tuple(parts[:, :count])
                 return kept
             room = count
+    # The same with NumPy: the separators in each text, then both ends of each part.
     marks = np.flatnonzero(data == separator)
     first = np.searchsorted(marks, start)
     inside = np.searchsorted(marks, start + length) - first

@@ -113,10 +113,12 @@ class Surveyor:
         with part.open() as opened:
             source, position = Asked(opened), 0
             self._begin(source, position)
+            # A file that is not there is damage as a whole.
             if part.path is None and not part.pieces:
                 self._damage(Region(number, part.base, part.end))
                 position = source.size
             while position < source.size:
+                # A stretch that is known from an earlier survey is not walked again.
                 if not self._goes_on(number, part.base + position):
                     self._end(number, source, position)
                     known = self._stretches.known(number, position, self._passed)
@@ -125,6 +127,7 @@ class Surveyor:
                         self._take(number, known)
                         self._begin(source, position)
                         continue
+                # Walk up to the next known stretch; what is walked is kept in stretches, too.
                 walk = Walk(source, position, self._stretches.border(number, position), whole=True)
                 for batch in walk:
                     self._batch(number, source, batch)
@@ -268,6 +271,7 @@ class Surveyor:
             for _, tell in between:
                 tell()
             return
+        # Damaged bodies, rejected records and wrong appended CRCs are damage, in the log's order.
         found = self._found
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
         if len(self._rejected):
@@ -279,6 +283,7 @@ class Surveyor:
         good = np.flatnonzero(~bad)
         if not len(good):
             return
+        # The intact ones: counts, headers, oddities, times and queue offsets.
         found.messages += len(good)
         found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
         properties = text.Properties(batch)
@@ -387,10 +392,12 @@ class Surveyor:
                                      behind[out].tolist(), strict=True))
 
     def _queue_offsets(self, batch: Batch, properties: text.Properties) -> None:
+        # Who takes a queue offset, and in which queue.
         topic = self._topics.encode(text.topics(batch))
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         queue = self._table.encode(topic, batch.column("queue_id"))
+        # How many it takes: one, but for batches.
         first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
         inner = (batch.column("sys_flag") & sysflag.INNER_BATCH) != 0
         batched = np.array([topic in self._batched for topic in self._topics.texts], bool)[topic]
@@ -404,6 +411,7 @@ class Surveyor:
             if self._generation >= 5:
                 first = np.where(batched, ranges[0], first)
                 count = np.where(batched | inner, ranges[1], count)
+        # The own entries, and those in further queues, in the order of the log.
         which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
         columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
         further = self._further(batch, topic, rowed, properties)
@@ -412,6 +420,7 @@ class Surveyor:
             order = np.argsort(columns[3], kind="stable")
             columns = [column[order] for column in columns]
         queue, first, count, physical = columns
+        # Joined once enough are held.
         self._pending.append(joined(np.stack([queue, first, first + count, physical, physical])))
         if sum(rows.shape[1] for rows in self._pending) > self._rows.shape[1] + _PENDING:
             self._join()

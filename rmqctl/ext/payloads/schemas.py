@@ -96,6 +96,7 @@ def protobuf(argument: str) -> Reader:
     --descriptor_set_out=DESC --include_imports`` wrote. UsageError, StoreIOError,
     MissingExtraError.
     """
+    # What the user named.
     path, sign, name = argument.rpartition("#")
     if not sign or not name:
         raise UsageError("--decode protobuf needs descriptors and a type: "
@@ -104,6 +105,7 @@ def protobuf(argument: str) -> Reader:
     require("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
+    # The type out of its descriptors; each way in which that fails has its own sentence.
     pool = descriptor_pool.DescriptorPool()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(content).file

@@ -111,12 +111,14 @@ class Request:
 
 def page(facts: Facts, request: Request) -> str:
     """The whole file."""
+    # What the template shows beside the facts themselves.
     speech = Speech(request.language, request.mask)
     found = facts.diagnosis
     css = _read("report.css")
     drawn = None if facts.profile is None else bars(facts.profile.times)
     sums = _checksums(facts, request.mask)
     template = _environment(speech).from_string(_read("report.html"))
+    # The template gets facts and functions that say them; texts are escaped there.
     html: str = template.render(
         css=_safe(css), style_hash=_style_hash(css), lang=request.language.name,
         version=__version__, python=platform.python_version(), made=request.made,

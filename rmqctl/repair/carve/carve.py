@@ -261,6 +261,7 @@ class Carving:
         """Counts, and parts new records from those that were met before."""
         known = self._seen.take(page.numbers("physical_offset"), identity(page))
         again = int(known.sum())
+        # The counts, by placement.
         tally = self.tally
         tally.duplicates += again
         new = len(page) - again
@@ -273,6 +274,7 @@ class Carving:
             tally.astray += new if self.inputs[number].base is not None else 0
         else:
             tally.embedded += new
+        # Records that were not met before; then the others, if they are wanted.
         sizes = page.numbers("total_size")
         if not again:
             tally.bytes_in_messages += int(sizes.sum())

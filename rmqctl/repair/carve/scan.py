@@ -196,6 +196,7 @@ class Scan:
         the next one is expected behind it. Or a blank, or the mark that ends a file of DLedger's.
         ``chained``: there was a record before.
         """
+        # A blank, the head of an entry, or the end of a file of DLedger's.
         if self._judge.is_blank(self._at):
             self._at += BLANK_SIZE
             return False
@@ -206,6 +207,7 @@ class Scan:
         if chained and dledger.detect(entry) == dledger.END_OF_FILE:
             self._at += dledger.END.size
             return False
+        # A damaged record: where it ends decides where the next one is looked for.
         head = self._window.read(self._at, START_SIZE)
         record = self._judge.record(self._at) if head else None
         if not head or (record is not None and (record[2] or not self._of_store(shift))):
@@ -223,6 +225,7 @@ class Scan:
             return torn is not None
         if end is None:
             return False
+        # What lies inside of it may be copies in its body.
         self._broken_at = None
         self._inside(self._at, end, shift, sure=self._is_told(self._at, end, shift))
         self._at = end

@@ -193,6 +193,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
             return Phrase("left out; without --out they are listed")
         return Phrase("written too; --no-{placement} leaves them out", placement=placement)
 
+    # What was found.
     if tally.breaks:
         yield Phrase("{count:,} place where a log is broken off or interrupted",
                      "{count:,} places where a log is broken off or interrupted",
@@ -212,6 +213,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     if tally.duplicates:
         yield hinted(Phrase("{count:,} duplicate found", "{count:,} duplicates found",
                             count=tally.duplicates), "duplicates", wanted.duplicates)
+    # What was written of it.
     if written is None:
         return
     if tally.counts.get(MISPLACED):

@@ -41,6 +41,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, _CLUSTER):
             seen[topic] = max(seen.get(topic, 0), queue_id + 1)
 
+    # The queues that consume queues, log and committed offsets tell of.
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         see(topic, queue_id)
     for name in table:
@@ -49,6 +50,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     for commit in ConsumerProgress.of(store).commits:
         if commit.topic in seen and 0 <= commit.queue_id < 1 << 10:
             see(commit.topic, commit.queue_id)
+    # The entries that a broker makes for such topics.
     made: Table = {}
     for topic, count in sorted(seen.items()):
         least = 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else CLIENT_QUEUES

@@ -172,6 +172,7 @@ class _Mender:
 
     def _of_copies(self, kind: _Kind, file: ConfigFile, read: tuple[dict[str, Any], int] | None,
                    of_backup: dict[str, Any] | None) -> None:
+        # What can be read of the file, of its backup, and of what the user exported.
         newest, length = read or ({}, 0)
         older = of_backup or {}
         fresh, old = _entries(kind, newest), _entries(kind, older)
@@ -182,6 +183,7 @@ class _Mender:
         value = {**older, **newest, kind.table: {**old, **fresh}}
         if kind.shape == "numbers":
             self._groups = {key.partition("@")[2] for key in {*fresh, *old} if key.count("@") == 1}
+        # Why, and with what.
         reason = f"{file.main.reason}; "
         if not fresh:
             verb = "restore"
@@ -192,6 +194,7 @@ class _Mender:
             if only_old:
                 where = "the backup" if export is None else export.name
                 reason += f", {len(only_old)} more are in {where}"
+        # What is not known any more.
         if fresh and of_backup is None and export is None:
             self.made.notes.append(
                 f"{file.main.path}: what stood behind byte {length} is not known, and there is no "
@@ -292,6 +295,7 @@ class _Mender:
     def _told(self, kind: _Kind, file: ConfigFile,
               export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
         """(entries, what tells of them). ``export``: has this file's table."""
+        # Topics and groups: from the queues and the log.
         path = file.main.path
         if kind.name == "topics.json":
             topics, seen = known.topics(self._store, self._generation, self._table)
@@ -306,6 +310,7 @@ class _Mender:
             return self._with(export, kind, groups, {"told_by": told}, (
                 f"{path}: {{}}how often groups retry, and what else was set for them, is not "
                 "known: they get a broker's defaults (16 times)"))
+        # Delays: from the delivered copies in the log.
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:

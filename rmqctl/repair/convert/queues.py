@@ -76,6 +76,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
     NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (the log is
     damaged, or queues are of a kind that the other form has not), StoreIOError.
     """
+    # Where nothing is to be done, or not all of it can be kept.
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, WRITES)
         if store.layout.consumequeue == options.to:
@@ -87,6 +88,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         known = configured(store, options.given)
         parts = log_as_it_is(store)
         before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
+        # The queues in the other form, from the log.
         with watch("rebuilding", log_size(parts)) as done:
             if options.to == "rocksdb":
                 made = rocksdb.make(parts, root, known.settings, scratch, store.queues,
@@ -103,6 +105,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
                 table = rebuilt.next_offsets | keep_ends(
                     store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), known.settings)
                 steps, actions = _in_files(scratch, before, table)
+        # The plan, with the queue offsets that go on.
         note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
         return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
             f"{topic}-{queue_id}": end for (topic, queue_id), end in sorted(table.items())},

@@ -56,11 +56,13 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
     """What makes the index right: each file with a wrong unit, or of a wrong size, as a whole, and
     each that is missing. Units of entries that are gone stay as they are. StoreIOError.
     """
+    # The files that are wrong or missing.
     there = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}
     anew = [number for number, wrong in check.wrong.items()
             if wrong or number not in there or there[number].size != dledger.INDEX_FILE_SIZE]
     if not anew:
         return [], []
+    # Each is made again in scratch: what is there, then the units of the log's entries.
     folder = scratch.path(_SCRATCH)
     make_folders(folder, durable=False)
     opened: dict[int, tuple[int, str]] = {}
@@ -81,6 +83,7 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
     finally:
         for fd, _ in opened.values():
             os.close(fd)
+    # The steps that put them in place.
     steps: list[Step] = []
     actions: list[Action] = []
     for number, (_, path) in sorted(opened.items()):

@@ -170,6 +170,7 @@ class _Job:
     # -- one source -------------------------------------------------------------------------------
 
     def _from(self, source: Source) -> None:
+        # Compare both logs; a log of another group is no source.
         other = source.store
         assert other is not None
         committed = committed_index(other)
@@ -180,6 +181,7 @@ class _Job:
             raise RefusedError(
                 f"{source.name}: no entry of it is the same as one of ours: it is of another "
                 "group, or nothing intact is left here to tell; nothing is copied from it")
+        # Where they part, the user decides.
         last, behind = (-1, 0) if found.common is None else (found.common[0], found.common_end)
         if found.parted is not None and not all(
                 self._was_placed(run.pos, run.end) for run in found.runs if run.parted):

@@ -183,17 +183,20 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
     """The frames that begin in positions ``[low, high)``, and more where more are known."""
+    # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source
     ahead = _AHEAD.get(file)
     if ahead is None or not ahead.low <= low <= ahead.high:
         nothing: Array = np.zeros(0, np.int64)
         ahead = _AHEAD[file] = _Ahead(
             low, low, nothing, nothing, nothing, nothing, nothing)
+    # Of that, what begins at `low` or behind it.
     keep = int(np.searchsorted(ahead.start, low))
     columns = [[column[keep:]] for column in (
         ahead.start, ahead.size, ahead.gap, ahead.queue, ahead.offset)]
     end, at = max(ahead.end, low), ahead.high
     ahead.low = low
+    # On from there, a block of frames at a time.
     while at < min(high, source.size) and ahead.closed is None:
         size = located_size(source, at)
         if size is None and at == end and len(columns[0][-1]) and not is_blank(source, at):
@@ -221,6 +224,7 @@ def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | No
         elif is_blank(source, at) and next_provable(source, at + 1, source.size) is None:
             ahead.closed = at
             break
+        # No frame: behind the damaged record's own end, or at the next record that proves itself.
         behind = own_end(at) if size is None else None
         if behind is None or behind <= at:
             behind = next_provable(source, at + 1, source.size)

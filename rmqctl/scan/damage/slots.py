@@ -244,6 +244,7 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
 
     StoreIOError.
     """
+    # The frames, in blocks; only as many are held as count.
     rows: deque[tuple[Queue, int, int]] = deque()
     batches: deque[Batch] = deque()
     at, held = start, 0
@@ -260,9 +261,11 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
             break
         while held - len(batches[0]) >= abs(most):
             held -= len(batches.popleft())
+    # The first of them, or the last.
     for batch in batches:
         rows.extend(_rows(batch))
     chosen = list(rows)[:most] if most > 0 else list(rows)[most:]
+    # A queue counts while its offsets go up by one.
     found: dict[Queue, Ends | None] = {}
     batched = {queue[0] for queue, _, flags in chosen if flags & INNER_BATCH}
     for queue, offset, flags in chosen:

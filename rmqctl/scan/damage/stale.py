@@ -175,14 +175,17 @@ class Beside:
         sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if witness is None or not len(sound):
             return
+        # Only a few records at the ends of the batch can be of one page.
         positions, sizes = batch.offset - self._source.base, batch.column("total_size")
         near = np.unique(np.concatenate((sound[:MOST + 1], sound[-MOST - 1:])))
         records = _Records(self._source, [*zip(
             positions[near].tolist(), sizes[near].tolist(), strict=True)])
+        # Nearly always entries lead to both ends: then there is no page.
         is_led = [bool(witness.confirms(records[number])) for number in (0, -1)]
         leads = Leads(witness, records)
         if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
             return
+        # The records at both ends to which nothing leads.
         every: Sequence[Record] | None = None
         first, last = leads.at_borders()
         if not last and len(first) == len(records) and not (
@@ -190,6 +193,7 @@ class Beside:
             # Nothing leads to any: between what is it? Nothing follows behind the log's end.
             last = every = first if begins and ends else ()
             first = ()
+        # What was before them: in this file, or in the file before.
         before = self._before
         if begins and before is None and 0 < len(first or last) <= MOST:
             before, leads.taken = _past_of(self._source, None)

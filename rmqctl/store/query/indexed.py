@@ -109,12 +109,14 @@ def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Pass
         hit = place[:count][_among(block["key_hash"][:count].astype(np.int64), wanted)]
         open_start.append(hit)
         open_end.append(hit + 1)
+        # Of the entries in order: which records they prove.
         good = good[good < count]
         if len(good):
             known.append(_stretches(witness, _distinct(place[good])))
             last_good = int(place[good[-1]])
         before = int(place[count - 1])
         position += count
+    # What the index has answered for, without the stretches that it leaves open.
     start, end = (np.concatenate(parts) if parts else np.zeros(0, np.int64)
                   for parts in (list(zip(*known, strict=True)) or ((), ())))
     return _without(*_united(start, end), *_united(
