@@ -83,6 +83,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
+    # The files of the log that go.
     log = store.log
     before = log.min_offset
     gone = list(_expired_files(store, now, limits))
@@ -94,6 +95,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     size = sum(file.size for file, _ in gone)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     queues = QueuesExpired()
+    # What only leads into these: queues, timer log, index.
     if after > 0:
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, before, after)
@@ -107,6 +109,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         if gone and store.layout.consumequeue == "rocksdb":
             notes.append("entries of expired messages stay in the data base of consumequeues until "
                          "a broker compacts it, and are of no effect")
+    # What is to be said where that is not what the user expects.
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:

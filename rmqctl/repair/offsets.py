@@ -104,11 +104,13 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     RefusedError for a group or a queue that is not known, or a file that cannot be changed without
     loss; UnsupportedError where the configuration cannot be read; MissingExtraError, StoreIOError.
     """
+    # What cannot be changed, or is not known, is refused.
     store.layout.require(store.root, "config")
     file = _file_of(store, wanted.group)
     _refuse_damage(store, file)
     before = _positions(file, wanted.group)
     _refuse_unknown(store, wanted, before)
+    # Each queue: where the group stands, and where it will.
     empty_queues = _Empty(store)
     queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}), empty_queues)
                    for topic, queue_id in _queues(store, wanted, before))
@@ -117,6 +119,7 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
                            "reset")
     changed = [queue for queue in queues if queue.before != queue.after
                and (queue.before is not None or wanted.to != "beyond-end")]
+    # What the user must know before the broker starts.
     cut = cut_by_broker(view)
     notes = _notes(store, wanted, file, before)
     if cut is not None:
@@ -135,6 +138,7 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     target = file.main.path if in_rocksdb else f"{FOLDER}/{file.name}"
     if not changed:
         return Offsets(Plan(COMMAND, store.root, notes=tuple(notes)), queues)
+    # The file with the new positions, or a new data base.
     value = _changed(store, file, wanted.group, changed, clock)
     steps: tuple[Step, ...]
     if in_rocksdb:
@@ -143,6 +147,7 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
         steps = ((Create if file.main.state == MISSING else Replace)(
             target, fastjson.build(value)),)
     actions = tuple(_action(target, wanted, queue, cut=cut is not None) for queue in changed)
+    # An offset beyond the end may be all that tells of lost messages.
     forgotten = known_by_offsets(store) if any(
         (queue.before or 0) > queue.max_offset for queue in changed) else 0
     if forgotten:

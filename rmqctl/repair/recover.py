@@ -397,10 +397,12 @@ class _Planner:
 
     def _log(self) -> Salvage:
         """The log as it will be; as it is, where it was not asked for."""
+        # Where the log was not asked for, nothing is looked at.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
             self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
+        # The log from itself and from copies; then what else these copies have.
         total = sum(file.size for file in self._store.log.files)
         entries: Planned = [], []
         with ExitStack() as stack:
@@ -417,6 +419,7 @@ class _Planner:
                             sources=sources, keep_ours=self._options.prefer == OURS), entries)
             config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
             self._notes += newer_offsets_of(self._store, sources, config)
+        # In the order in which the steps are carried out.
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._take(entries)
@@ -524,6 +527,7 @@ class _Planner:
 
         ``settled``: what entries have told of it.
         """
+        # What of it is asked for; a database is made another way.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
         if self._options.topic is not None or not self._known.settings.message_index:
             wanted -= {INDEX}
@@ -534,6 +538,7 @@ class _Planner:
             if in_rocksdb:
                 self._in_rocksdb(saved)
             return None
+        # Made from the log as it will be, and compared with what is there.
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             rebuilt = self._make(
                 saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
@@ -556,6 +561,7 @@ class _Planner:
         with self._watch("comparing with what is there", 0):
             steps, actions = derived_steps(rebuilt, lambda: whole and index_is_right(
                 self._store, self._watch, self._options.jobs))
+        # Entries that contradict the messages may be right: then it is made again with them.
         if steps and saved.parts and settled is None and self._make is rebuild:
             with self._watch("comparing entries with messages", 0):
                 settled = self._settle(saved, rebuilt, steps)
@@ -579,6 +585,7 @@ class _Planner:
         self._notes += rebuilt.notes
         self._unplaceable = rebuilt.unplaceable
         foreign: Planned = [], []
+        # Last, what is none of the store's.
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
                                (INDEX, foreign_index_entries(self._store))):

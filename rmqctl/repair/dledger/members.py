@@ -419,6 +419,7 @@ class _Job:
             0, saved["end_index"] - last)
 
     def _result(self, steps: list[Step]) -> tuple[Salvage, Planned]:
+        # What of the entries is intact, damaged or missing, and what the index says of them.
         node = self.store.nodes[0]
         lost: list[Lost] = []
         total = entries = damaged = 0
@@ -439,10 +440,12 @@ class _Job:
                     first.number - before.number - 1 if before is not None else 0)
                 before = page.link(len(page) - 1)
         total += damaged
+        # Where the log ends: after the last entry and its end mark.
         last = chain.last
         end = self.parts[-1].end if self.parts and last is None else 0
         if last is not None:
             end = chain.marks.get(last.end, last.end)
+        # What stays lost, as a group does not agree on a filler.
         if total:
             stay = "stays" if total == 1 else "stay"
             self.notes.append(
@@ -460,6 +463,7 @@ class _Job:
         total += gone
         if not total:
             self._clear(end)
+        # The files of the log, then those of the index.
         files = Files(self.store, self.scratch, self.actions, self.files)
         steps += files.steps(self.parts, {})
         index = index_steps(self.store, node, self.parts, check, self.scratch)

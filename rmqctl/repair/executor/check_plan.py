@@ -135,6 +135,7 @@ class _Picture:
 
 def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
     out: list[Step] = []
+    # Patches by file: several of one file become one.
     patches: dict[str, int] = {}
     for given in steps:
         step = replace(given, target=checked(root, given.target))
@@ -142,6 +143,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
             if step.content.at:
                 raise InternalError(f"{step.target}: the content of a file begins at 0")
             _fits(step.target, [step.content])
+        # A patch may not overlap with another one, whatever name it has for the file.
         if isinstance(step, Patch):
             path = real_path(root, step.target, follow=True)
             if is_alias(root, os.path.join(root, step.target)):

@@ -90,6 +90,7 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
     first, second = open_file(new, os.O_RDONLY), open_file(old, os.O_RDONLY)
     try:
         base = 0
+        # Block by block: old, new, a mixture of both, or something else.
         for position, size in spans:
             for start in range(0, size, BLOCK):
                 count = min(BLOCK, size - start)

@@ -150,6 +150,7 @@ class Staging:
     # -- steps ----------------------------------------------------------------------------------
 
     def _record(self, number: int, checked: Checked, staging_dir: int) -> Record:
+        # Steps that need no new file.
         step, target = checked.step, checked.step.target
         folders = tuple(self._named(folder) for folder in checked.folders)
         if isinstance(step, MakeFolder):
@@ -161,6 +162,7 @@ class Staging:
                           again=checked.again, old_digest=self._digest_of_moved(checked.path))
         if isinstance(step, Patch):
             return self._patch(number, checked, step, staging_dir)
+        # What replaces a file is staged beside it, with the attributes of the file.
         staged = os.path.join(NEW, f"{number:06d}")
         self._folder(staging_dir, NEW)
         undone = _undone_name(target)

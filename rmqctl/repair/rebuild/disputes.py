@@ -196,6 +196,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
     """All that the index has for messages, by place, where any is of no key of theirs. Each entry
     hangs in the chain of its slot, and stands in the messages' order.
     """
+    # What the rebuilt index has: every entry beside that belongs to no key.
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     known = _Known(made["physical_offset"], made["key_hash"])
     found: dict[int, _Entries] = {}
@@ -205,6 +206,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
         except (FormatError, StoreIOError):
             continue
         with closing(index):
+            # The places with such an entry; where there are many, the index is another log's.
             odd: Array = np.zeros(0, np.int64)
             for _, place, hashes, used in _pages(index):
                 odd = np.union1d(odd, place[used & ~known.hold(place, hashes)])
@@ -212,6 +214,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
                     break
             if not 0 < len(odd) <= _MOST:
                 continue
+            # All entries of these places that stand in order and in their chain.
             for first, place, hashes, used in _pages(index):
                 ordered = np.append(True, place[1:] >= place[:-1])
                 ordered[:-1] &= ordered[1:]
@@ -223,6 +226,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
                         found[where] = _Entries(
                             (*before.hashes, key),
                             (*before.times, entry_time(index.header, entry)), index.shape.slots)
+    # A place counts only if one of its entries is still of no key.
     return {at: entries for at, entries in found.items() if not known.hold(
         np.full(len(entries.hashes), at), np.array(entries.hashes)).all()}
 

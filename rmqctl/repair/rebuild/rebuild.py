@@ -322,6 +322,7 @@ class _Job:
     def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
         """Dispatches what is left. Interrupted, it notes how far it came."""
+        # `complete`: between two parts, so that what is saved is of whole parts.
         complete = True
         saved = time.monotonic()
         try:
@@ -333,6 +334,7 @@ class _Job:
                                              self._kept.tags, self._kept.keys)
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
+                    # How far it came, with the counts of the runs before.
                     reached.append(part_range)
                     reached.done = part.file.base + part_range.position
                     reached.logics = dispatcher.logics_timestamp or reached.logics

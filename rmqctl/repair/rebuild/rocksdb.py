@@ -152,6 +152,7 @@ class Writer:
              derived: Derived, message: Array) -> None:
         from rocksdict import WriteBatch
 
+        # The queues that are wanted, and the entries that a database can have.
         if self.wants is not None:
             chosen: Array = np.array([
                 self.wants((os.fsdecode(names[of]), queue))
@@ -163,6 +164,7 @@ class Writer:
             self._made.refused += int((~good).sum())
             topic, queue_id, offset, message = (
                 column[good] for column in (topic, queue_id, offset, message))
+        # The values as columns, then one write for all.
         values = np.zeros(len(message), ROW.dtype())
         values["physical_offset"], values["size"] = derived.physical[message], derived.size[message]
         values["tags_code"] = derived.tags[message]
@@ -179,6 +181,7 @@ class Writer:
                       self._rows)
         self._database.write(batch)
         self._made.rows += len(message)
+        # What the database will note of each queue.
         places = derived.physical[message]
         for of, queue in prefixes:
             rows = np.flatnonzero((topic == of) & (queue_id == queue))

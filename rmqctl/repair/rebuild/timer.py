@@ -98,6 +98,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
              topics: Mapping[int, str]) -> Changes:
     """A timer log and a wheel with the messages that wait for their time; the old files go."""
     changes = Changes()
+    # The messages that wait, out of the queue of timed messages.
     last_read = files.checked.last_read_time_ms
     start = files.start(last_read, store.log.min_offset, log_end)
     messages = [message._replace(topic=topics.get(message.physical, message.topic))
@@ -106,6 +107,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
         changes.notes.append("the timer log is damaged, and stays so: the messages of "
                              f"{TIMER_TOPIC} that it would be rebuilt from are gone")
         return changes
+    # A new timer log and wheel in place of the old files.
     made = built_log(files, messages)
     for path in (*(file.path for file in files.files), *files.odd):
         changes.steps.append(MoveAside(f"{LOG}/{os.path.basename(path)}"))
@@ -116,6 +118,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
         "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
         "from the messages that wait for their time: units are damaged or missing", "unit"))
     _new_wheel(store, wheel_of(made.units), changes)
+    # How far the timer has read, as the new log has it.
     progress = files.checked._replace(
         last_timer_log_flush_pos=made.end, last_timer_queue_offset=start.next_row,
         master_timer_queue_offset=max(files.checked.master_timer_queue_offset, start.next_row))
