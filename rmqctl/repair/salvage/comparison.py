@@ -254,6 +254,7 @@ class _Pass(PhysicalPass):
     def _weigh(self, stretch: Stretch, batch: Batch, rows: Array) -> None:
         if self._witness is None or stretch.filled:
             return
+        # Entries of queues in the stretch: which lead just to a record, and which contradict one.
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         low, high = int(offset[0]), int(offset[-1] + size[-1])
         places, sizes = self._witness.rows(low, high)
@@ -267,6 +268,7 @@ class _Pass(PhysicalPass):
             against.update(np.unique(which[here & ~right]).tolist())
         # A row that is damaged itself leads anywhere: that of the record's queue offset decides.
         against = {one for one in against if not self._confirmed(stretch, batch, rows[one])}
+        # Keys of the index, of some of the records.
         known, hashes = self._witness.keys(low, high)
         keyed = np.flatnonzero(np.isin(offset, known))
         keys = 0
@@ -279,6 +281,8 @@ class _Pass(PhysicalPass):
                 stretch.agree(int(offset[one]), int(offset[one] + size[one]))
             else:
                 against.add(one)
+        # What is contradicted does not agree; the latest record whose time the log knows ends what
+        # is.
         for one in sorted(against):
             agreeing[one] = False
             stretch.against.append((int(offset[one]), int(offset[one] + size[one])))
@@ -362,6 +366,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
 
     StoreIOError; RefusedError where nothing of the source is of our log.
     """
+    # Walk both logs side by side.
     with closing(_PartsLog(parts)) as log:
         a = _Side("a", ours, log, log.end)
         b = _Side("b", ours, source.log, source.end)
@@ -371,6 +376,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
             ranges.settle()
         for one in gone:
             _ask_doubtful(one, log, b, found)
+        # Blanks that close a file: equal, offered, or in the place of messages of ours.
         ended: list[Range] = []
         for start, length in b.blanks.items():
             blank = Range(start, start + length)
@@ -386,6 +392,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     for blank in ended:
         found.conflicts.put(blank)
     found.settle()
+    # A log of which nothing agrees with ours is another log.
     found.bare = not survey.messages
     others = sum(one.messages for one in found.conflicts.items) - sum(
         next(found.conflicts.within(place, place + 1), None) is not None for place in found.hit)

@@ -254,11 +254,13 @@ class Contradictions:
 
         What is readable of the others stays, if there is room. None where it does not do.
         """
+        # What of the properties can still be read.
         own = os.fsdecode(record.topic), record.queue_id
         properties = {name: value for name, value in props.parse(
             record.properties.decode("utf-8", "replace")).items()
             if name.isprintable() and value.isprintable() and "\ufffd" not in name + value
             and name not in (props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET)}
+        # What the rows say: further queues, or the range of a batch.
         further = {(row.key[0], row.queue_offset) for row in rows if row.key != own}
         further |= self._led(record, dispatched(record.properties))
         batch = [row for row in rows if row.batch and row.key == own]
@@ -272,6 +274,7 @@ class Contradictions:
             names = sorted(further)
             wanted[props.MULTI_DISPATCH] = ",".join(name for name, _ in names)
             wanted[props.MULTI_QUEUE_OFFSET] = ",".join(str(offset) for _, offset in names)
+        # Others give way, the last first, until it fits.
         room = len(record.properties)
         while True:
             text = props.build({**properties, **wanted}, trailing=False).encode(

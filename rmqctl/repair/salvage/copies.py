@@ -134,14 +134,17 @@ class Copier:
             tuple[int, int]]:
         """Tells of what both logs have intact, and not the same; where it lies."""
         spans: dict[tuple[int, int], int] = {}
+        # Conflicts between the same equal parts of the logs are one.
         for item in found.conflicts.items:
             before, behind = found.equal.before(item.start), found.equal.behind(item.end)
             span = (0 if before is None else before.end, ENDLESS if behind is None
                     else behind.start)
             spans[span] = spans.get(span, 0) + item.messages
+        # Who decides, in words.
         decided = source.preferred or self._keep_ours
         words = (f"{source.name} is preferred" if source.preferred else "ours stays, as preferred"
                  if self._keep_ours else f"ours stays, unless --prefer {source.name} is given")
+        # One action for each, with topics and fields.
         for (low, high), messages in spans.items():
             start = max(low, min(item.start for item in found.conflicts.within(low, high)))
             end = min(high, max(found.end, result.parts[-1].end) if high == ENDLESS else high)
@@ -204,6 +207,7 @@ class Copier:
 
     def _stretch(self, result: Copied, source: Source, found: Comparison,
                  stretch: Stretch) -> None:
+        # How much of the stretch is proven, or that the source is preferred.
         proven = proven_part(result.parts, source, found, stretch)
         is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
         why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
@@ -217,11 +221,13 @@ class Copier:
                 f"{source.name}: {plural(sum(item.messages for item in items), 'message')} from "
                 f"physical offset {max(items[0].start, stretch.start)} on not copied: {proven}")
             return
+        # Say what is left out, and why.
         left = [max(item.start, proven.end) for item in found.offered.within(
             proven.end, stretch.end) if item.messages]
         if left:
             result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
                                 "are not copied: nothing of ours proves that it went on that way")
+        # What is copied: no record that ours contradicts, none far away.
         ranges = [one for item in found.offered.within(proven.start, proven.end)
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
         if not source.preferred:
@@ -232,6 +238,7 @@ class Copier:
             result.notes.append(f"{source.name}: not all of it is copied: {refused}")
         if not ranges:
             return
+        # File by file.
         widen(result.parts, ranges[0].start, ranges[-1].end)
         for number, part in enumerate(result.parts):
             here = [one for item in ranges

@@ -72,6 +72,7 @@ class Copying:
     def _written(self, scratch: Scratch, source: Source, part: LogPart,
                  ranges: Sequence[Range]) -> str:
         """A file with all of a part's bytes and the copied ones. StoreIOError."""
+        # Begin with what is there; holes stay holes.
         path = copy_path(scratch, part)
         if part.path is not None and part.path != path:
             try:
@@ -80,6 +81,7 @@ class Copying:
                 raise failed(error, path, "write") from None
         fresh = os.O_TRUNC if part.path is None else 0
         fd = open_file(path, os.O_RDWR | os.O_CREAT | fresh, "make")
+        # Then the pieces of this repair, and what the source has; between its records it has zeros.
         try:
             os.ftruncate(fd, part.size)
             lay(fd, path, part.pieces)

@@ -132,6 +132,7 @@ class Opener:
 
     def _store(self, name: str, store: Store) -> Source:
         ours = self.ours
+        # Our own files are no source, nor is a log of another kind.
         try:
             if os.path.samefile(ours.root, store.root):
                 raise UsageError(f"--from {name}: is the store itself")
@@ -151,6 +152,7 @@ class Opener:
         except RmqctlError:
             store.close()
             raise
+        # A running broker's log is read up to where it ended.
         holder, notes = store.lock, []
         if holder.held:
             who = f"process {holder.pid}" if holder.pid else "another process"

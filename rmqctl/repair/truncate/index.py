@@ -57,6 +57,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
             # A file follows only on a full one; this was made after entries that are cut.
             cut.move_aside(name, file.size, "made after the cut")
             continue
+        # A file that cannot be read, or whose shape is not known, stays.
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError) as error:
@@ -70,6 +71,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
                              "stays as it is (--index-slots and --index-max say it)")
             before = None
             continue
+        # After the first file that is cut short, all others are newer.
         try:
             full = index.header.index_count >= index.shape.max_entries
             header = _cut_file(cut, store, index, file is files[0], before, to, generation)
@@ -99,6 +101,7 @@ def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
 def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
               before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
     """The header the file has afterwards; None when it goes aside."""
+    # How many entries are before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
     count, when = _entries_before(index, to)
     made_before = count > 0 or _was_made(store, oldest, before, to)
@@ -107,6 +110,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     if not made_before:
         cut.move_aside(name, header.entries, "made after the cut", "entry")
         return None
+    # Slots lead back to those that stay; the header ends with the last of them.
     table, freed = _led_back(index, count)
     if count == 0:
         new_header = _empty(before, generation)

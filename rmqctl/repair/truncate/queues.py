@@ -51,12 +51,14 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
     ``scratch``, which must stay until the plan is carried out.
     """
     cut = QueuesCut()
+    # A database is made again without the entries.
     in_rocksdb = store.layout.consumequeue == "rocksdb"
     if in_rocksdb:
         from rmqctl.repair.rebuild import rocksdb
 
         assert scratch is not None
         (cut.steps, cut.actions), cut.next_offsets = rocksdb.cut(store, to, scratch)
+    # In files: each queue ends with the last entry before the cut.
     for key, queue in () if in_rocksdb else store.queues.items():
         tail = _tail(queue.files, consume_queue.UNIT, to)
         if tail is None:
@@ -75,6 +77,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
         if tail.end is None and begins_late:
             cut.restarted.append(key)
         _cut_ext(cut, store, key, queue.files, tail)
+    # Batch queues, where an entry takes several queue offsets.
     for key, batch in store.batch_queues.items():
         tail = _tail(batch.files, batch_consume_queue.UNIT, to)
         if tail is None:

@@ -71,6 +71,7 @@ def _cut_log(cut: Changes, store: Store, files: list[StoreFile], end: int) -> No
 
 
 def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
+    # The slots that lead to units which are cut.
     path = store.path("timerwheel")
     if not os.path.lexists(path):
         return
@@ -81,6 +82,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     touched = np.flatnonzero(last >= end)
     if not len(touched):
         return
+    # Each of them leads back, unit by unit, to the last one that stays.
     for base, units in backwards(files, timer_log.UNIT):
         if base + len(units) * UNIT_SIZE <= end:
             break
@@ -90,6 +92,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     changed["last_pos"][touched], changed["num"][touched] = last[touched], count[touched]
     empty = touched[(last[touched] < 0) | (slots["first_pos"][touched] >= end)]
     changed[empty] = np.array(tuple(timer_wheel.UNUSED), timer_wheel.dtype())
+    # Only pages with such slots are written.
     pages = np.unique(touched // _PAGE_SLOTS)
     pieces = []
     for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):

@@ -96,6 +96,7 @@ def truncate(store: Store, to: int, generation: int,
     # What only the entries beyond the cut tell of, which go with them.
     known = known_beyond(store, to) if store.layout.reads("config") else Beyond()
     behind = messages_behind(store, to, progress, step, known.places)
+    # Log and everything derived from it, each for itself.
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
@@ -104,6 +105,7 @@ def truncate(store: Store, to: int, generation: int,
     steps = [*log_steps, *queues.steps, *timer.steps, *index.steps, *epochs.steps]
     actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions]
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
+    # What the user loses with it.
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
     if known.messages:
@@ -383,6 +385,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
 def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
     """What somebody should know before the messages are cut, one sentence each."""
+    # How much is listed, and damage that may hold more.
     said = []
     if cut.count > len(cut.listed):
         said.append(f"{plural(cut.count, 'message is', 'messages are')} cut; the first "
@@ -390,6 +393,7 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
     if cut.damaged:
         said.append(f"{plural(cut.damaged, 'damaged part')} of the log beyond the cut "
                     "may hold messages, too")
+    # Delays, transactions and timers, which lose more than messages.
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:
         said.append(f"{SCHEDULE_TOPIC}: {plural(cut.pending_delay, 'delayed message')} not yet "
@@ -408,6 +412,7 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
     if topics[TIMER_TOPIC]:
         said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} cut, which "
                     "will not be delivered if they are still pending")
+    # Consumers, and queues without an entry.
     said += _too_far(progress, next_offsets)
     if restarted:
         names = named([f"{topic}/{queue}" for topic, queue in restarted])
