@@ -61,11 +61,13 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
     that their consumequeue row, or a hole in their queue, confirms. ``bodies``: also those whose
     body is damaged.
     """
+    # The entries that may confirm a record.
     rows: dict[int, list[FoundRow]] = {}
     for row in evidence.rows:
         rows.setdefault(row.physical, []).append(row)
     kept: list[Kept] = []
     full: set[int] = set()
+    # Each damaged record of a sure extent, as it stands.
     for region in survey.regions:
         part = parts[region.file]
         if part.path is None and not part.pieces:
@@ -98,15 +100,19 @@ def marked(record: Record, sealed: bool,
     no byte is taken from an intact body, but that it may be compressed. ``sealed``: the store's
     records end with an appended CRC.
     """
+    # A body that says it is compressed, and is not, is none.
     flags = record.sys_flag
     if unpacks(record) is False:
         flags &= ~(sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
+    # The properties that are sound, and the room that is left for them.
     text, body = record.properties, record.body
     own = text[:-append_crc.SIZE] if sealed and append_crc.stored(text) is not None else text
     sealed = sealed and (own is not text or bool(props.fault(text)))
     whole = _sound(own, (MARK, *(wanted or {}), *((props.CRC32,) if sealed else ())))
     lead = KEPT_START + props.build(dict(wanted or {})).encode("utf-8", "surrogateescape")
     room = len(text) - len(lead) - append_crc.SIZE * sealed
+    # Room for the mark: damaged properties, those that brokers add, a compressed body, or the end
+    # of a body that is damaged anyway.
     lean, how = whole, "the damaged properties"
     if _short(lean, sealed, room) > 0:
         lean, how = _without(whole, _OF_BROKERS), "CLUSTER and WAIT"
@@ -120,6 +126,7 @@ def marked(record: Record, sealed: bool,
             body, how = body[:-short], f"the last {short} bytes of the body"
         else:
             return None
+    # Filled up to the same size, with right CRCs.
     if sealed and not _is_closed(lean):
         lean += _SEPARATOR
     spare = room + len(record.body) - len(body) - len(lean)

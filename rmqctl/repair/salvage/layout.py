@@ -136,6 +136,7 @@ class Filling:
         """
         placed: list[FilledMessage] = []
         done = 0
+        # Gap by gap, what is placed already stays before it.
         for number, start, end in list(self.gaps()):
             placed += self.span.items[done:number]
             done = number
@@ -143,6 +144,7 @@ class Filling:
             left: list[FilledMessage] = []
             stuck: set[tuple[str, int]] = set()
             position = start
+            # Who fits here, at least as small as can be; what follows in its queue waits with it.
             for item in waiting:
                 need = item.filler.wanted(self.style)
                 if end - position < need:

@@ -247,6 +247,7 @@ class Files:
         steps: list[Step] = []
         for number, part in enumerate(parts):
             target = self._target(part)
+            # Files that are written elsewhere already.
             if part.base in self._copied:
                 steps.append(self._whole(target, part))
                 continue
@@ -254,6 +255,7 @@ class Files:
                 steps.append(Create(target, FileContent(written[number]),
                                     os.stat(written[number]).st_mtime_ns))
                 continue
+            # A missing file, of which only the pieces are known.
             if part.path is None:
                 content = Piece(0, part.size, tuple(
                     (piece.at + inner, data) for piece in part.pieces
@@ -263,6 +265,7 @@ class Files:
                     self._actions.append(Action("create", target, None, part.size,
                                                "missing; nothing intact follows", "byte"))
                 continue
+            # A file that is there gets pieces, and the size of the others.
             size = os.stat(part.path).st_size
             some = list(part.pieces)
             if size < part.size and (not some or some[-1].end < part.size):

@@ -104,6 +104,7 @@ class Collector:
 
     def _by_rows(self, rows: Sequence[FoundRow]) -> list[tuple[int, int]]:
         """Messages which consumequeue rows lead to; returns the bytes they took."""
+        # Entries by place; at each the size that most of them say.
         by_place: dict[int, list[FoundRow]] = {}
         for row in rows:
             by_place.setdefault(row.physical, []).append(row)
@@ -127,6 +128,7 @@ class Collector:
                 rows_here = rows_here[:1]
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
             filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in rows_here), batch)
+            # The message may lie between the nearest known ones of all its queues.
             self.known.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
@@ -147,6 +149,7 @@ class Collector:
 
     def _by_records(self, placed: list[tuple[int, int]]) -> None:
         """Damaged records of known extent which no row leads to, but which say what they are."""
+        # What an entry leads to has been taken already.
         starts = [start for start, _ in placed]
         for region in self._survey.regions:
             for start, size in region.extents:
@@ -156,6 +159,7 @@ class Collector:
                 record = self._record(start, size, region)
                 if record is None:
                     continue
+                # A whole record that says another place is of another time.
                 said = record.physical_offset
                 foreign = is_foreign_place(said, start, self._parts[region.file].size) or (
                     said != start and is_displaced(self._parts, start, said, size))
@@ -164,6 +168,7 @@ class Collector:
                 if not sysflag.has_consume_queue_row(record.sys_flag):
                     self.known.without_row.append((start, size, record))
                     continue
+                # Else it tells its queues itself.
                 rows = self._rows_of(record, start, foreign)
                 if not rows:
                     self.known.without_row.append((start, size, record))

@@ -47,6 +47,7 @@ class Proven:
 def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 stretch: Stretch) -> Proven | str:
     """How much of a stretch is proven; why none is."""
+    # What is equal right before it and right behind it, with nothing that differs between.
     left = found.equal.before(stretch.start) if stretch.start else None
     right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
     parted_left = left is not None and found.conflicts.has_any(left.end, stretch.start)
@@ -56,6 +57,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
     start, end = stretch.start, stretch.end
     against = stretch.against
     told = _told(stretch)
+    # Both: all of it, unless more of ours contradicts than agrees.
     if before is not None and after is not None:
         if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
             return (f"what is left of ours contradicts {plural(len(against), 'message')}, the "
@@ -73,6 +75,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                               "ours fits messages of another log, too")
         return Proven(start, end, before, None,
                       f"the messages up to {before} are equal{told}")
+    # The other side.
     if after is not None:
         contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
                         or stretch.agreed_first < 0]
@@ -86,6 +89,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 else "begins before ours, and nothing of ours tells of it: it has expired")
         return Proven(start, end, None, after,
                       f"the messages from {after} on are equal{told}")
+    # No side: the index, or what is left of our records, speaks for it.
     if (stretch.keys or stretch.alike) and not against and not found.conflicts.items:
         if found.bare:
             end = _far(parts, source, found, stretch, start)

@@ -320,6 +320,7 @@ class _Job:
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: Evidence, restored: int) -> Salvage:
         style = self._style(survey)
+        # What is lost; records of another time are no losses.
         known = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         aged = self.condemned.of(CONTRADICTED, UNDECIDED)
@@ -331,6 +332,7 @@ class _Job:
         by_place = sorted((message for message in filled if message.physical is not None),
                           key=lambda message: message.physical or 0)
         waiting = sorted((message for message in filled if message.physical is None), key=_by_room)
+        # Region by region: those of it, then those that wait, as many as fit.
         fillings = []
         number = 0
         for region, span in spans:
@@ -350,6 +352,7 @@ class _Job:
 
     def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
         """Intact messages that a broker may stumble over all the same, and rows out of reach."""
+        # What another version stumbles over.
         oddities = []
         if self.generation < 5 and survey.newer:
             oddities.append("messages of version 2, the first at physical offset "
@@ -359,6 +362,7 @@ class _Job:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
                             "a broker from 5.0.0 on writes, and nothing else in the store is of "
                             "5.x: with --broker-version 5.3.3 their queues are batch queues")
+        # What is damaged and stays, with the reason.
         if self.refused:
             place, why = min(self.refused.items())
             oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
@@ -377,6 +381,7 @@ class _Job:
             place, why = min(self.topics.items())
             oddities.append(f"{plural(len(self.topics), 'message')} with a topic that cannot be "
                             f"right, the first at physical offset {place}: {why}; left as it is")
+        # What is odd and does no harm, or only under some settings.
         if survey.undated:
             oddities.append(f"messages with the store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not begin its recovery in a file "

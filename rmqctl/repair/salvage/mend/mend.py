@@ -477,9 +477,11 @@ class _Round:
     def _candidates(self, source: Source, position: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:
         """What the record may have been: place and magic set right, at most a length bit turned."""
+        # Its own size may be right.
         stored = field_of(head, "total_size")
         if MIN_SIZE <= stored <= room:
             sizes = {stored, *sizes}
+        # With each magic, and each turned length bit that leads to a size with a witness.
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
             for bent, size in bent_heads(source, position, fixed, magic, min(room, MOST_BODY),
@@ -495,6 +497,7 @@ class _Round:
                                                       max(0, size - len(bent)))
                 candidate = with_fields(candidate, total_size=size)
                 yield candidate
+                # The body's CRC may be the field that one bit is wrong in.
                 try:
                     record = decode(candidate)
                 except FormatError:
@@ -502,6 +505,7 @@ class _Round:
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
+            # The sizes that are known, with the other lengths made to fit.
             for size in sizes:
                 self._budget -= size
                 if size > MOST_BODY or self._budget < 0:

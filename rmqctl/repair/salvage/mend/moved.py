@@ -79,6 +79,7 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
         number = bisect_right(starts, page) - 1
         return number >= 0 and page + size <= stretches[number][2]
 
+    # Each misplaced record says how far its page was moved.
     swaps: dict[Swap, None] = {}
     for file, start, end in stretches:
         part = parts[file]
@@ -92,6 +93,7 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
                     if delta % size == 0 and is_inside(here, size) and is_inside(there, size):
                         swaps[min(here, there), max(here, there), size] = None
                         break
+    # Pages of one swap cannot be of another.
     taken: set[int] = set()
     chosen = []
     for low, high, size in swaps:
@@ -122,6 +124,7 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
     """Those of which, all laid over the log, every byte is of an intact record, of a blank, or
     behind the log's end.
     """
+    # The log as it would be, and what of it is explained.
     made = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
                              for number, some in pieces.items()})
     sound: list[tuple[int, int]] = []
@@ -142,6 +145,7 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
                         sound[-1] = sound[-1][0], high
                     else:
                         sound.append((low, high))
+    # A swap fits if both of its pages lie in that.
     begins = np.array([low for low, _ in sound], np.int64)
 
     def fits(page: int, size: int) -> bool:

@@ -102,6 +102,7 @@ class Topics:
         """The topic of a record; why that cannot be told of a wrong one; None where nothing shows
         that it is wrong.
         """
+        # The index has its keys: nothing is wrong, but for a topic that cannot be.
         place, own = record.physical_offset, record.topic
         impossible, hashes = is_impossible(own), self._hashes(place)
         if hashes & key_hashes(record):
@@ -110,6 +111,7 @@ class Topics:
             hashes = set()  # made from the damaged log
         one = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
         said = _said(record)
+        # The index has other keys: the one topic that makes them.
         if hashes:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
                 replace(record, topic=topic)) and self._room(topic, one)]
@@ -119,12 +121,14 @@ class Topics:
                     fits[0], one) == _BETWEEN else said)
             return f"{said}: the index has other keys there" if (
                 impossible or self._rooms(one, _BETWEEN)) else None
+        # No keys: its entry, and the order of its queue.
         if not impossible and self._witness is not None and self._witness.confirms(record):
             return None
         plain, between = not impossible and own.isascii(), self._rooms(one, _BETWEEN)
         if not impossible and self._is_known(one):
             return f"{said}: out of order, and{self._where(between[0], one)}" if between and any(
                 run.low == place for run in self._gatherer.misfits.get(one.key, ())) else None
+        # Which topic lacks just this message, if only one does.
         fits = between or (self._rooms(one, _BEHIND) if self._from_zero and (
             one.queue_offset or not plain) else [])
         fits = [topic for topic in fits if _is_like(topic, own, plain)]
