@@ -82,10 +82,12 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     ``syndromes``: the differences between the CRC of all that is covered and the stored one.
     Ends where the weight of all candidates is above ``most``, beyond the places that are seen.
     """
+    # Text has odd bytes where it was hit; other bytes have not.
     odd = odd_bytes(content.data, properties=content.properties)
     text = odd is None or odd.end - odd.start <= MOST
     counts = np.bincount(np.frombuffer(content.data, np.uint8), minlength=_VALUES)
     before: list[_Candidates] = []
+    # Place after place, until so many were tried that a solution proves nothing.
     for places in _places(content, odd, text=text):
         if len(before) + len(places) > _MOST_PLACES:
             return
@@ -98,6 +100,7 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
             tried * content.share)
         if weight > most and (odd is None or not text):
             return
+        # Solutions, those that are JSON before others where the CRC is not proof enough.
         found = [(candidates, after) for candidates in step for after in candidates.solved(
             syndromes, narrow=narrow)]
         witnesses: tuple[str, ...] = ("the bytes of its text",) if narrow else ()
