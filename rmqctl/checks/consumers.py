@@ -159,6 +159,7 @@ class Consumers:
     @property
     def affects(self) -> Phrase:
         """The line without its name."""
+        # Who has an offset here, and who is affected.
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
         if not groups:
@@ -168,6 +169,7 @@ class Consumers:
                           count=groups) if self.complete else Phrase(
                 "none of {count} group is known to be affected",
                 "none of {count} groups is known to be affected", count=groups)
+        # What happens to these, the worst first.
         parts = []
         lost = sum(queue.lost_after for queue in self.affected)
         if lost:
@@ -210,6 +212,7 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     lost, of which nothing tells the queue. ``offsets_lost``: positions by group, topic and queue
     id that a broker does not load, or loses.
     """
+    # Where each group stands, by topic and queue; then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
     known = known_topics(store)
     commits: dict[str, dict[str, dict[int, int]]] = {}
@@ -220,18 +223,21 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     positions_lost = offsets_lost or {}
     for (group, topic, queue_id), offset in positions_lost.items():
         commits.setdefault(group, {}).setdefault(topic, {}).setdefault(queue_id, offset)
+    # The queues in which messages are lost, or would be.
     queues: dict[str, list[int]] = {}
     for topic, queue_id in losses:
         queues.setdefault(topic, []).append(queue_id)
     if SCHEDULE_TOPIC in queues:  # without a file it begins with the first of all
         commits.setdefault(DELAY_GROUP, {}).setdefault(SCHEDULE_TOPIC, {})
     view = View(store, generation=situation.generation)
+    # What the losses mean for each group in each queue.
     made = tuple(
         _impact(view, situation, group, (topic, queue_id), positions.get(queue_id),
                 losses.get((topic, queue_id)) or QueueLosses(0),
                 position_lost=(group, topic, queue_id) in positions_lost)
         for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
         for queue_id in sorted({*positions, *queues.get(topic, ())}))
+    # What the figures do not cover.
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
     unread = [file.main.path for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]

@@ -141,11 +141,13 @@ class Diff:
         """Compares. StoreIOError when a file of a log cannot be read."""
         if not self.summary:
             self.prepare()
+        # Members of a group are compared by entries; three logs by nothing else.
         self.summary["entries"] = self._members()
         if self.c is not None:
             self.summary |= {name: {"store": store.root}
                              for name, store in zip("abc", self._stores, strict=True)}
             return
+        # Two logs, by place or by queue offset.
         compare = self._physical if self.summary["by"] == "physical" else self._queues
         compared = compare(self._a, self._b)
         if compared["damaged_alike"]:
@@ -155,6 +157,7 @@ class Diff:
         for difference in queue_differences(self._a.view, self._b.view, count,
                                             whole=self.options.whole):
             self.differences.add(difference)
+        # Configuration and committed offsets.
         config = compare_config(self.a, self.b)
         offsets = offset_differences(self.a, self.b)
         if self.options.whole:
@@ -164,6 +167,7 @@ class Diff:
                 self.differences.add(Difference(
                     "config", "config", file=f"{FOLDER}/consumerOffset.json",
                     detail=f"group {group.group}: {group.in_words}"))
+        # All of it in figures.
         self.summary |= {
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
             "config": asdict(config), "offsets": [group.as_dict() for group in offsets],

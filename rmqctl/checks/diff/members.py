@@ -337,6 +337,7 @@ class Members:
         """What is to be said of it to people."""
         committed, newest, parted = self.committed, self.newest, self.parted
         top = newest[0]
+        # Where the logs part, and which of them the group keeps.
         if self.common is None:
             yield "no entry is the same in all: these are hardly members of one group"
         elif parted is not None:
@@ -358,6 +359,7 @@ class Members:
                        "from a copy")
         elif self.count:
             yield f"the logs do not part; the last entry that all have is {self.common[0]}"
+        # What each member lacks.
         for member in self.members:
             if member.behind:
                 short = max(0, min(committed or -1, top.last) - member.last)
@@ -367,6 +369,7 @@ class Members:
             if member.damaged:
                 yield (f"{member.name} has {plural(member.damaged, 'entry', 'entries')} damaged "
                        "that another has")
+        # What may still be given up.
         if committed is not None and committed < top.last and top.last_term > 0:
             yield (f"{plural(top.last - committed, 'entry', 'entries')} behind {committed} in "
                    f"{top.name} are not noted as committed in any of them")

@@ -398,6 +398,7 @@ class _Start:
         predicted = self.made
         self.unreachable.flush()
         lost = Lost(self.queues, predicted.truncate_to or 0)
+        # Intact messages beyond the end of the log; after a repair these were cut off then.
         lost.collect(self.log, self._beyond, self.progress, whether=not self.full)
         if self.cut is not None:
             predicted.notes.append(
@@ -414,6 +415,7 @@ class _Start:
             predicted.lost_first = lost.first
             if lost.times:
                 predicted.lost_from, predicted.lost_to = lost.times
+        # Messages of deleted topics are no loss.
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
         if gone:
@@ -425,6 +427,7 @@ class _Start:
                                           if count and topic not in gone}
         predicted.unreachable = sum(predicted.unreachable_by_topic.values())
         self._duplicates(predicted)
+        # What is to be said of both.
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
             predicted.notes.append(Phrase(
@@ -457,6 +460,7 @@ class _Start:
 
     def _notes(self) -> None:
         predicted, walk = self.made, self.walk
+        # Epochs and index.
         epochs = read_epochs(self.store)
         if epochs.main.fault is not None or epochs.used is epochs.backup:
             predicted.notes.append(Phrase(
@@ -469,6 +473,7 @@ class _Start:
                 "the index says it reaches to {end_phy}, beyond the end of the log at "
                 "{truncate_to}: messages that are written before that physical offset get no index "
                 "entry", end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
+        # Records, and consume queues in RocksDB.
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
                 "{count:,} record says another physical offset than its own, the first at {first}; "
@@ -496,6 +501,7 @@ class _Start:
                 "{count:,} queues in RocksDB, the first {first}, keep a last entry beyond the end "
                 "of the log: their next messages get queue offsets after a gap",
                 count=len(left), first=left[0].target))
+        # What was not lost now, or not looked for.
         if predicted.superseded:
             predicted.notes.append(Phrase(
                 "{count:,} intact message beyond the end of the log was cut off earlier: others "

@@ -46,6 +46,7 @@ def check(store: Store, *, live: bool | None = None,
     with messages in the log, and the queue offsets after their last ones; None: it was not read.
     ``release``: of the broker that the store is judged for, where somebody named it.
     """
+    # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
     try:
         names = _names(store)
@@ -66,6 +67,7 @@ def check(store: Store, *, live: bool | None = None,
             time.sleep(_PAUSE)
             file = load_one(store, name)
         yield from judge(store, file, known=name in KINDS)
+    # What the files say of topics, groups and offsets.
     topics = {topic for topic, _ in logged or ()}
     for defect in judge_metadata(store, live=held, logged=topics, release=release).defects:
         if defect.category is not None:
@@ -74,6 +76,7 @@ def check(store: Store, *, live: bool | None = None,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
     if held or logged is None or not all(map(store.layout.reads, ("config", "consumequeue"))):
         return
+    # Offsets beyond the end of a queue, where log and queues are known.
     queues = Queues(store)
 
     def end_of(topic: str, queue_id: int) -> int | None:
@@ -112,6 +115,7 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
                        length=None if position is None else max(copy.size - position, 0),
                        severity=severity if known else INFO, next=_FIX)
 
+    # The state of the main file, then what a backup helps.
     if main.size > MAX_SIZE:
         yield tell("config-oddity", main, f"{main.size} bytes: larger than what is read of such a "
                    "file, so nobody knows what is in it", WARNING)

@@ -63,6 +63,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     place = Place("commitlog", fix=_LOG_FIX)
     files: list[StoreFile] = []
     taken: list[int] = []
+    # Each folder of the log; one that is missing costs the consume queues.
     for folder in store.log_folders:
         if not os.path.lexists(folder):
             if any(queue.exists for queue in store.known_queues.values()):
@@ -73,6 +74,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         yield from strange(place, folder, log_listing, nested=_nested(store))
         files += log_listing.files
         taken += occupied(log_listing)
+    # The size that most of the files have.
     files.sort(key=lambda file: (file.name, file.path))
     votes = Votes()
     votes.add(files)
@@ -109,6 +111,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
     top = store.path(structure, part) if part else store.path(structure)
     if not os.path.lexists(top):
         return
+    # The size that most files of the structure have.
     votes = Votes(unit)
     for files in islice(_voters(store, top), _ELECTORATE):
         votes.add(files)
@@ -116,6 +119,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
     nested = _nested(store)
     topics = store.listed(top)
     yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
+    # Topic by topic, queue by queue.
     for topic in topics.folders:
         folder = os.path.join(top, topic)
         inside = store.listed(folder)
@@ -209,6 +213,7 @@ def _index(store: Store) -> Iterator[Finding]:
         return
     place = Place("index", fix=_INDEX_FIX)
     index_listing = store.index_listing
+    # Names that no broker loads.
     for trouble in index_listing.troubles:
         if trouble.unreadable or trouble.reason == "not a regular file":
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
@@ -218,6 +223,7 @@ def _index(store: Store) -> Iterator[Finding]:
     for name in index_listing.folders:
         yield place.finding("file-name", "a folder among the index files: a broker does not start "
                             "with it", os.path.join(folder, name))
+    # Sizes, compared with the others.
     expected = _index_size(store)
     common, count = next(iter(Counter(file.size for file in index_listing.files).most_common(1)),
                          (0, 0))

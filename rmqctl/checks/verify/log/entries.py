@@ -148,6 +148,7 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
                    whole: bool) -> Iterator[Finding]:
     """``log_end``: the physical offset behind the last message; ``whole``: it was looked at."""
     named: dict[str, int] = {}
+    # Entries that do not fit, and those that the index does not lead to.
     for fault in sorted(tally.faults, key=lambda fault: fault.pos):
         if fault.category == "dledger-index":  # one line for all that follow
             named[fault.detail] = fault.pos
@@ -162,6 +163,7 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
         yield Finding("dledger-entry", "commitlog", f"{tally.unlisted} more entries that do not "
                       "fit (only counted)", count=tally.unlisted)
     left = store.left_over
+    # The end of the log, its index, and the checkpoint.
     if left is not None:
         yield Finding("dledger-left-over", "commitlog", left.said, count=left.entries,
                       **_place(store, left.end))
@@ -185,6 +187,7 @@ def _index_files(node: Node) -> Iterator[Finding]:
 
 def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: int) -> Iterator[
         Finding]:
+    # A checkpoint that cannot be read, or is missing.
     path = os.path.join(node.folder, "checkpoint")
     last = -1 if tally.last is None else tally.last.number
     try:
@@ -202,6 +205,7 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
                           "what is committed is known again once there is a leader", file=path,
                           severity=INFO)
         return
+    # What was written and is gone; what nobody may have committed.
     end, committed = saved["end_index"], saved["committed_index"]
     if end > last:
         lost = end - last

@@ -256,6 +256,7 @@ def _headers(context: Context) -> Iterator[Finding]:
     headers = context.result.headers
     headers.settle()
     single = 0
+    # Records with an impossible head, one by one.
     for fault in headers.faults:
         record = context.store.log.record_at(fault.offset)
         if record is None:
@@ -268,6 +269,7 @@ def _headers(context: Context) -> Iterator[Finding]:
                 category, "commitlog", words.format(value(record)), length=record.total_size,
                 topic=record.topic.decode("utf-8", "surrogateescape"), queue_id=record.queue_id,
                 queue_offset=record.queue_offset, **_place(context, fault.offset))
+    # Oddities that are only counted.
     if headers.odd_born:
         yield Finding(
             rules.BORN_TIME, "commitlog",

@@ -368,6 +368,7 @@ class MessageChecks:
         light = self.store.light_queues
         topics = self._topics.texts
         newer = self.store.generation >= 5
+        # The queues that messages name, and their queue ids.
         picked: list[tuple[int, int, int]] = []
         free: list[bool] = []
         name = self._further.encode(names)
@@ -382,6 +383,7 @@ class MessageChecks:
                     newer and topics[part.topic[row]].startswith(NOT_DISPATCHED)))
                 if free[-1]:
                     self._rows.skip(picked[-1][1], offset)
+        # They count as further rows of these messages.
         if picked:
             columns = np.array(picked, np.int64)
             more = rows.take(columns[:, 0])

@@ -154,6 +154,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
 
     ``count``: the number of ranges to cut it into.
     """
+    # The pieces, about four for each thread.
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
     log_end = store.log.end
     used: list[int] = []
@@ -164,6 +165,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         pieces = split(store, count or max(jobs * 4, store.log.size // _MOST_BYTES),
                        max(minimum, _BY_QUEUE * len(ends), _BY_FILE * len(store.log.files))
                        if count is None else 1, used)
+    # One piece needs no pool.
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, log_end, False)

@@ -213,6 +213,7 @@ class QueueReconciler(LeftOver):
 
     def findings(self) -> Iterator[Finding]:
         """Call `prepare` of all queues first: a row of one may explain a message of another."""
+        # Messages without their entry, or with another one.
         if self._is_switched:
             yield from self._without_rows()
         yield from self._explain_claims()
@@ -225,6 +226,7 @@ class QueueReconciler(LeftOver):
                 "cq-wrong-time", f"{plural(count, 'entry', 'entries')} "
                 f"{'has' if count == 1 else 'have'} another store time than the message, the first "
                 f"{noted}, not {real}", row, count=count)
+        # Entries that lead beyond the log, or nowhere.
         for first, end in self._beyond():
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
@@ -238,6 +240,7 @@ class QueueReconciler(LeftOver):
             yield self.finding(
                 "cq-wrong-offset", f"{plural(count, 'entry', 'entries')}, the first points to "
                 f"{where}: no message is there, other entries contradict it", first, count=count)
+        # Gaps, and entries of lost messages.
         for start, count, by in self._gaps:
             yield self.finding(
                 "cq-after-gap", f"{plural(count, 'entry', 'entries')} from queue offset {start} "
