@@ -101,11 +101,13 @@ def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
 
 
 def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
+    # Files that go, and whether the queue changes at all.
     doomed = [relative(store, file.path) for file in state.doomed]
     predicted.doomed += doomed
     if state.touched:
         predicted.queues.append(QueueChange(state.kind, *state.key, state.added,
                                             _looked_at(state)))
+    # Entries that are cut off, or added.
     left = state.end - state.added if state.found_end else 0
     if not state.added and (state.end != state.found_end or doomed):
         cut = max(0, state.found_end - state.end)

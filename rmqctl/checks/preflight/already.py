@@ -121,10 +121,12 @@ class AlreadyLost:
         """A batch of a walk; ``spans`` False where a broker accepts it and what lies between
         (``accepted``: as recovery does, which ends the log).
         """
+        # The last two records that recovery accepts.
         if not spans and accepted:
             when = batch.column("store_timestamp")
             self._accepted = [*self._accepted, *zip(
                 batch.offset[-2:].tolist(), when[-2:].tolist(), strict=True)][-2:]
+        # Which of the messages are intact, and can be read by clients.
         if len(batch):
             good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
             odd: Array = np.zeros(len(batch), bool)
@@ -138,12 +140,14 @@ class AlreadyLost:
                     self._undecodable.update(batch.offset[odd].tolist())
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
+            # Their entries, which are counted many at a time.
             for claim in self._queues.expected(batch):
                 self._pending.append((claim.number, claim.offset, claim.count, claim.place,
                                       good[claim.record]))
                 self._held += len(claim.record)
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
+        # What lies between, where no broker accepts it.
         if spans:
             self._undecided.look(batch.spans)
         if spans and len(self._spans) < _MOST_SPANS:

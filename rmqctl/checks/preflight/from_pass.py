@@ -252,6 +252,7 @@ class _Counting:
 
     def _end(self, first: int) -> int:
         """Where the recovery that begins with file number ``first`` ends the log."""
+        # What a walk of the broker would stop at.
         passed = self._seen.passed
         refused = [*((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
                    *((record.offset, False) for record in self._seen.bad if record.is_body),
@@ -261,6 +262,7 @@ class _Counting:
         refused.sort()
         places = np.array([place for place, _ in refused], np.int64)
         blanks = np.array(sorted(passed.blanks), np.int64)
+        # File by file: at the first of these, or on behind the blank.
         end = self._log.files[first].base
         for number, file in enumerate(self._log.files[first:], first):
             at, blank = int(np.searchsorted(places, file.base)), int(

@@ -81,6 +81,7 @@ class Index:
 
     def dispatch(self, batch: Batch, which: Array) -> None:
         """Adds the keys of the records ``which`` (bool), as they follow each other."""
+        # From the first record on that the index does not reach.
         record = np.flatnonzero(which)
         if not len(record):
             return
@@ -90,17 +91,20 @@ class Index:
         start = int(np.searchsorted(batch.offset[record], self._end_phy, "left"))
         if start >= len(record):
             return
+        # The keys of these records.
         topic = self._topics.encode(text.topics(batch))
         rows = self._keys.keys(properties(batch), topic).row
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         wanted = which & (kind != sysflag.TRANSACTION_ROLLBACK)
         wanted[:record[start]] = False
         rows = rows[wanted[rows]]
+        # Entries that are there already.
         place, when = batch.offset[rows], batch.column("store_timestamp")[rows]
         self._returned += int((place <= self._discarded_end).sum())
         if len(rows) and self._entries_at_end:
             again = int((place == self._end_phy).sum())
             self.duplicates += min(again, self._entries_at_end)
+        # The others, file after file.
         done = 0
         while done < len(rows):
             self._current()

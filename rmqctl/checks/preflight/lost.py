@@ -331,6 +331,7 @@ class Unreachable:
         """Which have a row at their queue offset (bool): in most stores all, so this costs as
         little as it can for a queue.
         """
+        # Queue by queue in the order of queue offsets: one read each, where the offsets are close.
         order = np.lexsort((offset, number))
         starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
         ends = np.append(starts[1:], len(order))
@@ -349,6 +350,7 @@ class Unreachable:
                 begin[:, at] = total - first, len(units) + total
                 found.append(units)
                 total += len(units)
+        # Each message against the entry at its queue offset.
         there: Array = np.zeros(len(number), bool)
         if found:
             units = np.concatenate(found)

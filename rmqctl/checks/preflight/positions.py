@@ -69,6 +69,7 @@ class Positions:
 
     def judge(self, predicted: Prediction) -> Counter[str]:
         """Lost messages by topic; fills in ``offsets_beyond_end`` and what cannot be told."""
+        # Offsets beyond the end of their queue, and beyond what is known to be lost.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
         predicted.offsets_beyond_end += offsets_beyond(self._store, self._end_of(
@@ -79,6 +80,8 @@ class Positions:
             if number is not None and (known := self._known_end(number)) and (
                     position.offset > known):
                 by_queue.setdefault(number, []).append(_Reached(number, position, known))
+        # Those that tell of lost messages: not in a queue that began again, and where the log has
+        # room for them.
         furthest: list[_Reached] = []
         alone: list[_Reached] = []
         without_room: list[_Reached] = []
@@ -95,6 +98,7 @@ class Positions:
         if sum(one.missing * self._smallest(one.number) for one in furthest) > room:
             without_room += furthest  # not all of them are true, and none is the likelier one
             furthest = []
+        # What these tell, and what the others leave open.
         lost: Counter[str] = Counter()
         for one in furthest:
             lost[one.position.topic] += one.missing

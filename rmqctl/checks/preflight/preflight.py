@@ -189,6 +189,7 @@ class _Start:
         """What DLedger leaves of its data; None for a plain log."""
 
     def run(self) -> None:
+        # What the start makes of log and queues.
         predicted = self.made
         predicted.loaded_log = list(self.log.files)
         if not self.log.files:
@@ -208,12 +209,14 @@ class _Start:
                 self.count.fill(predicted)
             if not self.full and predicted.messages_lost:
                 return
+        # What was lost before; then what both mean for consumers.
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
         if self.log.files:
             _judge_consumers(self.store, self.version, predicted, by_queue(
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
+        # What is said of it, and what changes.
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
                      self.index, self.walk, self.saved, self.already.gone)
@@ -222,6 +225,7 @@ class _Start:
                 self.store, self.version, self.log, predicted, self.start, self.queues.max_physic)
 
     def _recover(self, predicted: Prediction) -> None:
+        # Where recovery begins.
         predicted, log, version = self.made, self.log, self.version
         reach = self.queues.max_physic
         number, predicted.start_reason = start_file(self.store, log, version, reach)
@@ -231,6 +235,7 @@ class _Start:
         sound = self.sound = None if self.seen is None else sound_pass(
             self.store, version, log, self.queues, self.seen)
         self.walk = walk = RecoveryWalk(log, number, version, None if sound is None else sound.last)
+        # The walk of recovery, which may dispatch what it passes.
         dispatches = not self.clean or version.normal_by_queues
         behind = reach if self.clean else None
         before = self.queues.positions()
@@ -253,6 +258,7 @@ class _Start:
             self.count = Counted(sound.messages, sound.replaced)
             if self.progress is not None:
                 self.progress(sound.last - log.min_offset)
+        # Where it ends the log, and what that takes from the queues.
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
             self.cut = self.store.cut_off
@@ -266,6 +272,7 @@ class _Start:
 
     def _recover_dledger(self, predicted: Prediction) -> None:
         """DLedger's own recovery, and the broker's upon it (spec: dledger.md §4)."""
+        # DLedger ends its own log first.
         log, store = self.log, self.store
         self.ledger = ledger = recovered(store, log)
         predicted.start_file = relative(store, log.files[ledger.number].path)
@@ -285,6 +292,7 @@ class _Start:
             predicted.notes.append(Phrase(
                 "what lies from {committed} on was not noted as committed: another leader of the "
                 "group may write over it", committed=ledger.committed))
+        # Then the broker walks the records, after an unclean end of some releases.
         reach, before = self.queues.max_physic, self.queues.positions()
         with closing(ledger.log(log)) as kept:
             if not self.clean and self.version.walks_dledger:
@@ -306,6 +314,7 @@ class _Start:
                     self.already.look(batch)
                     self.unreachable.add(batch, np.zeros(len(batch), bool))
                     self._add(batch)
+            # The queues lose what leads beyond.
             if reach >= cut:
                 self.queues.truncate(cut)
                 self.unreachable.cut(log, ledger.end)
@@ -333,12 +342,14 @@ class _Start:
     def _reput(self, predicted: Prediction) -> None:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
         assert self.made.truncate_to is not None
+        # From where on the broker dispatches.
         end, log = self.made.truncate_to, self.log
         if not self.version.reput_from_queues and self.ledger is None:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
         if self.ledger is not None and not self.version.reput_from_queues:
             start = max(log.min_offset, self.ledger.committed)
+        # The walk, and what it adds.
         walk = ReputWalk(log, start, end, self.version)
         if start < end:
             self.made.dispatch.append(
@@ -357,6 +368,7 @@ class _Start:
                     self.unreachable.add(batch, put)
                 else:
                     self.unreachable.regain(batch, put)
+            # Where it gets stuck, and what it skips.
             if walk.stuck is not None:
                 self.made.starts = False
                 self.made.refusals.append(Phrase(
